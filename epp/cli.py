@@ -68,11 +68,7 @@ COMMANDS = (
         "epp.learn.reward_model.command",
         "train the model of a learned policy from live traffic, safely",
     ),
-    Command(("weights", "show"), "epp.learn.weights.show", "every weight in force and where it comes from"),
-    Command(("weights", "pin"), "epp.learn.weights.pin", "fix weights by hand; they win over the tuner's"),
-    Command(("weights", "unpin"), "epp.learn.weights.unpin", "give weights back to the tuner"),
-    Command(("weights", "history"), "epp.learn.weights.history", "the weights so far"),
-    Command(("weights", "rollback"), "epp.learn.weights.rollback", "earlier weights again, search frozen"),
+    Command(("weights",), "epp.learn.tuner.weights", "the policy's weights: in force, pinned, earlier ones"),
     Command(
         ("sim", "serve"),
         "epp.lab.sim.serve",
@@ -89,7 +85,6 @@ GROUPS = {
     "trace": "traces and workloads",
     "lab": "experiments",
     "sim": "simulated replicas",
-    "weights": "the policy's weights",
     "envoy": "Envoy configuration",
 }
 

@@ -9,6 +9,7 @@ terms it is the sum of.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
@@ -16,8 +17,6 @@ import numpy as np
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from numpy.typing import NDArray
 
 

@@ -16,6 +16,7 @@ from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
 from epp.config.schema import Config
+from epp.learn.reward_model.settings import LearnerKeys
 from epp.learn.tuner.settings import TunerKeys
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ FILES = (
         TunerKeys,
         "Read when a command starts. What the words mean: [docs/tuner.md](tuner.md).",
     ),
+    (
+        "The learner's settings (`epp learn --settings`)",
+        LearnerKeys,
+        "Read when the command starts. What the words mean: [docs/learner.md](learner.md).",
+    ),
 )
 
 
@@ -70,7 +76,7 @@ def render() -> str:
     parts = [HEAD]
     for title, kind, note in FILES:
         parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
-        parts += rows(kind, "", {})
+        parts += rows(kind, "", {TunerKeys: "epp tune --settings"} if kind is LearnerKeys else {})
     return "".join(parts)
 
 

@@ -121,7 +121,7 @@ def optimum(cell: Cell, policy: str, *, budget: int) -> dict[str, float]:
     usual = [price(load, defaults) for load in loads]
     search = Search(defaults, rules_of(policy).bounds, seed=0)
     while not search.stop(budget=budget):
-        turn = search.told % len(loads)
+        turn = search.measurements % len(loads)
         search.tell(price(loads[turn], search.ask()) - usual[turn])
     found = search.recommend()
     return found if sum(price(load, found) for load in loads) < sum(usual) else defaults

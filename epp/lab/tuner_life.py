@@ -209,8 +209,7 @@ class Life:
         return sent if len(sent) >= len(self._before) / 2 else self._before
 
     def _handle(self, event: Event) -> None:
-        self.state, actions = machine.step(self.state, event, self.rules)
-        for action in actions:
+        for action in machine.step(self.state, event, self.rules):
             if isinstance(action, Publish) and self._stretch is not None:
                 self._stretch.publish(action.plan)
             elif isinstance(action, Rehearse):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from epp.config.bounds import tuner_bounds
 from epp.config.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
 from epp.errors import ConfigError
-from epp.learn.tuner.samples import judged, read_stamp, sample_of
+from epp.learn.tuner.samples import read_stamp
 
 BOUNDS = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0)}
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.1}
@@ -140,82 +140,3 @@ def test_stamps_read_back(wall_s: float, session: str) -> None:
     assert (stamp is None) == (session == "")
     if stamp is not None:
         assert (stamp.trial, stamp.arm, stamp.block) == (trial.id, assigned.arm, trial.block_at(wall_s))
-
-
-def decision(**changes: Any) -> dict[str, Any]:
-    trial = switchback()
-    values: dict[str, Any] = {
-        "id": "d1",
-        "at": START + 15.0,
-        "basis": "policy",
-        "arm": assign(plan(trial), START + 15.0, "").stamp,
-        "weights_version": "v",
-        "session": "",
-        "request": {"affinity_key": "k", "prompt_tokens": 100},
-        "endpoints": ["a:1", "b:1"],
-        "chosen": 1,
-    }
-    return {**values, **changes}
-
-
-def outcome(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "id": "d1",
-        "at": START + 18.0,
-        "endpoint": "a:1",
-        "served": "b:1",
-        "cause": "completed",
-        "status": 200,
-        "ttft_ms": 300.0,
-        "e2e_ms": 3000.0,
-        "itl_ms": 20.0,
-        "completion_tokens": 101,
-    }
-    return {**values, **changes}
-
-
-def test_a_sample_is_of_its_dispatch() -> None:
-    sample = sample_of(decision(), outcome())
-    assert sample is not None
-    assert (sample.dispatched_wall_s, sample.endpoint, sample.session) == (START + 15.0, "b:1", "k")
-    assert sample.felt_ms == 300.0 + 20.0 * 100
-    assert judged(sample, switchback())
-    early = sample_of(decision(at=START + 5.0), outcome())
-    assert early is not None
-    assert not judged(early, switchback())
-    assert not judged(sample, switchback(id="another"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "failed", "answered", "censored"),
-    [
-        ({}, False, True, False),
-        ({"status": 500, "ttft_ms": 5.0}, True, False, False),
-        ({"status": 429}, True, False, False),
-        ({"cause": "upstream-reset"}, True, False, False),
-        ({"cause": "unreachable", "status": 503, "ttft_ms": None}, True, False, False),
-        ({"cause": "client-gone", "ttft_ms": None}, False, False, True),
-        ({"cause": "client-gone"}, False, True, True),
-        ({"cause": "cut-off"}, False, True, True),
-        ({"cause": "cut-off", "status": 500, "ttft_ms": None}, True, False, False),
-        ({"cause": "expired", "status": None, "ttft_ms": None}, True, False, False),
-    ],
-)
-def test_what_counts_as_failed(changes: dict[str, Any], failed: bool, answered: bool, censored: bool) -> None:
-    sample = sample_of(decision(), outcome(**changes))
-    assert sample is not None
-    assert (sample.failed, sample.answered, sample.censored) == (failed, answered, censored)
-
-
-def test_what_says_nothing_about_a_policy_is_left_out() -> None:
-    assert sample_of(decision(basis="balance"), outcome()) is None
-    assert sample_of(decision(), outcome(status=400)) is None
-    assert sample_of(decision(), outcome(cause="unobserved", status=None, ttft_ms=None)) is None
-    assert sample_of(decision(), outcome(cause="cut-off", ttft_ms=None)) is None, "nobody saw its first token"
-
-
-def test_a_request_that_never_ended_is_a_sample() -> None:
-    sample = sample_of(decision(), None, now_wall_s=START + 75.0)
-    assert sample is not None
-    assert not sample.answered
-    assert (sample.e2e_ms, sample.endpoint) == (60_000.0, "b:1")

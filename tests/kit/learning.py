@@ -9,7 +9,7 @@ import numpy as np
 
 from epp.apis.usage import Usage
 from epp.config.strict import convert
-from epp.learn.reward_model.samples import Logged, Sample
+from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
 from epp.records.files import file_name
 from epp.schedule.decision import Outcome, outcome_record, to_record
@@ -32,7 +32,6 @@ def settings_of(**sections: dict[str, Any]) -> LearnerSettings:
                     "min_class_rows": 5},
         "data": {"first": 300, "every": 100, "recent": 300, "replay": 100},
         "gate": {"held_out": 100, "min_effective": 10.0},
-        "monitors": {"frozen": 20},
     }  # fmt: skip
     plain: dict[str, Any] = {}
     for name in {**small, **sections}:
@@ -92,7 +91,9 @@ class Traffic:
         )
         least = np.zeros(count)
         least[int(rows[:, 0].argmin())] = 1.0
-        return Logged(sample, rows, classes, chances, least, chosen, served_pick=True)
+        names = tuple(f"e{place}" for place in range(count))
+        choice = Choice(names, rows, classes, chances, least, chosen, output_tokens=100.0)
+        return Logged(sample, choice, served_pick=True)
 
     def many(self, count: int) -> list[Logged]:
         """The next requests."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
 from epp.learn.reward_model.loop import Loop
-from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.lock import ProcessLock
 from epp.learn.sidecar.paths import ModelPaths
+from epp.learn.sidecar.process import ProcessLock
 from epp.records.model_files import parse_reward_model
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles
@@ -56,7 +55,7 @@ class LearnWorld:
             files=self.disk,
             records=self.folder / "records",
             clock=self.clock,
-            tell=self.told.append,
+            report=self.told.append,
         )
         self.loop.open()
         return self.loop
@@ -78,8 +77,8 @@ class LearnWorld:
 
     def published(self) -> RewardModel | None:
         """What a picker would read now; None for no file."""
-        content = Files().read(self.paths.model)
-        return None if content is None else parse_reward_model(content, "reward.json")
+        path = self.paths.model
+        return parse_reward_model(path.read_bytes(), "reward.json") if path.exists() else None
 
     def copied(self, folder: Path) -> LearnWorld:
         """The same files for another learner; records go on in a file of their own."""

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from epp.config.plan import Plan, assign
-from epp.learn.tuner.machine import resume, start, step
+from epp.learn.tuner.machine import resume, settle, start, step
 from epp.learn.tuner.samples import Sample, read_stamp
 from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
 from epp.learn.tuner.state import (
@@ -22,8 +23,6 @@ from epp.learn.tuner.state import (
     Rehearse,
     Rules,
     State,
-    from_json,
-    to_json,
 )
 
 if TYPE_CHECKING:
@@ -59,6 +58,11 @@ def quick(**stages: float) -> TunerSettings:
         "freeze_after": 3,
     }
     return TunerSettings(stages=Stages(**{**values, **stages}), evidence=Evidence(max_pairs=400))  # type: ignore[arg-type]
+
+
+def again(state: State) -> State:
+    """The state as it is read back."""
+    return msgspec.json.decode(msgspec.json.encode(state), type=State)
 
 
 @dataclass
@@ -138,8 +142,8 @@ class Deployment:
 
     def tell(self, event: Event) -> None:
         """One event and what it asks for; the state goes through its persisted form each time."""
-        state, actions = step(self.state, event, self.rules)
-        self.state = from_json(to_json(state))
+        actions = step(self.state, event, self.rules)
+        self.state = again(self.state)
         self.do(actions)
 
     def do(self, actions: list[Action]) -> None:
@@ -166,12 +170,13 @@ class Deployment:
         """Some time passes."""
         self.now_wall_s += self.tick_s
         self.ticks += 1
-        self.tell(Observed(self.now_wall_s, self.samples(), str(self.ticks)))
+        self.tell(Observed(self.now_wall_s, self.samples()))
 
     def restart(self) -> None:
         """The tuner was killed after it persisted its state, and perhaps before it did anything."""
-        state, actions = resume(self.state, self.rules, self.now_wall_s)
-        self.state = from_json(to_json(state))
+        actions = settle(self.state, self.rules, self.now_wall_s)
+        actions += resume(self.state, self.rules, self.now_wall_s)
+        self.state = again(self.state)
         self.do(actions)
 
     def run(self, until: Callable[[Deployment], bool], ticks: int = 4000) -> None:

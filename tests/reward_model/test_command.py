@@ -44,7 +44,7 @@ def test_offline_it_trains_on_records_and_writes_the_last_model_that_passed(
     model = parse_reward_model(out.read_bytes(), "reward.json")
     assert f"model {model.version} written to" in told
     assert main([*words, "--json"]) == 0
-    assert [each["round"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 3]
+    assert [each["number"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 3]
 
 
 def test_too_few_records_and_no_records_are_told(
@@ -64,8 +64,6 @@ def test_too_few_records_and_no_records_are_told(
         ([], "policy.model_file: not set"),
         (["--model", "reward.json"], "records.folder: not set"),
         (["--model", "reward.json", "--records", "records"], "weights_file: not set: a trial needs it"),
-        (["status", "--model", ""], ". names a folder, not the file that is shared with pickers"),
-        (["status", "--model", "/"], "/ names a folder, not the file that is shared with pickers"),
     ],
 )
 def test_what_is_missing_is_named(
@@ -77,32 +75,19 @@ def test_what_is_missing_is_named(
     assert problem in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("use_model", [0.0, 1.0, None])
+@pytest.mark.parametrize("use_model", [0.0, 1.0])
 def test_a_trial_of_before_that_keeps_models_from_deciding_is_told(
-    use_model: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    use_model: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "epp.yaml"
     config.write_text(
         "policy: {name: lodestar, model_file: reward.json}\nweights_file: weights.yaml\n"
         "records: {folder: records}\n"
     )
-    if use_model is not None:
-        content = render_plan(Plan(weights={"use_model": use_model}, policy="lodestar"))
-        (tmp_path / "weights.yaml").write_bytes(content)
+    content = render_plan(Plan(weights={"use_model": use_model}, policy="lodestar"))
+    (tmp_path / "weights.yaml").write_bytes(content)
     assert main(["learn", "status", "--config", str(config), "--promotion", "screen"]) == 0
     said = capsys.readouterr().out
     assert "no trial: models decide as soon as they pass the gate" in said
     told = f"{tmp_path / 'weights.yaml'} has use_model: 0, of a trial: the heuristic decides" in said
     assert told == (use_model == 0.0)
-
-
-def test_a_training_has_no_negative_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["learn", "--offline", str(tmp_path), "--seed", "-1"]) == 2
-    assert capsys.readouterr().err == "epp: --seed must be 0 or more\n"
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300"])
-def test_looks_of_no_sensible_interval_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["learn", "--every", text])
-    assert "not a number above 0, up to 10" in capsys.readouterr().err

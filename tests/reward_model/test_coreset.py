@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.reward_model.coreset import farthest_first, gradients
+from epp.learn.reward_model.coreset import farthest_first
 
 
 def by_definition(vectors: np.ndarray, count: int) -> list[int]:
@@ -38,24 +38,3 @@ def test_farthest_first_is_greedy_k_centre_under_cosine_distance(
 
     assert chosen[0] == wanted[0]
     assert abs(reach(chosen.tolist()) - reach(wanted)) < 1e-3
-
-
-def test_many_rows_are_chosen_once_each() -> None:
-    vectors = np.random.default_rng(0).standard_normal((900, 8)).astype(np.float32)
-    chosen = farthest_first(vectors, 700)
-    assert len(set(chosen.tolist())) == 700
-
-
-def test_rows_without_error_come_last_and_a_few_rows_are_all_kept() -> None:
-    vectors = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], np.float32)
-    assert farthest_first(vectors, 2).tolist() == [3, 1]
-    assert farthest_first(vectors, 3).tolist() == [3, 1, 0]
-    assert sorted(farthest_first(vectors, 9).tolist()) == [0, 1, 2, 3]
-    assert farthest_first(np.zeros((3, 2), np.float32), 2).tolist() == [0, 1]
-    assert farthest_first(vectors, 0).tolist() == []
-
-
-def test_too_fast_and_too_slow_point_in_opposite_directions() -> None:
-    hidden = np.array([[1.0, 1.0], [1.0, 1.0]], np.float32)
-    found = gradients(hidden, np.array([2.0, -2.0], np.float32))
-    assert np.array_equal(found[0], -found[1])

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from epp.learn.tuner.offline import ChildRehearsal, task_of
-from epp.learn.tuner.setup import read_setup
-from epp.learn.tuner.state import Freeze, RollBack
-from epp.learn.tuner.status_command import status_lines
+from epp.learn.tuner.status import status_lines
 from epp.learn.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
 from tests.kit.tunework import GOOD, World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-KILLED = Found(None, "the rehearsal failed with status -9: no words", failed=True)
+KILLED = Found(None, "the rehearsal failed with status -9", failed=True)
 
 
 def full() -> OSError:
@@ -33,44 +28,10 @@ def test_no_room_for_a_rehearsal_is_told_and_it_is_begun_again(tmp_path: Path) -
     world.run(4)
     assert world.state.phase == "search"
     assert any("cannot be begun: [Errno 28] No space left on device" in said for said in world.told)
-    lines = status_lines(world.state, world.settings, world.paths, world.clock.wall_s())
+    lines = status_lines(world.state, world.paths, world.clock.wall_s())
     assert any("failed and is begun again later: the rehearsal cannot be begun" in line for line in lines)
     world.until("screen")
     assert world.state.candidate == GOOD
-
-
-def test_no_room_at_a_restart_does_not_stop_the_tuner(tmp_path: Path) -> None:
-    world = World(tmp_path, [full(), full(), GOOD])
-    world.start()
-    world.until("search")
-    world.run(2)
-    world.die()
-    world.start()
-    world.run(2)
-    assert world.state.phase == "search"
-    world.until("screen")
-
-
-def test_a_child_that_finds_no_room_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(*_: Any, **__: Any) -> None:
-        raise full()
-
-    config = tmp_path / "epp.yaml"
-    config.write_text("policy: {name: gorgo}\nrecords: {folder: records}\nweights_file: weights.yaml\n")
-    flags = argparse.Namespace(config=config, weights=None, records=None, overrides=None, settings=None)
-    setup = read_setup(flags)
-    world = World(tmp_path)
-    world.start()
-    assert world.tuner is not None
-    world.tuner._rehearsal = ChildRehearsal(setup, budget=3, tell=world.told.append)
-    monkeypatch.setattr("epp.learn.tuner.offline.subprocess.Popen", no_room)
-    world.until("search")
-    world.run(4)
-    assert world.state.phase == "search"
-    assert world.tuner._rehearsal.poll() is None
-    world.stop()
 
 
 def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_path: Path) -> None:
@@ -78,7 +39,7 @@ def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_pa
     world.start()
     world.until("search")
     assert world.tuner is not None
-    rehearsal: Any = world.tuner._rehearsal
+    rehearsal: Any = world.tuner.rehearsal
     began: list[float] = []
     for _ in range(int(12 * MAX_RETRY_S) // 20):
         before = rehearsal.started
@@ -96,66 +57,10 @@ def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_pa
     assert (world.state.phase, world.state.fruitless) == ("baseline", 1), "the tenth has searched"
 
 
-def test_a_failed_rehearsal_forgets_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, [KILLED, None])
-    world.start()
-    refused = [{"rtt_weight": 1.0}]
-    world.state.search = {"refused": refused, "search": {}}
-    world.until("search")
-    world.run(4)
-    assert world.state.search["refused"] == refused
-
-
-def proposal(refused: list[dict[str, float]]) -> Found:
-    return Found(GOOD, "as the test says", {"search": {}, "refused": refused, "proposed": GOOD})
-
-
-def refused_next(world: World) -> list[dict[str, float]]:
-    """What the next rehearsal must not propose."""
-    folder = world.folder
-    config = folder / "epp.yaml"
-    config.write_text("policy: {name: gorgo}\nrecords: {folder: records}\nweights_file: weights.yaml\n")
-    flags = argparse.Namespace(config=config, weights=None, records=None, overrides=None, settings=None)
-    return task_of(read_setup(flags), world.state, budget=4).refused
-
-
-def test_what_was_proposed_and_never_tried_may_be_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])])
-    world.start()
-    world.until("screen")
-    world.overrides.write_text("weights: {queue_weight: 2.0}\n")
-    world.run(2)
-    assert world.state.phase == "baseline"
-    assert refused_next(world) == []
-
-
 def test_what_a_trial_ended_is_not_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])], ttft_ms=lambda w: 100.0 * (1.0 + 9.0 * (w == GOOD)))
+    world = World(tmp_path, [GOOD], ttft_ms=lambda w: 100.0 * (1.0 + 9.0 * (w == GOOD)))
     world.start()
     world.until("screen")
     world.until("baseline")
     assert "ended in screen" in world.state.reason
-    assert refused_next(world) == [GOOD]
-
-
-def test_what_was_promoted_and_rolled_back_is_not_proposed_again(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])])
-    world.start()
-    world.until("probation")
-    assert refused_next(world) == []
-    assert world.tuner is not None
-    world.tuner.session.handle(RollBack(world.clock.wall_s(), 0, "a ticket"))
-    assert refused_next(world) == [GOOD]
-
-
-def test_a_rehearsal_that_ends_after_a_freeze_overwrites_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, [proposal([])])
-    world.start()
-    world.until("search")
-    assert world.tuner is not None
-    rehearsal: Any = world.tuner._rehearsal
-    rehearsal.running, world.state.search = True, {"refused": [GOOD]}
-    world.tuner.session.handle(Freeze(world.clock.wall_s(), "holidays"))
-    world.run(2)
-    assert not rehearsal.running
-    assert (world.state.phase, refused_next(world)) == ("frozen", [GOOD])
+    assert world.state.refused == [GOOD]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +16,9 @@ from epp.schedule.decision import outcome_record, to_record
 from tests.kit.records import WALL_S, decided, outcome_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
+
+    import pytest
 
     from epp.learn.tuner.samples import Sample
 
@@ -44,7 +43,7 @@ def path_of(folder: Path, number: int = 0) -> Path:
 
 def feed_of(folder: Path, told: list[str] | None = None, state: State | None = None) -> SampleFeed:
     said = [] if told is None else told
-    return SampleFeed(folder, policy="gorgo", tell=said.append, state=state or State())
+    return SampleFeed(folder, policy="gorgo", report=said.append, state=state or State())
 
 
 def taken(feed: SampleFeed, now_wall_s: float = WALL_S, give_up_s: float = 1e9) -> list[Sample]:
@@ -99,7 +98,7 @@ def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> Non
     records = lines(6)
     path = path_of(tmp_path)
     path.write_bytes(text(records[:6]))
-    feed = SampleFeed(tmp_path, policy="gorgo", tell=lambda _: None)
+    feed = SampleFeed(tmp_path, policy="gorgo", report=lambda _: None)
     with path.open("ab") as file:
         file.write(text(records[6:]))
     assert [sample.id for sample in taken(feed)] == ["id-3", "id-4", "id-5"]
@@ -141,84 +140,6 @@ def test_cuts_and_damage_cost_the_lines_they_hit(
         assert feed.state.damaged == 3
 
 
-def test_another_schema_is_told_once_and_passed_over(tmp_path: Path) -> None:
-    records = lines(2)
-    path_of(tmp_path).write_bytes(text([{**records[0], "schema": 99}, *records[1:]]))
-    path_of(tmp_path, 1).write_bytes(text(lines(2, "good")))
-    told: list[str] = []
-    feed = feed_of(tmp_path, told)
-    assert [sample.id for sample in taken(feed)] == ["good-0", "good-1"]
-    taken(feed)
-    assert len(told) == 1
-    assert "schema 99" in told[0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "field", "value"),
-    [
-        ("decision", "at", "inf"),
-        ("decision", "at", "nan"),
-        ("outcome", "ttft_ms", "inf"),
-        pytest.param("outcome", "e2e_ms", 10**400, id="outcome-e2e_ms-400 digits"),
-    ],
-)
-def test_a_time_that_is_none_costs_its_line_alone(tmp_path: Path, kind: str, field: str, value: Any) -> None:
-    """It stopped the tuner, which read it again when it was started."""
-    records = [*lines(1), *lines(2, "next")]
-    next(record for record in records if record["kind"] == kind)[field] = value
-    # Of this size msgspec writes no integers.
-    path_of(tmp_path).write_text("".join(json.dumps(record) + "\n" for record in records))
-    feed = feed_of(tmp_path)
-    assert [sample.id for sample in taken(feed)] == ["next-0", "next-1"]
-    assert feed.state.damaged == 1
-
-
-def test_a_line_that_names_no_schema_costs_itself_alone(tmp_path: Path) -> None:
-    damage = b'{"kind": "decision"}\n{"kind": "outcome", "schema": [1]}\n'
-    path_of(tmp_path).write_bytes(damage + text(lines(2)))
-    told: list[str] = []
-    feed = feed_of(tmp_path, told)
-    assert [sample.id for sample in taken(feed)] == ["id-0", "id-1"]
-    assert (feed.state.damaged, told) == (2, [])
-
-
-class Unmade(SampleFeed):
-    """A feed that finds every decision damaged."""
-
-    error: type[Exception]
-
-    def make(self, *_: Any) -> Sample | None:
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError, IndexError, AttributeError])
-def test_damage_of_what_is_given_up_waiting_for_costs_itself_alone(
-    tmp_path: Path, error: type[Exception]
-) -> None:
-    feed = Unmade(tmp_path, policy="gorgo", tell=print, state=State())
-    feed.error = error
-    path_of(tmp_path).write_bytes(text(lines(3)[:-1]))
-    assert taken(feed, LATER_S, give_up_s=1.0) == []
-    assert (feed.state.damaged, feed.state.given_up) == (3, 1)
-
-
-def test_records_of_schema_1_are_read(tmp_path: Path) -> None:
-    old = []
-    for record in lines(3):
-        old.append({key: value for key, value in record.items() if key not in ("served", "itl_ms")})
-        old[-1]["schema"] = 1
-    path_of(tmp_path).write_bytes(text(old))
-    assert len(taken(feed_of(tmp_path))) == 3
-
-
-def test_decisions_of_other_policies_and_without_a_prompt_do_not_count(tmp_path: Path) -> None:
-    records = lines(3)
-    records[0] = {**records[0], "policy": "random"}
-    records[2] = {**records[2], "basis": "balance"}
-    path_of(tmp_path).write_bytes(text(records))
-    assert [sample.id for sample in taken(feed_of(tmp_path))] == ["id-2"]
-
-
 def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: Path) -> None:
     records = lines(3)
     path_of(tmp_path).write_bytes(text([records[0], *records[2:]]))
@@ -228,76 +149,19 @@ def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: P
     assert [(sample.id, sample.censored, sample.answered) for sample in found] == [("id-0", True, False)]
     path_of(tmp_path, 1).write_bytes(text([records[1]]))
     assert taken(feed, LATER_S) == []
-    assert feed.state.unmatched == 1
-
-
-def test_nobody_is_given_up_while_there_are_lines_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_BATCH", 4)
-    path_of(tmp_path).write_bytes(text(lines(3, "old")))
-    records, newer = lines(1), path_of(tmp_path, 1)
-    newer.write_bytes(text(records[:1]))
-    feed = feed_of(tmp_path)
-    assert len([*taken(feed), *taken(feed)]) == 3
-    kept = msgspec.json.decode(msgspec.json.encode(feed.state), type=State)
-    with newer.open("ab") as file:
-        file.write(text(records[1:]))  # in time, while no tuner ran
-    again = feed_of(tmp_path, state=kept)
-    assert taken(again, LATER_S, give_up_s=60.0) == []
-    assert again.behind, "the older file's lines were all that this look took"
-    assert [(s.id, s.answered) for s in taken(again, LATER_S, give_up_s=60.0)] == [("id-0", True)]
-    assert (again.behind, again.state.given_up, again.state.unmatched) == (False, 0, 0)
 
 
 def test_requests_that_too_many_wait_beside_are_counted_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_WAITING", 2)
+    monkeypatch.setattr(SampleFeed, "max_waiting", 2)
     records = lines(5)
     path_of(tmp_path).write_bytes(text(records[::2]))  # no outcomes
     told: list[str] = []
     feed = feed_of(tmp_path, told)
     assert taken(feed) == []
-    assert (len(feed.state.waiting), feed.state.dropped) == (2, 3)
+    assert len(feed.state.waiting) == 2
     assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
-
-
-def test_endpoints_that_too_many_are_kept_of_are_counted_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A learner keeps the inputs of every candidate."""
-
-    class Whole(SampleFeed):
-        def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-            kept = super().keep(record)
-            return None if kept is None else {**kept, "endpoints": record["endpoints"]}
-
-    records = lines(8)
-    each = len(records[0]["endpoints"])
-    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_WAITING_ENDPOINTS", 3 * each)
-    path_of(tmp_path).write_bytes(text([*records[:8:2], *records[7:8]]))
-    told: list[str] = []
-    feed = Whole(tmp_path, policy="gorgo", tell=told.append, state=State())
-    assert len(taken(feed)) == 1
-    assert (list(feed.state.waiting), feed.state.dropped) == (["id-1", "id-2"], 1)
-    again = Whole(tmp_path, policy="gorgo", tell=told.append, state=feed.state)
-    path_of(tmp_path, 1).write_bytes(text(records[8::2]))
-    assert taken(again) == []
-    assert (list(again.state.waiting), again.state.dropped) == (["id-5", "id-6", "id-7"], 4)
-    assert len(set(told)) == 1
-    assert len(taken(again, WALL_S + 1e6, 1.0)) == 3
-    assert again._endpoints == 0
-
-
-def test_no_folder_is_waited_for(tmp_path: Path) -> None:
-    told: list[str] = []
-    feed = feed_of(tmp_path / "later", told)
-    assert taken(feed) == taken(feed) == []
-    assert len(told) == 1
-    (tmp_path / "later").mkdir()
-    path_of(tmp_path / "later").write_bytes(text(lines(2)))
-    assert len(taken(feed)) == 2
 
 
 def test_what_is_dispatched_around_a_step_of_the_clock_does_not_count(tmp_path: Path) -> None:
@@ -323,6 +187,6 @@ def test_what_a_clock_that_runs_ahead_has_dated_does_not_count(tmp_path: Path) -
     told: list[str] = []
     feed = feed_of(tmp_path, told)
     assert {sample.id[:2] for sample in taken(feed, WALL_S + 30.0)} == {"id"}
-    assert (feed.state.seen, feed.state.stepped) == (3, 5)
+    assert feed.state.seen == 3
     said = "requests are dated more than 60 s ahead of this machine's clock and do not count: synchronise"
     assert [sentence[: len(said)] for sentence in told] == [said]

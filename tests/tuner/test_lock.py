@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.errors import EppError
-from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.lock import LockHeldError, ProcessLock, holder_of
-from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.tuner.operator_requests import read_requests
+from epp.learn.sidecar.process import LockHeldError, ProcessLock, holder_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 _HOLD = """
 import sys
 from pathlib import Path
-from epp.learn.sidecar.lock import ProcessLock
+from epp.learn.sidecar.process import ProcessLock
 with ProcessLock(Path(sys.argv[1]), "tuner"):
     print("held", flush=True)
     sys.stdin.read()
@@ -46,19 +42,3 @@ def test_the_second_is_refused_and_the_lock_of_a_killed_process_is_free(tmp_path
     with ProcessLock(path, "tuner"):
         assert holder_of(path).startswith(f"pid {os.getpid()} on ")
     assert holder_of(path) == ""
-
-
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "weights.lock"
-    path.mkdir()
-    with (
-        pytest.raises(EppError, match=r"weights\.lock: Is a directory; a tuner must be able to write here"),
-        ProcessLock(path, "tuner"),
-    ):
-        pass
-
-
-def test_requests_that_are_no_text_ask_for_nothing(tmp_path: Path) -> None:
-    paths = WeightsPaths(tmp_path / "weights.yaml")
-    paths.requests.write_bytes(b'[{"id": "\xff", "what": "freeze"}]')
-    assert read_requests(paths, Files()) == []

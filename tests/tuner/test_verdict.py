@@ -2,19 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from epp.config.plan import Split, Switchback
-from epp.learn.tuner.drift import drifted
 from epp.learn.tuner.record import Record, Unit, close, enter
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import Drift, Goal, TunerSettings
 from epp.learn.tuner.state import Features
-from epp.learn.tuner.status import status
-from epp.learn.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
-from epp.learn.tuner.trials import block_s
+from epp.learn.tuner.tally import Tally, Thresholds, add, joined
+from epp.learn.tuner.trials import drifted
 from epp.learn.tuner.verdict import (
     END,
     GO_ON,
@@ -25,7 +22,6 @@ from epp.learn.tuner.verdict import (
     lag_one,
     uncorrelated,
 )
-from tests.kit.tuning import Deployment, Effect, quick
 
 THRESHOLDS = Thresholds(slow_ms=1000.0, e2e_ms=5000.0, e2e_p99_ms=9000.0, frozen_wall_s=0.0)
 SETTINGS = TunerSettings()
@@ -71,35 +67,6 @@ def test_what_is_counted(changes: dict[str, Any], slow: int, e2e: tuple[int, int
     assert (tally.slow, (tally.e2e_known, tally.e2e_slow), tally.failed) == (slow, e2e, failed)
 
 
-def test_felt_latency_can_be_the_goal() -> None:
-    tally = Tally()
-    add(tally, sample(itl_ms=20.0, answer_tokens=101), THRESHOLDS, Goal(measure="felt"))
-    assert tally.slow == 1  # 500 + 20 * 100
-
-
-def test_thresholds_are_the_incumbents_or_the_operators() -> None:
-    baseline = Baseline()
-    for number in range(1, 101):
-        baseline = observe(baseline, sample(at=float(number), ttft_ms=10.0 * number), Goal())
-    found = freeze(baseline, Goal(), 7.0)
-    assert found is not None
-    assert found.slow_ms == pytest.approx(950.0, rel=0.011)
-    fixed = freeze(baseline, Goal(slow_ms=800.0, e2e_slow_ms=4000.0), 7.0)
-    assert fixed is not None
-    assert (fixed.slow_ms, fixed.e2e_ms) == (800.0, 4000.0)
-    failing = Baseline()
-    for _ in range(50):
-        failing = observe(failing, sample(failed=True), Goal())
-    assert freeze(failing, Goal(), 7.0) is None
-
-
-def test_other_weights_begin_a_new_baseline_and_stragglers_do_not() -> None:
-    baseline = observe(Baseline(), sample(at=1.0), Goal())
-    baseline = observe(baseline, sample(at=2.0, weights_version="w"), Goal())
-    baseline = observe(baseline, sample(at=1.5), Goal())
-    assert (baseline.weights_version, baseline.requests) == ("w", 1)
-
-
 def test_pairs_close_when_their_requests_had_time_and_small_ones_are_joined() -> None:
     trial = Switchback(
         id="t", weights={}, valid_from_wall_s=0.0, valid_until_wall_s=1e6, block_s=10.0, drop_share=0.2
@@ -120,7 +87,6 @@ def test_pairs_close_when_their_requests_had_time_and_small_ones_are_joined() ->
     assert close(record, trial, 50.0, late_s=10.0, min_requests=6) == 1
     assert record.units == [Unit(1.0, 0.0, 0.0, 0.0, 12)]
     enter(record, trial, sample(5.0, Stamp("t", "candidate", 0)), THRESHOLDS, Goal())
-    assert record.late == 1
     assert close(record, trial, 1000.0, late_s=10.0, min_requests=6) == 1
     assert joined(record.totals.values()).requests == 24
 
@@ -158,14 +124,6 @@ def test_verdicts(n: int, means: dict[str, float], kind: str, word: str) -> None
     assert (verdict.kind, word in verdict.reason or verdict.reason) == (kind, True)
 
 
-def test_plain_counts_must_agree() -> None:
-    """Better in most pairs and terrible in a few, which winsorising would forgive."""
-    record = units(300, slow=-0.02, e2e=-0.01)
-    wild = [msgspec.structs.replace(unit, slow=0.9) for unit in record.units[:12]]
-    record.units = [*wild, *record.units[12:]]
-    assert judge_switchback(record, SETTINGS, 0.01).kind != PASS
-
-
 def test_probation_ends_in_regret_or_in_peace() -> None:
     assert judge_probation(units(200), SETTINGS).kind == PASS
     assert judge_probation(units(100), SETTINGS).kind == GO_ON
@@ -185,13 +143,6 @@ def test_correlated_differences_are_merged() -> None:
     assert lag_one([0.0] * 9) == 0.0
 
 
-def test_blocks_are_as_long_as_answers_ask_for() -> None:
-    stages = SETTINGS.stages
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=5000.0)) == 45.0
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=20_000.0)) == 80.0
-    assert block_s(stages, msgspec.structs.replace(THRESHOLDS, e2e_p99_ms=1e6)) == 300.0
-
-
 @pytest.mark.parametrize(
     ("now", "word"),
     [
@@ -206,23 +157,6 @@ def test_blocks_are_as_long_as_answers_ask_for() -> None:
 def test_drift(now: Features, word: str) -> None:
     found = drifted(Features("v", 2.0, 100.0, 0.05), now, Drift())
     assert (word in found) if word else (not found)
-
-
-def test_an_operator_is_told_how_much_is_missing() -> None:
-    world = Deployment(lambda _: Effect(), [{"a": 2.0, "b": 1.0}], settings=quick())
-    world.tick()
-    told = status(world.state, world.settings)
-    have, lasted_s = told.progress.have, told.progress.lasted_s
-    assert 0 < have < 1500
-    assert told.enough == f"not enough evidence ({have} of 1500 requests, {lasted_s:.0f} of 300 s)"
-    world.run(lambda w: w.state.phase == "screen")
-    for _ in range(8):
-        world.tick()
-    told = status(world.state, world.settings)
-    assert "20% of sessions" in told.next_step
-    assert set(told.latencies) == {"incumbent", "candidate"}
-    for found in told.latencies.values():
-        assert found.low_ms <= found.value_ms <= found.high_ms
 
 
 SWITCHBACK = Switchback(
@@ -245,59 +179,33 @@ LEVEL_PAIR = Unit(slow=0.0, e2e=0.0, errors=0.0, concentration=0.0, requests=80)
 
 
 @pytest.mark.parametrize(
-    ("trial", "blocks", "units", "ends"),
+    ("trial", "candidate", "incumbent", "units", "ends"),
     [
-        (SPLIT, {4: BURST}, [], True),  # both arms meet the same load
-        (SWITCHBACK, {4: BURST}, [], False),  # a burst, as far as one block can tell
-        (SWITCHBACK, {4: CALM}, [SLOW_PAIR], False),
-        (SWITCHBACK, {4: BURST}, [SLOW_PAIR], True),
-        (SWITCHBACK, {4: BURST, 6: BURST}, [], True),
-        (SWITCHBACK, {4: BURST, 6: Tally(requests=10, slow=10)}, [], False),  # too few to tell
-        (SWITCHBACK, {12: BURST}, [SLOW_PAIR, *[LEVEL_PAIR] * 4], False),  # a burst a day is no evidence
-        (SWITCHBACK, {4: FAILS, 6: FAILS}, [], False),  # failures are no slowness, and may be an outage's
+        (SPLIT, {4: BURST}, {4: CALM}, [], "slow"),
+        (SPLIT, {4: FAILS}, {4: CALM}, [], "failed"),
+        (SPLIT, {4: FAILS}, {4: FAILS}, [], ""),  # an outage that both arms met
+        (SWITCHBACK, {4: BURST}, {5: CALM}, [], ""),  # a burst, as far as one block can tell
+        (SWITCHBACK, {4: BURST}, {5: CALM}, [SLOW_PAIR], "slow"),
+        (SWITCHBACK, {4: BURST, 6: BURST}, {5: CALM}, [], "slow"),
+        (SWITCHBACK, {4: BURST, 6: Tally(requests=10, slow=10)}, {5: CALM}, [], ""),  # too few to tell
+        (SWITCHBACK, {12: BURST}, {11: CALM}, [SLOW_PAIR, *[LEVEL_PAIR] * 4], ""),  # a burst a day
+        (SWITCHBACK, {4: FAILS, 6: FAILS}, {5: FAILS}, [], ""),
+        (SWITCHBACK, {5: FAILS, 7: FAILS}, {4: CALM, 6: CALM}, [], "failed"),
+        (SWITCHBACK, {}, {}, [FAILING_PAIR], ""),
+        (SWITCHBACK, {}, {}, [FAILING_PAIR, LEVEL_PAIR, FAILING_PAIR], "failed"),
     ],
 )
 def test_what_ends_a_trial_at_once(
-    trial: Split | Switchback, blocks: dict[int, Tally], units: list[Unit], *, ends: bool
-) -> None:
-    record = Record(
-        open={block: {"candidate": tally} for block, tally in blocks.items()},
-        units=units,
-        totals={"incumbent": Tally(requests=200, slow=10), "candidate": Tally(requests=40, slow=2)},
-    )
-    found = abrupt(record, trial)
-    assert (found is not None and found.kind == END) == ends
-
-
-@pytest.mark.parametrize(
-    ("trial", "candidate", "incumbent", "units", "ends"),
-    [
-        (SPLIT, {4: FAILS}, {4: CALM}, [], True),
-        (SPLIT, {4: FAILS}, {4: FAILS}, [], False),  # an outage that both arms met
-        (SPLIT, {4: FAILS}, {3: CALM}, [], False),  # not known yet
-        (SWITCHBACK, {4: FAILS}, {5: CALM}, [], True),  # the other arm's turn came, and all was well
-        (SWITCHBACK, {5: FAILS}, {4: CALM}, [], False),  # an outage may have begun
-        (SWITCHBACK, {5: FAILS, 7: FAILS}, {4: CALM, 6: CALM}, [], True),
-        (SWITCHBACK, {4: FAILS, 7: CALM}, {5: CALM}, [], False),  # it is over
-        (SWITCHBACK, {4: FAILS}, {5: FAILS}, [], False),
-        (SWITCHBACK, {}, {}, [FAILING_PAIR], False),
-        (SWITCHBACK, {}, {}, [FAILING_PAIR, LEVEL_PAIR, FAILING_PAIR], True),
-    ],
-)
-def test_failures_are_an_arms_own_only_beside_the_other_arm(
     trial: Split | Switchback,
     candidate: dict[int, Tally],
     incumbent: dict[int, Tally],
     units: list[Unit],
-    *,
-    ends: bool,
+    ends: str,
 ) -> None:
-    record = Record(units=units, totals={"incumbent": Tally(requests=900, slow=45)})
+    record = Record(units=units)
     for arm, blocks in (("candidate", candidate), ("incumbent", incumbent)):
         for block, tally in blocks.items():
             record.open.setdefault(block, {})[arm] = tally
-    if isinstance(trial, Split):
-        record.totals["candidate"] = Tally(requests=900, slow=45)
     found = abrupt(record, trial)
-    assert (found is not None and found.kind == END) == ends
-    assert found is None or "failed requests" in found.reason
+    assert (found is not None) == bool(ends)
+    assert found is None or ends in found.reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from epp.config.plan import parse_plan, render_plan
@@ -13,8 +12,8 @@ from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.tuner import watch
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import TunerSettings
-from epp.learn.tuner.status_command import status_lines
-from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
+from epp.learn.tuner.status import status_lines
+from tests.kit.tuning import BOUNDS, Deployment, Effect, quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,21 +49,9 @@ def test_a_trial_under_which_both_arms_suffer_is_ended(tmp_path: Path) -> None:
     assert world.plan.ended_for_fleet == 1
     parse_plan(render_plan(world.plan), "weights.yaml", policy="gorgo-ms", bounds=BOUNDS)
     places = WeightsPaths(tmp_path / "weights.yaml")
-    said = "\n".join(status_lines(world.state, world.settings, places, world.now_wall_s))
+    said = "\n".join(status_lines(world.state, places, world.now_wall_s))
     assert "because the whole fleet suffered: 1" in said
     assert "cooling down" in said
-
-
-def test_nothing_is_tried_while_the_fleet_cools_down() -> None:
-    world = world_that_suffers()
-    until_ended(world)
-    ended_s, cooldown_s = world.now_wall_s, world.settings.stages.cooldown_s
-    while world.now_wall_s < ended_s + cooldown_s:
-        assert world.state.phase == "baseline"
-        assert world.state.baseline.requests == 0
-        world.tick()
-    world.run(lambda w: w.state.phase != "baseline")
-    assert world.state.incumbent == INCUMBENT
 
 
 def test_a_trial_without_harm_goes_on_while_load_and_latency_swing_together() -> None:
@@ -125,8 +112,6 @@ def lived(*, before: int, during: int, per_s: int = 2, slow_every: int = 2) -> w
     [
         (30, 2, 2, True),
         (30, 2, 20, False),  # as before
-        (30, 2, 15, False),  # 1.7 points more: within the margin
-        (30, 1, 2, True),  # less load is no excuse
         (30, 4, 2, False),  # twice the load was never seen before
         (5, 2, 2, False),  # too little to compare with
     ],
@@ -138,24 +123,3 @@ def test_harm_is_what_the_same_load_did_not_do_before(
     assert bool(watch.harmed(seen, SETTINGS)) == ends
     if per_s == 4 or before == 5:
         assert (seen.blocks, seen.alone) == (0, 20)
-
-
-def test_one_wild_block_decides_nothing() -> None:
-    assert not watch.harmed(lived(before=100, during=1, slow_every=1), SETTINGS)
-
-
-def test_blocks_of_a_trial_and_just_after_it_are_no_baseline() -> None:
-    seen = lived(before=30, during=3)
-    assert len(seen.baseline) == 30
-    end_s = filled(per_s=2, slow_every=20, blocks=20, stamp=None, seen=seen)
-    watch.close(seen, SETTINGS, end_s, late_s=0.0, slow_ms=None)
-    assert 30 < len(seen.baseline) < 50
-
-
-def test_what_is_known_survives_a_restart_and_copies_are_apart() -> None:
-    seen = lived(before=30, during=3)
-    assert msgspec.json.decode(msgspec.json.encode(seen), type=watch.Watch) == seen
-    kept = watch.copied(seen)
-    filled(per_s=2, slow_every=2, blocks=1, stamp=None, seen=kept)
-    assert not seen.open
-    assert kept.open

@@ -135,7 +135,7 @@ class LearnedSim(FleetSim):
         options: WindowOptions | None = None,
     ) -> None:
         self.learner = Learner(learning.settings, seed)
-        self.learner.memory.incumbent = learning.model
+        self.learner.incumbent = learning.model
         self.lesson = Lesson()
         self._learning = learning
         self._learned = replace(policy, model=learning.model, min_samples=learning.least)

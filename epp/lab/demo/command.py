@@ -23,9 +23,8 @@ from epp.lab.demo.recorded import pair, recorded_table
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.lab.workloads.art_chat import DEMO
 from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.tuner.session import memory_at
-from epp.learn.tuner.settings import TunerSettings
-from epp.learn.tuner.status_command import evidence
+from epp.learn.tuner.status import evidence
+from epp.learn.tuner.tuner import read_memory
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
@@ -155,10 +154,11 @@ def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
 
 def _tuner_says(folder: Path) -> str:
     """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
-    state = memory_at(WeightsPaths(folder / "weights.yaml")).load()
-    if state is None:
+    memory = read_memory(WeightsPaths(folder / "weights.yaml"))
+    if memory is None:
         return ""
-    found = ", ".join(evidence(state, TunerSettings())) or state.reason
+    state = memory.state
+    found = ", ".join(evidence(state)) or state.reason
     return (
         f"\nThe tuner ran beside it, in phase {state.phase}: {found}.\n"
         f"What it knows: epp tune status --config {folder}/epp.yaml\n"

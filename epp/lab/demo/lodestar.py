@@ -29,7 +29,6 @@ from epp.lab.demo.stack import MODEL, Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 from epp.learn.reward_model.status import status_lines
-from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.paths import ModelPaths
 from epp.policies.lodestar import FALLBACKS
 from epp.records.files import read_records
@@ -97,7 +96,7 @@ def show(arguments: argparse.Namespace) -> int:
     log = (folder / "learner.log").read_text(errors="replace").splitlines()
     for line in (line[line.index("round ") :] for line in log if "round " in line):
         console.print(f"  {line}", highlight=False, markup=False)
-    for line in status_lines(ModelPaths(folder / "reward.json"), Files(), time.time()):
+    for line in status_lines(ModelPaths(folder / "reward.json"), time.time()):
         console.print(f"  {line}", highlight=False)
     console.print(
         f"\nOne load, once: what differs is not shown to be the policy's.\n"

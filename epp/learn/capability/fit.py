@@ -5,22 +5,20 @@ cross-validation over questions. Features: language, length bucket, the bucket's
 bucket, and task where there are several. Chances are calibrated: a line through the log odds that questions
 got from fits without them (Platt). Intervals are 95 %, from the curvature at the fit's optimum.
 
-Nothing is said beyond what was seen: of a model, chances are told for the languages and tasks that it was
-asked in, from the shortest to the longest bucket of each.
+A model gets chances for the languages and tasks that it was asked in, from the shortest to the longest bucket
+of each, and none beyond.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.config.capability import CapabilityFile, ChanceEntry
+from epp.config.capability import CapabilityFile, ChanceEntry, FitReport
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.learn.capability.split import halves, judged
 from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
@@ -43,95 +41,113 @@ _Z95 = 1.96
 _PRIOR = 0.5
 #: Language with bucket may differ, but less readily than either alone.
 _INTERACTION = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """Answers by fold and cell.
-
-    Attributes:
-        cells: the cells seen.
-        right: ``[fold, cell]`` right answers.
-        wrong: likewise.
-    """
-
-    cells: tuple[Cell, ...]
-    right: Floats
-    wrong: Floats
+#: Bins of the calibration error.
+_BINS = 10
+#: A chance of 0 that was wrong would cost all there is.
+_LEAST = 1e-3
 
 
 def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
-    """The capability file of these answers: fitted on half of the questions, reported on the other.
+    """Fit the capability file of these answers on half of the questions, and report on the other.
 
     Raises:
         EppError: scikit-learn is not installed, or there are fewer than two questions.
     """
-    fitted, test = halves(rows, seed)
+    # Questions are split, not rows: all answers to one question go to the same side.
+    questions = sorted(
+        {row.question for row in rows}, key=lambda name: keyed_uniform(seed, name, "laar split")
+    )
+    half = frozenset(questions[: (len(questions) + 1) // 2])
+    fitted = [row for row in rows if row.question in half]
+    test = [row for row in rows if row.question not in half]
     if not test:
         raise EppError("one question is not enough: half of them are held out")
-    by_model: dict[str, list[Row]] = defaultdict(list)
-    for row in fitted:
-        by_model[row.model].append(row)
-    models = {model: fit_model(by_model[model], seed) for model in sorted(by_model)}
-    chances = {
-        model: {Cell(e.language, e.bucket_tokens, e.task): e.success for e in entries}
-        for model, entries in models.items()
+    models = {
+        model: fit_model([row for row in fitted if row.model == model], seed)
+        for model in sorted({row.model for row in fitted})
     }
-    report = judged(fitted, test, lambda row: chances.get(row.model, {}).get(_cell(row)), seed)
-    return CapabilityFile(models=models, report=report)
+    chances = {
+        (model, Cell(e.language, e.bucket_tokens, e.task)): e.success
+        for model, entries in models.items()
+        for e in entries
+    }
+    known = [(row, chances[row.model, _cell(row)]) for row in test if (row.model, _cell(row)) in chances]
+    return CapabilityFile(models=models, report=_report(fitted, known, seed))
+
+
+def _report(fitted: Sequence[Row], known: Sequence[tuple[Row, float]], seed: int) -> FitReport:
+    """Report how well chances predict held-out answers, beside each model's share of right ones."""
+    if not known:
+        return FitReport(fit_rows=len(fitted), test_rows=0, seed=seed)
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in fitted:
+        counts[row.model][row.correct] += 1
+    right = np.array([row.correct for row, _ in known], np.float64)
+    predicted = np.array([value for _, value in known])
+    base = np.array([(counts[row.model][1] + 0.5) / (sum(counts[row.model]) + 1.0) for row, _ in known])
+    bins = np.minimum((predicted * _BINS).astype(int), _BINS - 1)
+    off = sum(abs(float((right - predicted)[bins == at].sum())) for at in range(_BINS)) / len(known)
+    return FitReport(
+        fit_rows=len(fitted),
+        test_rows=len(known),
+        seed=seed,
+        log_loss=_log_loss(right, predicted),
+        base_log_loss=_log_loss(right, base),
+        brier=_rounded(float(((predicted - right) ** 2).mean())),
+        calibration_error=_rounded(off),
+    )
+
+
+def _log_loss(right: Floats, predicted: Floats) -> float:
+    safe = np.clip(predicted, _LEAST, 1.0 - _LEAST)
+    return _rounded(-float((right * np.log(safe) + (1.0 - right) * np.log1p(-safe)).mean()))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def fit_model(rows: Sequence[Row], seed: int) -> list[ChanceEntry]:
-    """One model's cells.
+    """Fit one model's cells.
 
     Raises:
         EppError: scikit-learn is not installed.
     """
-    tally = _tally(rows, seed)
-    told = _cells_within(tally.cells)
-    features = _Features(told)
-    seen = features.matrix(tally.cells)
-    total = (tally.right.sum(axis=0), tally.wrong.sum(axis=0))
-    strength, intercept_slope = _chosen(seen, tally, len({row.question for row in rows}))
-    weights, covariance = _regression(seen, *total, strength)
-    a, b = intercept_slope
-    design = np.hstack([np.ones((len(told), 1)), features.matrix(told)])
+    seen = sorted({_cell(row) for row in rows}, key=lambda c: (c.task, c.language, c.bucket_tokens))
+    place = {cell: number for number, cell in enumerate(seen)}
+    counts = np.zeros((2, _FOLDS, len(seen)))  # wrong and right answers by fold and cell
+    for row in rows:
+        fold = int(keyed_uniform(seed, row.question, "laar fold") * _FOLDS)
+        counts[int(row.correct), fold, place[_cell(row)]] += 1.0
+    cells = _cells_within(seen)
+    x, all_x = _features(seen, cells), _features(cells, cells)
+    strength, (a, b) = _chosen(x, counts, len({row.question for row in rows}))
+    weights, covariance = _regression(x, counts.sum(axis=1), strength)
+    design = np.hstack([np.ones((len(cells), 1)), all_x])
     log_odds = a + b * (design @ weights)
     error = b * np.sqrt(np.einsum("ij,jk,ik->i", design, covariance, design))
-    counts = dict(zip(tally.cells, total[0] + total[1], strict=True))
-    entries = []
-    for cell, centre, spread in zip(told, log_odds.tolist(), error.tolist(), strict=True):
-        low, middle, high = (round(_chance(centre + z * spread), 4) for z in (-_Z95, 0.0, _Z95))
-        entries.append(
-            ChanceEntry(
-                language=cell.language,
-                bucket_tokens=cell.bucket_tokens,
-                task=cell.task,
-                success=middle,
-                low=low,
-                high=high,
-                rows=int(counts.get(cell, 0)),
-            )
+    low, middle, high = (1.0 / (1.0 + np.exp(-(log_odds + z * error))) for z in (-_Z95, 0.0, _Z95))
+    answers = dict(zip(seen, counts.sum(axis=(0, 1)), strict=True))
+    return [
+        ChanceEntry(
+            language=cell.language,
+            bucket_tokens=cell.bucket_tokens,
+            task=cell.task,
+            success=round(float(middle[at]), 4),
+            low=round(float(low[at]), 4),
+            high=round(float(high[at]), 4),
+            rows=int(answers.get(cell, 0)),
         )
-    return entries
+        for at, cell in enumerate(cells)
+    ]
 
 
 def _cell(row: Row) -> Cell:
     return Cell(row.language, length_bucket(row.prompt_tokens), row.task)
 
 
-def _tally(rows: Sequence[Row], seed: int) -> _Tally:
-    cells = tuple(sorted({_cell(row) for row in rows}, key=lambda c: (c.task, c.language, c.bucket_tokens)))
-    place = {cell: number for number, cell in enumerate(cells)}
-    counts = np.zeros((2, _FOLDS, len(cells)))
-    for row in rows:
-        fold = int(keyed_uniform(seed, row.question, "laar fold") * _FOLDS)
-        counts[int(row.correct), fold, place[_cell(row)]] += 1.0
-    return _Tally(cells, counts[1], counts[0])
-
-
-def _cells_within(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Those seen, and the buckets between the shortest and the longest of each language and task."""
+def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
+    """Return those seen, and the buckets between the shortest and the longest of each language and task."""
     ends: dict[tuple[str, str], list[int]] = defaultdict(list)
     for cell in cells:
         ends[cell.task, cell.language].append(cell.bucket_tokens)
@@ -141,89 +157,66 @@ def _cells_within(cells: Iterable[Cell]) -> tuple[Cell, ...]:
         while bucket <= max(buckets):
             found.append(Cell(language, bucket, task))
             bucket *= 2
-    return tuple(found)
+    return found
 
 
-class _Features:
-    """Cells to numbers.
+def _features(cells: Sequence[Cell], known: Sequence[Cell]) -> Floats:
+    """Return cells as numbers ``[cell, feature]``.
 
     Args:
-        cells: all that will be asked for.
+        cells: what is asked for.
+        known: all that will be asked for.
     """
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._languages = sorted({cell.language for cell in cells})
-        self._buckets = sorted({cell.bucket_tokens for cell in cells})
-        self._tasks = sorted({cell.task for cell in cells})
-        logs = np.log2(self._buckets)
-        self._middle, self._spread = float(logs.mean()), float(logs.std()) or 1.0
-
-    def matrix(self, cells: Sequence[Cell]) -> Floats:
-        """``[cell, feature]``."""
-        return np.array([self._row(cell) for cell in cells], np.float64)
-
-    def _row(self, cell: Cell) -> list[float]:
-        languages = [float(cell.language == name) for name in self._languages]
-        buckets = [float(cell.bucket_tokens == size) for size in self._buckets]
-        length = (float(np.log2(cell.bucket_tokens)) - self._middle) / self._spread
-        both = [_INTERACTION * is_language * is_bucket for is_language in languages for is_bucket in buckets]
-        tasks = [float(cell.task == name) for name in self._tasks] if len(self._tasks) > 1 else []
-        slopes = [_INTERACTION * is_task * length for is_task in tasks]
-        by_language = [_INTERACTION * is_language * length for is_language in languages]
-        return [length, *languages, *buckets, *both, *by_language, *tasks, *slopes]
+    languages, buckets = sorted({c.language for c in known}), sorted({c.bucket_tokens for c in known})
+    tasks = sorted({c.task for c in known})
+    logs = np.log2(buckets)
+    length = (np.log2([c.bucket_tokens for c in cells])[:, None] - logs.mean()) / (logs.std() or 1.0)
+    is_language = np.array([[c.language == name for name in languages] for c in cells], np.float64)
+    is_bucket = np.array([[c.bucket_tokens == size for size in buckets] for c in cells], np.float64)
+    is_task = np.array([[c.task == name for name in tasks] for c in cells], np.float64)
+    both = (is_language[:, :, None] * is_bucket[:, None, :]).reshape(len(cells), -1)
+    columns = [length, is_language, is_bucket, _INTERACTION * both, _INTERACTION * is_language * length]
+    if len(tasks) > 1:
+        columns += [is_task, _INTERACTION * is_task * length]
+    return np.hstack(columns)
 
 
-def _regression(x: Floats, right: Floats, wrong: Floats, strength: float) -> tuple[Floats, Floats]:
-    """Intercept and coefficients, and their covariance."""
-    model = _classifier(strength)
-    count = len(x)
-    stacked = np.vstack([x, x, np.zeros((2, x.shape[1]))])
-    labels = np.repeat([1, 0, 1, 0], [count, count, 1, 1])
-    counts = np.concatenate([right, wrong, [_PRIOR, _PRIOR]])
-    model.fit(stacked, labels, sample_weight=counts)
-    weights = np.concatenate([model.intercept_, model.coef_[0]])
-    design = np.hstack([np.ones((len(stacked), 1)), stacked])
-    chance = 1.0 / (1.0 + np.exp(-(design @ weights)))
-    curvature = design.T @ (design * (counts * chance * (1.0 - chance))[:, None])
-    penalty = np.diag([1e-9, *([1.0 / strength] * x.shape[1])])
-    return weights, np.linalg.inv(curvature + penalty)
-
-
-def _classifier(strength: float) -> Any:
+def _regression(x: Floats, counts: Floats, strength: float) -> tuple[Floats, Floats]:
+    """Fit intercept and coefficients, and their covariance, to wrong and right answers ``[2, cell]``."""
     try:
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  # an optional dependency
     except ImportError as error:
         raise EppError("fitting needs scikit-learn: pip install 'gorgo-epp[laar]'") from error
-    return LogisticRegression(C=strength, solver="newton-cholesky", max_iter=100, tol=1e-6)
+    stacked = np.vstack([x, x, np.zeros((2, x.shape[1]))])
+    labels = np.repeat([0, 1, 0, 1], [len(x), len(x), 1, 1])
+    weight = np.concatenate([*counts, [_PRIOR, _PRIOR]])
+    model = LogisticRegression(C=strength, solver="newton-cholesky", max_iter=100, tol=1e-6)
+    model.fit(stacked, labels, sample_weight=weight)
+    weights = np.concatenate([model.intercept_, model.coef_[0]])
+    design = np.hstack([np.ones((len(stacked), 1)), stacked])
+    chance = model.predict_proba(stacked)[:, 1]
+    curvature = design.T @ (design * (weight * chance * (1.0 - chance))[:, None])
+    penalty = np.diag([1e-9, *([1.0 / strength] * x.shape[1])])
+    return weights, np.linalg.inv(curvature + penalty)
 
 
-def _chosen(x: Floats, tally: _Tally, questions: int) -> tuple[float, tuple[float, float]]:
-    """The strength that tells left-out folds best, and the line that calibrates it."""
-    best = (np.inf, 1.0, np.zeros_like(tally.right))
+def _chosen(x: Floats, counts: Floats, questions: int) -> tuple[float, tuple[float, float]]:
+    """Return the strength that predicts left-out folds best, and the line that calibrates it (Platt).
+
+    The line is kept near the identity, and is the identity without evidence.
+    """
+    wrong, right = counts
+    best: tuple[float, float, Floats] = (np.inf, 1.0, np.zeros_like(right))
     for strength in STRENGTHS:
-        log_odds = np.zeros_like(tally.right)
+        log_odds = np.zeros_like(right)
         for fold in range(_FOLDS):
-            kept = [other for other in range(_FOLDS) if other != fold]
-            weights, _ = _regression(
-                x, tally.right[kept].sum(axis=0), tally.wrong[kept].sum(axis=0), strength
-            )
+            weights, _ = _regression(x, np.delete(counts, fold, axis=1).sum(axis=1), strength)
             log_odds[fold] = weights[0] + x @ weights[1:]
-        loss = float(
-            (tally.right * np.logaddexp(0, -log_odds) + tally.wrong * np.logaddexp(0, log_odds)).sum()
-        )
+        loss = float((right * np.logaddexp(0, -log_odds) + wrong * np.logaddexp(0, log_odds)).sum())
         if loss < best[0]:
             best = (loss, strength, log_odds)
-    return best[1], _calibrated(best[2], tally, questions)
-
-
-def _calibrated(log_odds: Floats, tally: _Tally, questions: int) -> tuple[float, float]:
-    """Intercept and slope of Platt's line, kept near the identity; the identity without evidence."""
-    if questions < _LEAST_QUESTIONS or min(tally.right.sum(), tally.wrong.sum()) < _LEAST_QUESTIONS:
-        return 0.0, 1.0
-    weights, _ = _regression(log_odds.reshape(-1, 1), tally.right.ravel(), tally.wrong.ravel(), 100.0)
+    if questions < _LEAST_QUESTIONS or min(right.sum(), wrong.sum()) < _LEAST_QUESTIONS:
+        return best[1], (0.0, 1.0)
+    weights, _ = _regression(best[2].reshape(-1, 1), counts.reshape(2, -1), 100.0)
     slope = float(np.clip(weights[1], *_SLOPES))
-    return float(weights[0]) if slope == weights[1] else 0.0, slope
-
-
-def _chance(log_odds: float) -> float:
-    return float(1.0 / (1.0 + np.exp(-log_odds)))
+    return best[1], (float(weights[0]) if slope == weights[1] else 0.0, slope)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Verdict(msgspec.Struct, frozen=True):
     """What counts of a verdict."""
 
     id: str
@@ -36,7 +36,7 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         question: names the question.
         model: what the engine calls its model.
-        language: as `epp.apis.language` tells it.
+        language: as `epp.apis.language` detects it.
         prompt_tokens: length of the prompt.
         correct: whether the answer was right.
         task: kind of work, any when empty.
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read_rows(place: Path) -> list[Row]:
-    """Rows of a JSON Lines file, or of a folder of flight records.
+    """Read rows from a JSON Lines file, or from a folder of flight records.
 
     Raises:
         EppError: it cannot be read, a line is no row (the message names it), or there is none.
@@ -61,7 +61,7 @@ def read_rows(place: Path) -> list[Row]:
     except OSError as error:
         raise EppError(f"{place}: {error.strerror}") from error
     if not rows:
-        raise EppError(f"{place}: no checked answers (`epp feedback` tells of them)")
+        raise EppError(f"{place}: no checked answers (`epp feedback` reports them)")
     return rows
 
 
@@ -77,7 +77,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _recorded(folder: Path) -> Iterator[Row]:
-    """Verdicts joined to their decisions; the last one on a decision counts.
+    """Yield verdicts joined to their decisions; the last one on a decision counts.
 
     Raises:
         EppError: a record that counts does not hold what its kind says; the message names its line.
@@ -89,8 +89,8 @@ def _recorded(folder: Path) -> Iterator[Row]:
             if record["kind"] == "decision":
                 decisions[record["id"]] = place, _decided(record)
             elif record["kind"] == "feedback":
-                told = msgspec.convert(record, _Told)
-                verdicts[told.id] = told.correct
+                verdict = msgspec.convert(record, _Verdict)
+                verdicts[verdict.id] = verdict.correct
         except (msgspec.ValidationError, KeyError, TypeError, IndexError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise EppError(f"{place}: this {record['kind']} cannot be read: {why}") from error
@@ -106,7 +106,7 @@ def _recorded(folder: Path) -> Iterator[Row]:
 
 
 def _decided(record: Mapping[str, Any]) -> dict[str, object]:
-    """What a row tells of a decision."""
+    """Return what a row has of a decision."""
     request = record["request"]
     return {
         # Prompts with the same blocks are the same question, or its retries.
@@ -119,6 +119,6 @@ def _decided(record: Mapping[str, Any]) -> dict[str, object]:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Rows as JSON Lines."""
+    """Write rows as JSON Lines."""
     encoder = msgspec.json.Encoder()
     path.write_bytes(b"".join(encoder.encode(row) + b"\n" for row in rows))

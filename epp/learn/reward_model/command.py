@@ -1,32 +1,31 @@
-"""`epp learn`: the learner as a process of its own, its training offline, its status.
-
-Owns the process: its signals, its log, its priority, how often it looks. What it does is
-`epp.learn.reward_model.loop`'s.
-"""
+"""`epp learn`: the learner as a process of its own, its training offline, its status."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.errors import EppError
 from epp.learn.reward_model import setup as setups
+from epp.learn.reward_model.feed import all_on_file
 from epp.learn.reward_model.loop import Loop
-from epp.learn.reward_model.offline import run_offline
-from epp.learn.reward_model.status import status_lines
+from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.lock import ProcessLock
-from epp.learn.sidecar.process import reported_files, run_until_stopped
+from epp.learn.sidecar.process import ProcessLock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
-from epp.learn.tuner.command import build_session, build_tuner
-from epp.learn.tuner.session import memory_at
-from epp.learn.tuner.status_command import status_lines as trial_lines
+from epp.learn.tuner.status import status_lines as trial_lines
+from epp.learn.tuner.tuner import Tuner, read_memory
 from epp.llmd.settings import LogSettings
+from epp.records.model_files import dump_reward_model
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
@@ -41,7 +40,7 @@ _NICE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("action", nargs="?", default="run", choices=("run", "status"), help="run (default)")
     setups.add_arguments(parser)
     parser.add_argument(
@@ -55,44 +54,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked."""
     if arguments.offline is not None:
-        if arguments.seed < 0:
-            raise EppError("--seed must be 0 or more")
         setup = setups.read_setup(arguments, records=arguments.offline)
-        return run_offline(
-            setup.records, setup.settings, seed=arguments.seed, out=arguments.model, as_json=arguments.json
-        )
+        return _run_offline(setup, seed=arguments.seed, out=arguments.model, as_json=arguments.json)
     if arguments.action == "status":
         return _status(setups.read_setup(arguments, looking=True))
     return _run(setups.read_setup(arguments), every_s=arguments.every)
 
 
+def _run_offline(setup: Setup, *, seed: int, out: Path | None, as_json: bool) -> int:
+    """Hold rounds over what is on file, in the order of time, as a learner would have; 0 when a model passed.
+
+    Raises:
+        EppError: there are no records, too few of them, or the model cannot be written.
+    """
+    settings, rounds = setup.settings, []
+    learner = Learner(settings, seed)
+    for entry in all_on_file(setup.records, settings.network.features, _warn):
+        learner.add(entry)
+        if learner.due():
+            learner.train(entry.ended_wall_s)
+            rounds.append(msgspec.to_builtins(learner.last))
+            if not as_json:
+                print("\n".join(round_lines(rounds[-1])))
+    if not rounds:
+        raise EppError(
+            f"{setup.records}: {learner.memory.seen} usable requests of {settings.data.first} for a first "
+            "round (data.first of --settings)"
+        )
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode({"rounds": rounds})).decode())
+    model = learner.incumbent
+    if model is None:
+        _warn("no model passed the gate")
+        return 1
+    if out is not None:
+        Files().replace(out, dump_reward_model(model))
+    if not as_json:
+        print(f"model {model.version}" + (f" written to {out}" if out else ": give --model FILE to keep it"))
+    return 0
+
+
 def _status(setup: Setup) -> int:
-    now_wall_s = time.time()
-    for line in status_lines(setup.paths, Files(), now_wall_s):
+    now_wall_s, trial = time.time(), setup.trial
+    for line in status_lines(setup.paths, now_wall_s):
         print(line)
-    if setup.trial is None:
+    if trial is None:
         print(f"no trial: {setup.note}")
         return 0
-    trial = setup.trial
-    for line in trial_lines(memory_at(trial.paths).load(), trial.rules.settings, trial.paths, now_wall_s):
+    memory = read_memory(trial.paths)
+    for line in trial_lines(memory.state if memory is not None else None, trial.paths, now_wall_s):
         print(f"trial: {line}")
     return 0
 
 
 def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
+    clock = SystemClock()
     with contextlib.ExitStack() as held:
         held.enter_context(ProcessLock(setup.paths.lock, "learner"))
         os.nice(_NICE)
-        loop = build_loop(setup)
+        loop = Loop(
+            settings=setup.settings, paths=setup.paths, records=setup.records, clock=clock, report=log.info
+        )
         loop.open()
         if setup.trial is None:
             log.info("no trial: %s", setup.note)
         else:
-            trial = setup.trial
-            held.enter_context(ProcessLock(trial.paths.lock, "tuner"))
-            contender = Contender(lambda: loop.incumbent, SystemClock(), setup.settings.retry_s)
-            loop.trial = build_tuner(trial, build_session(trial, log.info, log.info), contender)
+            held.enter_context(ProcessLock(setup.trial.paths.lock, "tuner"))
+            contender = Contender(lambda: loop.learner.incumbent, clock, setup.settings.retry_s)
+            loop.trial = Tuner(setup.trial, rehearsal=contender, clock=clock, report=log.info)
             with reported_files():
                 loop.trial.open()
         log.info("learning from records of %s, models to %s", setup.records, setup.paths.model)
@@ -102,13 +132,5 @@ def _run(setup: Setup, *, every_s: float) -> int:
     return 0
 
 
-def build_loop(setup: Setup) -> Loop:
-    """A loop on the files of a setup, without its trial; whoever makes one holds the lock."""
-    return Loop(
-        settings=setup.settings,
-        paths=setup.paths,
-        files=Files(),
-        records=setup.records,
-        clock=SystemClock(),
-        tell=log.info,
-    )
+def _warn(sentence: str) -> None:
+    print(f"epp: {sentence}", file=sys.stderr)

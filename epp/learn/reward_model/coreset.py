@@ -18,7 +18,7 @@ _SHRINK_EVERY = 256
 
 
 def gradients(hidden: NDArray[np.float32], residual: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Gradient of each row's error by the last layer's weights, up to a factor.
+    """Return gradient of each row's error by the last layer's weights, up to a factor.
 
     Args:
         hidden: what the last layer is given, after the ReLU, ``[rows, width]``.

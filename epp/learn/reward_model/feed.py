@@ -6,12 +6,12 @@ all policies count; those of the one that is learned, and of the heuristic befor
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from epp.errors import EppError
-from epp.learn.reward_model.samples import Logged, Pending, logged, pending_of
+from epp.learn.reward_model.samples import Logged, choice_of, logged
+from epp.learn.reward_model.store import choice_from, plain_of
 from epp.learn.sidecar.feed import Feed
 from epp.learn.tuner.samples import sample_of
 from epp.records.files import record_files
@@ -25,24 +25,20 @@ if TYPE_CHECKING:
 
 #: Newest records on file that a first start reads.
 HISTORY_BYTES = 256 * 1024 * 1024
-_KEPT = ("id", "at", "basis", "weights_version", "chosen")
+_KEPT = ("id", "at", "basis", "weights_version", "endpoints", "chosen")
 
 
-def newest_files(folder: Path, most_bytes: int = HISTORY_BYTES) -> frozenset[str]:
+def newest_files(folder: Path, most_bytes: float) -> frozenset[str]:
     """Names of the newest files of records, of about this size together; one at least, where there is one."""
-    try:
-        files = record_files(folder)
-    except EppError:
-        return frozenset()
     names, size = set(), 0
-    for path in reversed(files):
-        names.add(path.name)
-        try:
+    try:
+        for path in reversed(record_files(folder)):
+            names.add(path.name)
             size += path.stat().st_size
-        except OSError:
-            continue
-        if size >= most_bytes:
-            break
+            if size >= most_bytes:
+                break
+    except (EppError, OSError):  # rotation was faster, or there is no folder yet
+        pass
     return frozenset(names)
 
 
@@ -52,62 +48,54 @@ class LogFeed(Feed[Logged]):
     Args:
         folder: of the flight recorder; may not exist yet.
         features: of the model.
-        tell: takes sentences for the log, each once.
+        report: takes sentences for the log, each once.
         state: where an earlier feed was; None to begin with the newest files.
+        history_bytes: of those.
     """
+
+    #: Each holds some 700 bytes of every candidate.
+    max_waiting = 20_000
 
     def __init__(
         self,
         folder: Path,
         *,
         features: Sequence[str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         state: State | None = None,
+        history_bytes: float = HISTORY_BYTES,
     ) -> None:
         self._features = features
-        first = newest_files(folder)
-        super().__init__(folder, tell=tell, state=state, first=first)
+        super().__init__(folder, report=report, state=state, first=newest_files(folder, history_bytes))
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The inputs of all candidates, in plain values so that they can be persisted."""
+        """Return the inputs of all candidates, in plain values so that they can be persisted."""
         if record["basis"] != "policy":
             return None
         try:
-            pending = pending_of(decision_of(record), self._features)
+            choice = choice_of(decision_of(record), self._features)
         except RecordError as error:
             raise ValueError(str(error)) from error
-        if pending is None:
-            return None
         return {
             **{key: record[key] for key in _KEPT},
-            "endpoints": list(pending.endpoints),
             "request": {"prompt_tokens": record["request"]["prompt_tokens"]},
-            "rows": pending.rows.tolist(),
-            "engine_classes": list(pending.engine_classes),
-            "chances": pending.chances.tolist(),
-            "heuristic": pending.heuristic.tolist(),
-            "output_tokens": pending.output_tokens,
-            "learned": pending.learned,
-            "other": pending.other,
+            "choice": plain_of(choice),
         }
 
     def make(
         self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
     ) -> Logged | None:
-        """The request."""
+        """Return the request."""
         ended = sample_of(kept, outcome, now_wall_s)
-        if ended is None:
-            return None
-        pending = Pending(
-            at_wall_s=float(kept["at"]),
-            endpoints=tuple(kept["endpoints"]),
-            rows=np.array(kept["rows"], np.float64),
-            engine_classes=tuple(kept["engine_classes"]),
-            chances=np.array(kept["chances"], np.float64),
-            heuristic=np.array(kept["heuristic"], np.float64),
-            chosen=int(kept["chosen"]),
-            output_tokens=float(kept["output_tokens"]),
-            learned=bool(kept["learned"]),
-            other=bool(kept["other"]),
-        )
-        return logged(pending, ended)
+        return None if ended is None else logged(choice_from(kept["choice"]), ended)
+
+
+def all_on_file(folder: Path, features: Sequence[str], report: Callable[[str], None]) -> list[Logged]:
+    """Read every request that has ended, in the order of time."""
+    feed = LogFeed(folder, features=features, report=report, history_bytes=math.inf)
+    found = list(feed.new(0.0, give_up_s=math.inf))
+    while feed.behind:
+        found += feed.new(0.0, give_up_s=math.inf)
+    if feed.state.damaged:
+        report(f"{feed.state.damaged} damaged lines were passed over")
+    return sorted(found, key=lambda entry: entry.sample.at_wall_s)

@@ -6,7 +6,8 @@ seed give the same model, bit for bit, on one machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from epp.learn.reward_model.network import Adam, Mlp
 from epp.policies.reward_model import HEADS, PRICED, RewardModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -28,26 +29,13 @@ if TYPE_CHECKING:
 _WORK = (PRICED, "pending_uncached_tokens")
 #: Numbers that spread by less than this share of their size do so by rounding alone.
 _ALIKE = 1e-6
-#: ITL is predicted only where this share of the rows tells one.
+#: ITL is predicted only where this share of the rows has one.
 _ENOUGH_ITL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """What is to be predicted of each row.
-
-    Attributes:
-        values: milliseconds ``[rows, heads]``; NaN where not known.
-        bounds: where a value is only a lower bound.
-    """
-
-    values: Floats
-    bounds: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
-    """What a model tells of its making, beside the numbers.
+    """How a model was made, beside its numbers.
 
     Attributes:
         seen: samples that the learner has seen in all.
@@ -69,48 +57,45 @@ def stack(samples: Sequence[Sample], classes: Sequence[str]) -> Floats:
 
 
 def with_classes(rows: Floats, engine_classes: Sequence[str], classes: Sequence[str]) -> Floats:
-    """Rows of features with their one-hot columns behind them."""
+    """Return rows of features with their one-hot columns behind them."""
     if not classes:
         return rows
-    place = {name: column for column, name in enumerate(classes)}
-    hot = np.zeros((len(rows), len(classes)))
-    for row, name in enumerate(engine_classes):
-        if name in place:
-            hot[row, place[name]] = 1.0
+    hot = np.array(engine_classes)[:, None] == np.array(classes)[None, :]
     return np.concatenate([rows, hot], axis=1)
 
 
-def targets_of(samples: Sequence[Sample], heads: Sequence[str], failed_quantile: float) -> Targets:
-    """Targets of samples, what was never answered as a bound."""
+def targets_of(
+    samples: Sequence[Sample], heads: Sequence[str], failed_quantile: float
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return what is to be predicted of each row, and where a value is only a lower bound.
+
+    Both are ``[rows, heads]``: milliseconds, NaN where not known.
+    """
     ttft_ms = np.array([sample.ttft_ms for sample in samples])
     waited_ms = np.array([sample.waited_ms for sample in samples])
     failed = np.array([sample.failed for sample in samples], np.bool_)
     answered = ~np.isnan(ttft_ms)
     slow_ms = float(np.quantile(ttft_ms[answered], failed_quantile)) if answered.any() else 0.0
     waited_ms = np.where(failed, np.maximum(waited_ms, slow_ms), waited_ms)
-    values = np.empty((len(samples), len(heads)))
-    values[:, 0] = np.where(answered, ttft_ms, waited_ms)
-    if len(heads) > 1:
-        values[:, 1] = [sample.itl_ms for sample in samples]
+    columns = [np.where(answered, ttft_ms, waited_ms), np.array([sample.itl_ms for sample in samples])]
+    values = np.stack(columns[: len(heads)], axis=1)
     bounds = np.zeros(values.shape, np.bool_)
     bounds[:, 0] = ~answered
-    return Targets(values, bounds)
+    return values, bounds
 
 
 def heads_of(samples: Sequence[Sample], settings: LearnerSettings) -> tuple[str, ...]:
-    """What these samples can teach: both heads where felt latency is asked for and enough ITLs are told."""
+    """What these samples can teach: both heads where felt latency is asked for and enough ITLs are known."""
     if settings.reward == "felt":
-        told = sum(not np.isnan(sample.itl_ms) for sample in samples)
-        if told >= _ENOUGH_ITL * len(samples):
+        known = sum(not np.isnan(sample.itl_ms) for sample in samples)
+        if known >= _ENOUGH_ITL * len(samples):
             return HEADS
     return HEADS[:1]
 
 
 def classes_of(samples: Sequence[Sample], least: int) -> tuple[str, ...]:
-    """Engine classes with enough rows; none where nobody names classes."""
-    counts: dict[str, int] = {}
-    for sample in samples:
-        counts[sample.engine_class] = counts.get(sample.engine_class, 0) + 1
+    """Return engine classes with enough rows; none where nobody names classes."""
+    counts = Counter(sample.engine_class for sample in samples)
     if set(counts) == {""}:
         return ()
     return tuple(sorted(name for name, count in counts.items() if count >= least))
@@ -120,7 +105,6 @@ def fit(
     samples: Sequence[Sample],
     settings: LearnerSettings,
     origin: Origin,
-    validation: Mapping[str, float] | None = None,
     *,
     beside: Sequence[Floats] = (),
 ) -> RewardModel:
@@ -129,8 +113,7 @@ def fit(
     Args:
         samples: at least one that was answered.
         settings: the recipe.
-        origin: what the model tells of itself.
-        validation: figures that it carries.
+        origin: how it is made.
         beside: inputs of all candidates of decisions, ``[candidates, features]`` each: they widen the bounds.
 
     Raises:
@@ -142,16 +125,16 @@ def fit(
     classes = classes_of(samples, network.min_class_rows)
     heads = heads_of(samples, settings)
     x = stack(samples, classes)
-    targets = targets_of(samples, heads, settings.data.failed_quantile)
+    targets, lower = targets_of(samples, heads, settings.data.failed_quantile)
     mean, std = _normalisation(x, len(network.features))
-    known = np.where(targets.bounds, np.nan, targets.values)
+    known = np.where(lower, np.nan, targets)
     offset, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
     scale[scale <= 0.0] = 1.0
     low, high = bounds_of(x, beside, network.tail)
     net = _train(
         ((x - mean) / std).astype(np.float32),
-        ((targets.values - offset) / scale).astype(np.float32),
-        targets.bounds,
+        ((targets - offset) / scale).astype(np.float32),
+        lower,
         network,
         origin.seed,
     )
@@ -171,7 +154,6 @@ def fit(
         round=origin.round,
         trained_at_s=origin.trained_at_s,
         tail=network.tail,
-        validation=dict(validation or {}),
         congestion_ms=price_of(samples, classes, settings),
     )
 
@@ -218,7 +200,7 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def _normalisation(x: Floats, features: int) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of each feature; one-hot inputs stay as they are."""
+    """Return mean and standard deviation of each feature; one-hot inputs stay as they are."""
     mean, std = np.zeros(x.shape[1]), np.ones(x.shape[1])
     mean[:features], std[:features] = x[:, :features].mean(axis=0), x[:, :features].std(axis=0)
     # What did not vary was not learned from: any scale will do, and the bounds tell when it varies.
@@ -275,7 +257,7 @@ def _train(
 
 
 def _solved(x: NDArray[np.float32], targets: NDArray[np.float32], bounds: NDArray[np.bool_]) -> Mlp:
-    """The linear model of least squares over what is known; bounds have no part in it."""
+    """Return the linear model of least squares over what is known; bounds have no part in it."""
     net = Mlp((x.shape[1], targets.shape[1]))
     weights, bias = net.layers[0]
     padded = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1).astype(np.float64)
@@ -287,18 +269,8 @@ def _solved(x: NDArray[np.float32], targets: NDArray[np.float32], bounds: NDArra
 
 
 def hidden_of(model: RewardModel, x: Floats) -> NDArray[np.float32]:
-    """What a model's last layer is given for inputs ``[rows, d]``: activations after the last ReLU."""
-    net = Mlp((x.shape[1], *(weights.shape[1] for weights, _ in model.layers)))
-    for (weights, bias), (mine, my_bias) in zip(model.layers, net.layers, strict=True):
-        mine[:], my_bias[:] = weights, bias
-    return net.forward(((x - model.mean) / model.std).astype(np.float32))[1]
-
-
-def inputs_for(model: RewardModel, samples: Sequence[Sample]) -> Floats:
-    """Inputs of samples as a model orders them."""
-    return stack(samples, model.classes)
-
-
-def with_validation(model: RewardModel, validation: Mapping[str, float]) -> RewardModel:
-    """The model with other figures; its version stays."""
-    return replace(model, validation=dict(validation))
+    """Return what a model's last layer is given for inputs ``[rows, d]``: activations after the last ReLU."""
+    values = ((x - model.mean) / model.std).astype(np.float32)
+    for weights, bias in model.layers[:-1]:
+        values = np.maximum(values @ weights + bias, np.float32(0.0))
+    return values

@@ -1,12 +1,11 @@
 """Whether a trained model may replace the one in force: held-out error first, then what it would have cost.
 
-Owns both comparisons and the words of a refusal. Pure.
+Owns both comparisons, the words of a refusal, and how predictions are compared with what came.
 
 Rules
 - Judged is what was not trained on: the newest samples, in the order of time, not a random part of all.
 - Both models are judged on the same samples, which neither has seen, and differ significantly or not at all.
-- The off-policy screen can refuse and never promote. switch-DR decides; SNIPS is printed beside it, because
-  it speaks only of the requests on which both policies agree, and these are often the easy ones.
+- The off-policy screen can refuse and never promote.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.learn.reward_model.fitting import with_classes
-from epp.learn.reward_model.monitors import errors_ms, errors_of
-from epp.learn.reward_model.off_policy import Choice, Estimate, estimate
+from epp.learn.reward_model.fitting import stack, targets_of, with_classes
+from epp.learn.reward_model.network import residuals
+from epp.learn.reward_model.off_policy import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.learn.reward_model.samples import Logged, Sample
+    from epp.learn.reward_model.off_policy import Estimate
+    from epp.learn.reward_model.samples import Choice, Logged, Sample
     from epp.learn.reward_model.settings import LearnerSettings
     from epp.policies.reward_model import RewardModel
 
     Floats = NDArray[np.float64]
 
-#: A rise of the error that is within so many standard errors of the allowed one is let pass.
+#: A rise of the error that is within so many standard errors of the allowed one passes.
 _Z = 2.0
 
 
@@ -60,43 +60,50 @@ def judge(
     judge_model: RewardModel,
     *,
     held_out: Sequence[Sample],
-    logged: Sequence[Logged],
+    log: Sequence[Logged],
     settings: LearnerSettings,
     constant_ms: float,
     fresh: int = 0,
 ) -> Verdict:
-    """Both comparisons.
+    """Make both comparisons.
 
     Args:
         candidate: the model on trial.
         incumbent: the one in force, None before the first.
         judge_model: predicts for switch-DR; neither the candidate nor the incumbent.
         held_out: samples that the candidate has not seen.
-        logged: choices that it has not seen.
+        log: choices that it has not seen.
         settings: margins.
         constant_ms: mean TTFT of what was trained on: what a model must beat to be one.
         fresh: newest samples that the incumbent has not seen either; 0 where it has seen none of them.
     """
+    gate = settings.gate
     if incumbent is not None and fresh:
         held_out = held_out[-fresh:]
     figures, refusal = _held_out(candidate, incumbent, held_out, settings, constant_ms)
-    choices = choices_of(logged, candidate, judge_model)
-    if choices:
-        found = estimate(choices, clip=settings.gate.clip)
-        figures |= _figures(found)
-        refusal = refusal or _screened(found, settings)
-    else:
-        figures["effective_samples"] = 0.0
-        refusal = refusal or "no logged choice to judge it by"
-    if not settings.gate.on:
-        return Verdict(True, "passed: the gate is open" + (f" ({refusal})" if refusal else ""), figures)
+    found = _estimate(log, judge_model, lambda choice: greedy(candidate, choice), settings)
+    effective = 0.0 if found is None else found.effective
+    figures["effective_samples"] = effective
+    if found is not None:
+        figures |= {"choices": float(found.choices), "logged_cost_ms": found.logged_ms}
+        figures |= {"cost_rise_ms": found.rise_ms, "cost_rise_error_ms": found.error_ms}
+    if not refusal and (found is None or effective < gate.min_effective):
+        refusal = (
+            f"too little overlap with what ran: {effective:.0f} effective samples of {gate.min_effective:.0f}"
+        )
+    if not refusal and found is not None and found.rise_ms > gate.z * found.error_ms:
+        refusal = (
+            f"off policy it would cost {found.rise_ms:+.1f} ms (standard error {found.error_ms:.1f}) "
+            f"more than the logged {found.logged_ms:.1f} ms"
+        )
+    if refusal and gate.on:
+        return Verdict(False, f"refused: {refusal}", figures, short=effective < gate.min_effective)
     if refusal:
-        short = figures["effective_samples"] < settings.gate.min_effective
-        return Verdict(False, f"refused: {refusal}", figures, short)
+        return Verdict(True, f"passed: the gate is open ({refusal})", figures)
     return Verdict(
         True,
         f"passed: error {figures['error_ms']:.0f} ms held out, cost {figures['cost_rise_ms']:+.0f} ms "
-        f"off policy, {figures['effective_samples']:.0f} effective samples",
+        f"off policy, {effective:.0f} effective samples",
         figures,
     )
 
@@ -109,12 +116,12 @@ def _held_out(
     constant_ms: float,
 ) -> tuple[dict[str, float], str]:
     quantile = settings.data.failed_quantile
-    if not any(sample.answered for sample in held_out):
+    answered_ms = [sample.ttft_ms for sample in held_out if sample.answered]
+    if not answered_ms:
         return {}, "no answered request held out to judge it on"
     mine = errors_ms(candidate, held_out, quantile)
-    constant = errors_of(np.full(len(held_out), constant_ms), held_out, quantile)
-    seen_ms = [sample.ttft_ms for sample in held_out if sample.answered]
-    hindsight = errors_of(np.full(len(held_out), np.median(seen_ms)), held_out, quantile)
+    constant = _errors_of(np.full(len(held_out), constant_ms), held_out, quantile)
+    hindsight = _errors_of(np.full(len(held_out), np.median(answered_ms)), held_out, quantile)
     figures = {
         "error_ms": float(mine.mean()),
         "constant_error_ms": float(constant.mean()),
@@ -128,7 +135,7 @@ def _held_out(
 
 
 def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
-    """Words where the errors exceed the allowed ones beyond chance, request by request; else empty."""
+    """Say where the errors exceed the allowed ones beyond chance, request by request; else empty."""
     rise = mine - (1.0 + allowed) * theirs
     error = float(rise.std(ddof=1) / np.sqrt(len(rise))) if len(rise) > 1 else 0.0
     if float(rise.mean()) <= _Z * error:
@@ -136,100 +143,95 @@ def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
     return f"held-out error {mine.mean():.1f} ms, above {name}, {theirs.mean():.1f} ms"
 
 
-def _screened(found: Estimate, settings: LearnerSettings) -> str:
-    gate = settings.gate
-    if found.effective < gate.min_effective:
-        return (
-            f"too little overlap with what ran: {found.effective:.0f} effective samples of "
-            f"{gate.min_effective:.0f}"
-        )
-    if found.dr_rise_ms > gate.z * found.dr_error_ms:
-        return (
-            f"off policy it would cost {found.dr_rise_ms:+.1f} ms (standard error {found.dr_error_ms:.1f}) "
-            f"more than the logged {found.logged_ms:.1f} ms"
-        )
-    return ""
+def errors_ms(model: RewardModel, samples: Sequence[Sample], failed_quantile: float) -> Floats:
+    """Return absolute error of the predicted TTFT of each sample; 0 where a bound is respected."""
+    return _errors_of(model.predict(stack(samples, model.classes))[:, 0], samples, failed_quantile)
 
 
-def _figures(found: Estimate) -> dict[str, float]:
-    figures = {
-        "choices": float(found.choices),
-        "effective_samples": found.effective,
-        "overlap_share": found.overlap,
-        "logged_cost_ms": found.logged_ms,
-        "snips_cost_ms": found.snips_ms,
-        "dr_cost_ms": found.dr_ms,
-        "cost_rise_ms": found.dr_rise_ms,
-        "cost_rise_error_ms": found.dr_error_ms,
-    }
-    return {name: value for name, value in figures.items() if np.isfinite(value)}
+def _errors_of(predicted_ms: Floats, samples: Sequence[Sample], failed_quantile: float) -> Floats:
+    values, bounds = targets_of(samples, ("ttft_ms",), failed_quantile)
+    found = residuals(np.asarray(predicted_ms, np.float32)[:, None], values.astype(np.float32), bounds)
+    return np.abs(found[:, 0]).astype(np.float64)
 
 
-def choices_of(logged: Sequence[Logged], candidate: RewardModel, judge_model: RewardModel) -> list[Choice]:
-    """Logged choices beside the candidate's, greedy with equals in equal shares.
+def calibration(model: RewardModel, samples: Sequence[Sample], bins: int) -> list[tuple[float, float]]:
+    """Return mean prediction and mean of what came, by bins of like predictions; answered requests alone."""
+    answered = [sample for sample in samples if sample.answered]
+    seen = np.array([sample.ttft_ms for sample in answered])
+    predicted = model.predict(stack(answered, model.classes))[:, 0]
+    parts = np.array_split(np.argsort(predicted, kind="stable"), bins)
+    return [(float(predicted[part].mean()), float(seen[part].mean())) for part in parts if len(part)]
 
-    Left out: requests that another endpoint served than was chosen, and those without a first token, whose
-    cost nobody knows. Endpoints unlike the training are the heuristic's, as they are for the policy: picked
-    exactly when it would pick one of them, and else not.
+
+def greedy(candidate: RewardModel, choice: Choice) -> Floats:
+    """Return chance of each candidate under the model, equals in equal shares.
+
+    Endpoints unlike the training are the heuristic's, as they are for the policy: picked exactly when it
+    would pick one of them, and else not.
     """
-
-    def greedy(entry: Logged) -> Floats:
-        x = with_classes(entry.rows, entry.engine_classes, candidate.classes)
-        inside = ~candidate.out_of_distribution(x)
-        if not (inside & (entry.heuristic > 0.0)).any():
-            return entry.heuristic
-        mine = predicted_cost_ms(candidate, x, entry.sample.output_tokens)
-        price = candidate.congestion(x)
-        if price is not None:
-            mine = mine + price
-        best = inside & (mine <= mine[inside].min())
-        return np.asarray(best / best.sum(), np.float64)
-
-    return _choices(logged, judge_model, greedy)
+    x = with_classes(choice.rows, choice.engine_classes, candidate.classes)
+    inside = ~candidate.out_of_distribution(x)
+    if not (inside & (choice.heuristic > 0.0)).any():
+        return choice.heuristic
+    mine = _predicted_cost_ms(candidate, x, choice.output_tokens)
+    price = candidate.congestion(x)
+    if price is not None:
+        mine = mine + price
+    best = inside & (mine <= mine[inside].min())
+    return np.asarray(best / best.sum(), np.float64)
 
 
 def regret(
-    logged: Sequence[Logged], judge_model: RewardModel, settings: LearnerSettings
+    log: Sequence[Logged], judge_model: RewardModel, settings: LearnerSettings
 ) -> tuple[dict[str, float], bool]:
-    """What the heuristic would have cost where a model chose, and whether that is to be regretted.
+    """Return what the heuristic would have cost where a model chose, and whether that is to be regretted.
 
     Sees single choices: harm that a policy does to its own later requests is for the trial to find.
 
     Args:
-        logged: choices, newest last.
+        log: choices, newest last.
         judge_model: predicts for switch-DR; has chosen none of them.
         settings: margins.
     """
-    chosen = [entry for entry in logged if entry.learned]
-    choices = _choices(chosen, judge_model, lambda entry: entry.heuristic)
-    if not choices:
+    chosen = [entry for entry in log if entry.choice.learned]
+    found = _estimate(chosen, judge_model, lambda choice: choice.heuristic, settings)
+    if found is None:
         return {}, False
-    found = estimate(choices, clip=settings.gate.clip)
-    figures = {"regret_ms": -found.dr_rise_ms, "regret_effective_samples": found.effective}
-    if np.isfinite(found.dr_error_ms):
-        figures["regret_error_ms"] = found.dr_error_ms
+    figures = {
+        "regret_ms": -found.rise_ms,
+        "regret_error_ms": found.error_ms,
+        "regret_effective_samples": found.effective,
+    }
     monitors = settings.monitors
-    least_ms = max(monitors.regret * found.logged_ms, monitors.regret_z * found.dr_error_ms)
-    return figures, found.effective >= settings.gate.min_effective and -found.dr_rise_ms > least_ms
+    least_ms = max(monitors.regret * found.logged_ms, monitors.regret_z * found.error_ms)
+    return figures, found.effective >= settings.gate.min_effective and -found.rise_ms > least_ms
 
 
-def _choices(
-    logged: Sequence[Logged], judge_model: RewardModel, policy: Callable[[Logged], Floats]
-) -> list[Choice]:
-    choices = []
-    for entry in logged:
-        sample, chance = entry.sample, float(entry.chances[entry.chosen])
-        cost_ms = _cost_ms(sample, judge_model)
-        if not entry.served_pick or np.isnan(cost_ms) or not chance > 0.0:
+def _estimate(
+    log: Sequence[Logged],
+    judge_model: RewardModel,
+    policy: Callable[[Choice], Floats],
+    settings: LearnerSettings,
+) -> Estimate | None:
+    """Estimate what a policy would have cost; None without choices to judge it by.
+
+    Left out are requests that another endpoint served than was chosen, and those without a first token, whose
+    cost nobody knows.
+    """
+    rows = []
+    for entry in log:
+        choice, at = entry.choice, entry.choice.chosen
+        propensity, cost_ms = float(choice.propensities[at]), _cost_ms(entry.sample, judge_model)
+        if not entry.served_pick or np.isnan(cost_ms) or not propensity > 0.0:
             continue
-        judged = with_classes(entry.rows, entry.engine_classes, judge_model.classes)
-        foretold = predicted_cost_ms(judge_model, judged, sample.output_tokens)
-        choices.append(Choice(cost_ms, chance, policy(entry), foretold, entry.chosen))
-    return choices
+        x = with_classes(choice.rows, choice.engine_classes, judge_model.classes)
+        predicted_ms, target = _predicted_cost_ms(judge_model, x, choice.output_tokens), policy(choice)
+        rows.append((cost_ms, target[at] / propensity, target @ predicted_ms, predicted_ms[at]))
+    return estimate(*np.array(rows).T, clip=settings.gate.clip) if len(rows) > 1 else None
 
 
-def predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Floats:
-    """What a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
+def _predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Floats:
+    """Return what a model expects users to feel, counted as the policy does: TTFT and the expected answer."""
     predicted = model.predict(x)
     if predicted.shape[1] == 1:
         return predicted[:, 0]
@@ -237,7 +239,7 @@ def predicted_cost_ms(model: RewardModel, x: Floats, output_tokens: float) -> Fl
 
 
 def _cost_ms(sample: Sample, model: RewardModel) -> float:
-    """What the request felt, in the model's own terms; NaN when not known."""
+    """Return what the request felt, in the model's own terms; NaN when not known."""
     if len(model.heads) == 1 or not sample.output_tokens:
         return sample.ttft_ms
     return sample.ttft_ms + sample.output_tokens * sample.itl_ms

@@ -52,14 +52,11 @@ _LONGEST_HOLD_S = 86_400.0
 #: Where a step was seen it is enough that blocks are closed that are not over.
 _BACK_S = 3600.0
 #: Load is the mean of so many blocks, because queues outlast one; after a model's as many do not count.
-_SMOOTH = 5
+_SMOOTH = (5,)
 #: Under the load of a block is what had from so much to so much of it.
 _AS_MUCH, _NEAR = 0.9, 1.3
 #: Blocks whose neighbours are alike say less than their number: two standard errors are of a part of them.
 _ALIKE, _STANDARD_ERRORS = 4.0, 2.0
-#: A share above so many times ``b`` counts as that: one wild block decides nothing.
-_CAP = 5.0
-_STAKES = (0.1, 0.2, 0.4, 0.7, 0.96)
 
 
 class GuardState(msgspec.Struct):
@@ -94,7 +91,7 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
         Why the model has to go, empty while that is not shown. The caller takes it away.
     """
     trial, sample = settings.trial, logged.sample
-    if logged.other:
+    if logged.choice.other:
         return ""
     if state.measure != trial.goal.measure:  # blocks of another measure compare with none
         state.measure, state.watch, state.closed = trial.goal.measure, Watch(), 0
@@ -110,12 +107,8 @@ def take(state: GuardState, logged: Logged, settings: LearnerSettings) -> str:
     watch = state.watch
     if watch.evidence < 1.0 / settings.guard.level:
         return ""
-    n = max(1, watch.requests)
-    reason = (
-        f"the fleet is worse than under the heuristic: {watch.slow / n:.1%} of requests slow in "
-        f"{watch.blocks} blocks, {watch.expected / n:.1%} under the heuristic, {watch.allowed / n:.1%} "
-        f"allowed"
-    )
+    found = fleet.comparison(watch, "under the heuristic")
+    reason = f"the fleet is worse than under the heuristic: {found}"
     state.retreats += 1
     hold_s = min(settings.retry_s * 2.0 ** (state.retreats - 1), max(_LONGEST_HOLD_S, settings.retry_s))
     state.held_until_wall_s = state.newest_wall_s + hold_s
@@ -153,7 +146,7 @@ def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:
 
 
 def slow_place(baseline: Sequence[Block], quantile: float) -> int:
-    """The coarse place above which requests are slow: that of a quantile of the heuristic's."""
+    """Return the coarse place above which requests are slow: that of a quantile of the heuristic's."""
     places: dict[int, int] = {}
     for block in baseline:
         for place, n in block.places.items():
@@ -173,17 +166,10 @@ def _close(state: GuardState, settings: LearnerSettings) -> None:
     if complete <= state.closed:
         return
     state.closed = complete
-    for number in sorted(number for number in watch.open if number < complete):
-        filling = watch.open.pop(number)
-        watch.recent = [part for part in watch.recent if number - _SMOOTH < part[0] < number]
-        watch.recent.append((number, filling.requests, filling.prompt_tokens))
-        n = len(watch.recent)
-        loads = sum(part[1] for part in watch.recent) / n, sum(part[2] for part in watch.recent) / n
-        block = Block(filling.requests, loads, filling.places)
-        if filling.tried:
-            watch.skip_until = number + 1 + _SMOOTH
+    for tried, block in fleet.completed(watch, complete, _SMOOTH):
+        if tried:
             _compare(watch, block, settings)
-        elif number >= watch.skip_until:
+        else:
             watch.baseline = [*watch.baseline, block][-fleet.KEPT :]
 
 
@@ -199,17 +185,7 @@ def _compare(watch: Watch, block: Block, settings: LearnerSettings) -> None:
     # Of all its blocks one in so many requests is slow, whatever a calm part of them says.
     mean = max(float(shares.mean()), 1.0 - goal.quantile)
     allowed = min(mean + _STANDARD_ERRORS * error + goal.fleet_margin, 1.0)
-    share = fleet.share(block, limit)
-    watch.blocks += 1
-    watch.requests += block.requests
-    watch.slow += share * block.requests
-    watch.expected += mean * block.requests
-    watch.allowed += allowed * block.requests
-    times = min(share / allowed, _CAP)
-    watch.wealth = tuple(
-        (wealth + 1.0) * (1.0 + stake * (times - 1.0))
-        for wealth, stake in zip(watch.wealth or (0.0,) * len(_STAKES), _STAKES, strict=True)
-    )
+    fleet.bet(watch, block, fleet.share(block, limit), expected=mean, allowed=allowed)
 
 
 def _others(baseline: Sequence[Block], block: Block) -> Sequence[Block]:
@@ -229,7 +205,7 @@ def _ended(logged: Logged, settings: LearnerSettings, at_wall_s: float) -> Ended
     prompt_tokens = int(sample.row[features.index("prompt_tokens")]) if "prompt_tokens" in features else 1
     return Ended(
         id="",
-        stamp=_MODEL if logged.learned else None,
+        stamp=_MODEL if logged.choice.learned else None,
         weights_version="",
         dispatched_wall_s=at_wall_s,
         ended_wall_s=math.nan,

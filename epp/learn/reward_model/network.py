@@ -54,7 +54,7 @@ class Mlp:
         return layers
 
     def forward(self, x: Floats) -> tuple[Floats, Floats]:
-        """Outputs ``[rows, out]``, and what the last layer was given: its inputs after their ReLU."""
+        """Return outputs ``[rows, out]``, and what the last layer was given: its inputs after their ReLU."""
         values = x
         for weights, bias in self.layers[:-1]:
             values = values @ weights
@@ -73,7 +73,7 @@ class Mlp:
         dropout: float,
         random: np.random.Generator,
     ) -> None:
-        """Gradient of the mean squared error of a batch.
+        """Compute the gradient of the mean squared error of a batch.
 
         Args:
             x: inputs ``[rows, in]``.
@@ -112,7 +112,7 @@ class Mlp:
 
 
 def residuals(outputs: Floats, targets: Floats, bounds: NDArray[np.bool_]) -> Floats:
-    """Output less target; 0 where the target is not known, or is a bound that the output respects."""
+    """Return output less target; 0 where the target is not known, or is a bound that the output respects."""
     delta = outputs - targets
     delta[np.isnan(delta) | (bounds & (delta > 0.0))] = 0.0
     return delta

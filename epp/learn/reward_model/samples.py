@@ -1,10 +1,10 @@
 """One decided request as a learner sees it: the inputs of every candidate, who served it, what it felt like.
 
 Owns what becomes of requests that were never answered, and which say nothing. What counts as failed or as
-nobody's fault is the tuner's word (`epp.learn.tuner.samples`): one word for one thing. Pure.
+nobody's fault is decided by `epp.learn.tuner.samples`.
 
 Rules
-- Inputs are made from the decision's own view by the picker's own function: what is trained on is what a
+- Inputs are made from the decision's own snapshot by the picker's own function: what is trained on is what a
   model is asked about, by construction.
 - No sample is dropped for being slow. One that has no first token says "at least so long": a client that
   left, or a request still running, at least the time waited; one that failed, at least as long as the
@@ -71,98 +71,73 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """A sample with the choice that led to it, for judging other choices.
+class Choice:
+    """What is kept of a decision, for its outcome and for judging other choices.
 
     Attributes:
-        sample: the row, by who served.
-        rows: inputs of every candidate, ``[candidates, features]``.
-        engine_classes: of each.
-        chances: chance of each to be chosen, as logged; sums to 1.
-        heuristic: chance of each to be the heuristic's pick instead.
-        chosen: index of the pick.
-        served_pick: the pick is who served it.
-        learned: a model chose.
-        other: a policy that is neither the learned one nor its heuristic chose.
-        ended_wall_s: Unix time at which it was over, or was given up; NaN where nobody tells.
-    """
-
-    sample: Sample
-    rows: NDArray[np.float64]
-    engine_classes: tuple[str, ...]
-    chances: NDArray[np.float64]
-    heuristic: NDArray[np.float64]
-    chosen: int
-    served_pick: bool
-    learned: bool = False
-    other: bool = False
-    ended_wall_s: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What is kept of a decision until its outcome comes.
-
-    Attributes:
-        at_wall_s: Unix time.
         endpoints: candidates.
         rows: their inputs, ``[candidates, features]``.
         engine_classes: theirs.
-        chances: of each to be chosen; all 0 where slow start blurs them.
-        heuristic: of each to be the heuristic's pick instead.
+        propensities: chance of each to be chosen; all 0 where slow start blurs them.
+        heuristic: chance of each to be the heuristic's pick instead.
         chosen: index of the pick.
         output_tokens: expected of the answer.
         learned: a model chose.
         other: a policy that is neither the learned one nor its heuristic chose.
     """
 
-    at_wall_s: float
     endpoints: tuple[str, ...]
     rows: NDArray[np.float64]
     engine_classes: tuple[str, ...]
-    chances: NDArray[np.float64]
+    propensities: NDArray[np.float64]
     heuristic: NDArray[np.float64]
     chosen: int
-    output_tokens: float
+    output_tokens: float = 0.0
     learned: bool = False
     other: bool = False
 
 
-def pending_of(decision: Decision, features: Sequence[str]) -> Pending | None:
-    """What a decision is kept as; None for one that no policy priced."""
-    if decision.basis is not Basis.POLICY:
-        return None
-    fleet = decision.fleet
-    return Pending(
-        at_wall_s=decision.at_wall_s,
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A sample with the choice that led to it.
+
+    Attributes:
+        sample: the row, by who served.
+        choice: the decision.
+        served_pick: the pick is who served it.
+        ended_wall_s: Unix time at which it was over, or was given up; NaN when not known.
+    """
+
+    sample: Sample
+    choice: Choice
+    served_pick: bool
+    ended_wall_s: float = math.nan
+
+
+def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
+    """Return what is kept of a decision that a policy priced."""
+    fleet, terms = decision.fleet, decision.ranking.terms
+    fallback, propensities = terms.get("fallback"), terms.get("probability")
+    if propensities is None:
+        propensities = decision.probabilities()
+    elif decision.shares is not None:
+        propensities = np.zeros(len(propensities))
+    return Choice(
         endpoints=fleet.endpoints,
         rows=inputs(decision.request, fleet, features, ()),
         engine_classes=fleet.engine_classes,
-        chances=_chances(decision),
+        propensities=propensities,
         heuristic=_heuristic(decision),
         chosen=decision.chosen,
         output_tokens=decision.request.expected_output_tokens,
-        learned=_learned(decision),
+        # A model chose, or the floor of exploration beside it, and not the heuristic.
+        learned=decision.policy == Lodestar.name and fallback is not None and not fallback[decision.chosen],
         other=decision.policy not in _POLICIES,
     )
 
 
-def _learned(decision: Decision) -> bool:
-    """Whether a model chose, or the floor of chance beside it, and not the heuristic."""
-    told = decision.ranking.terms.get("fallback")
-    return decision.policy == Lodestar.name and told is not None and not told[decision.chosen]
-
-
-def _chances(decision: Decision) -> NDArray[np.float64]:
-    """A policy that explores tells the chances itself; of others they follow from the ranking."""
-    told = decision.ranking.terms.get("probability")
-    if told is None:
-        return decision.probabilities()
-    return told if decision.shares is None else np.zeros(len(told))
-
-
 def _heuristic(decision: Decision) -> NDArray[np.float64]:
-    """What the learned policy would have done without a model, with the constants in force."""
+    """Return what the learned policy would have done without a model, with the constants in force."""
     specs = _HEURISTIC.weight_specs
     ours = decision.weights if decision.policy in _POLICIES else {}
     weights = {name: ours.get(name, spec.default) for name, spec in specs.items()}
@@ -174,7 +149,7 @@ def _heuristic(decision: Decision) -> NDArray[np.float64]:
 def log_of(
     decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
 ) -> Logged | None:
-    """What a decision and its outcome teach.
+    """Return what a decision and its outcome teach.
 
     Args:
         decision: as made.
@@ -185,15 +160,14 @@ def log_of(
     Returns:
         None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
     """
-    choice = pending_of(decision, features)
-    if choice is None:
+    if decision.basis is not Basis.POLICY:
         return None
     ended = ended_of(decision, outcome, waited_ms=waited_ms)
-    return None if ended is None else logged(choice, ended)
+    return None if ended is None else logged(choice_of(decision, features), ended)
 
 
 def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> Ended | None:
-    """A decision and its outcome as a trial counts them, arm and all, without the way through records.
+    """Return a decision and its outcome as a trial counts them, arm and all, without the way through records.
 
     Args:
         decision: as made.
@@ -204,7 +178,7 @@ def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = 
         None when it says nothing of the policy.
     """
     at_s = decision.at_wall_s
-    told = {
+    plain = {
         "basis": decision.basis.value,
         "at": at_s,
         "id": decision.id,
@@ -218,18 +192,15 @@ def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = 
         "chosen": 0,
     }
     record = None if outcome is None else outcome_record(outcome, at_s)
-    return sample_of(told, record, at_s + waited_ms / 1000.0)
+    return sample_of(plain, record, at_s + waited_ms / 1000.0)
 
 
-def logged(choice: Pending, ended: Ended) -> Logged | None:
-    """A choice and how its request ended; None where that says nothing of the endpoint's state."""
-    try:
-        served = choice.endpoints.index(ended.endpoint)
-    except ValueError:  # somebody who was no candidate: nothing is known of its state
+def logged(choice: Choice, ended: Ended) -> Logged | None:
+    """Join a choice and how its request ended; None where that says nothing of the endpoint's state."""
+    # Who was no candidate has no known state; a row that is not finite would spoil every training.
+    if ended.endpoint not in choice.endpoints or not np.isfinite(choice.rows).all():
         return None
-    if not np.isfinite(choice.rows).all():  # one such row would spoil every training that it is part of
-        return None
-    waited_ms = math.nan
+    served, waited_ms = choice.endpoints.index(ended.endpoint), math.nan
     if math.isnan(ended.ttft_ms):
         waited_ms = ended.e2e_ms
         if math.isnan(waited_ms):
@@ -237,7 +208,7 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         if math.isnan(waited_ms) or not (ended.failed or ended.censored):
             return None  # it ended somehow, and nobody saw the first token
     sample = Sample(
-        at_wall_s=choice.at_wall_s,
+        at_wall_s=ended.dispatched_wall_s,
         row=choice.rows[served].copy(),  # not all rows, for as long as this one is kept
         engine_class=choice.engine_classes[served],
         ttft_ms=ended.ttft_ms,
@@ -246,15 +217,5 @@ def logged(choice: Pending, ended: Ended) -> Logged | None:
         failed=ended.failed and math.isnan(ended.ttft_ms),
         output_tokens=choice.output_tokens,
     )
-    return Logged(
-        sample=sample,
-        rows=choice.rows,
-        engine_classes=choice.engine_classes,
-        chances=choice.chances,
-        heuristic=choice.heuristic,
-        chosen=choice.chosen,
-        served_pick=served == choice.chosen,
-        learned=choice.learned,
-        other=choice.other,
-        ended_wall_s=choice.at_wall_s + (ended.e2e_ms if math.isnan(waited_ms) else waited_ms) / 1000.0,
-    )
+    lasted_ms = ended.e2e_ms if math.isnan(waited_ms) else waited_ms
+    return Logged(sample, choice, served == choice.chosen, ended.dispatched_wall_s + lasted_ms / 1000.0)

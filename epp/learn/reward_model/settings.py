@@ -35,7 +35,7 @@ class NetworkKeys(Section, frozen=True):
     min_class_rows: PositiveInt = 50
 
     def __post_init__(self) -> None:
-        """Features must exist."""
+        """Refuse features that do not exist."""
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown:
             raise ValueError(f"features: {', '.join(unknown)} not known; known are {', '.join(FEATURES)}")
@@ -145,13 +145,11 @@ class Gate(GateKeys, frozen=True):
         worse: rise of the held-out error over the incumbent's that is let pass.
         clip: largest weight of a sample off policy; what would weigh more is predicted instead.
         z: standard errors by which the estimated cost must exceed the logged one to refuse the model.
-        refit: train once more with the held-out samples after passing, so that the newest are not lost.
     """
 
     worse: float = 0.02
     clip: float = 5.0
     z: float = 2.0
-    refit: bool = True
 
 
 class Monitors(Section, frozen=True):
@@ -159,8 +157,6 @@ class Monitors(Section, frozen=True):
 
     Attributes:
         bins: of predictions, in the comparison of predicted with seen.
-        frozen: samples that each round leaves for later ones to be tried on.
-        rounds: so many rounds' are kept.
         withdraw: an incumbent whose held-out error exceeds this many times that of their own median is
             withdrawn when its round's candidate is refused too.
         regret: share of the logged cost by which the heuristic must be shown cheaper to get back.
@@ -168,8 +164,6 @@ class Monitors(Section, frozen=True):
     """
 
     bins: int = 10
-    frozen: int = 100
-    rounds: int = 50
     withdraw: float = 1.0
     regret: float = 0.02
     regret_z: float = 3.0
@@ -222,5 +216,5 @@ class LearnerSettings(LearnerKeys, frozen=True):
 
 
 def learner_settings(keys: LearnerKeys) -> LearnerSettings:
-    """The settings of a file: its keys, and the constants."""
+    """Return the settings of a file: its keys, and the constants."""
     return msgspec.convert(msgspec.to_builtins(keys), LearnerSettings)

@@ -1,6 +1,6 @@
 """What the command works on: the model file, records, settings, and whether a trial can be held.
 
-Owns every mistake that can be told before anything starts.
+Reports every mistake that can be found before anything starts.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import parse_plan
 from epp.errors import ConfigError
-from epp.learn.reward_model.challenger import LEARNED, POLICY, STARTING, WEIGHT
 from epp.learn.reward_model.settings import LearnerKeys, learner_settings
+from epp.learn.reward_model.trial import LEARNED, POLICY, STARTING, WEIGHT
 from epp.learn.sidecar import setup as given
 from epp.learn.sidecar.paths import ModelPaths, WeightsPaths
 from epp.learn.tuner.setup import Setup as TrialSetup
 from epp.learn.tuner.state import Rules
-from epp.policies.registry import create
-from epp.schedule.weights import WeightBook
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
-    from epp.config.schema import Config
     from epp.learn.reward_model.settings import LearnerSettings
 
 
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
-    """The setup of a command.
+    """Return the setup of a command.
 
     Args:
         arguments: of `add_arguments`.
@@ -71,23 +70,22 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         ConfigError: something is missing or wrong.
     """
     found = given.read_given(arguments, LearnerKeys())
-    config = found.config
+    config, folder = found.config, records
     model = found.path(arguments.model, config.policy.model_file)
-    folder = records or found.path(arguments.records, config.records.folder)
-    if model is None and records is None:
-        raise found.missing("policy.model_file", "--model FILE")
-    if folder is None and looking and model is not None:
-        folder = model.parent
     if folder is None:
-        raise found.missing("records.folder", "--records DIR")
+        model = found.required(arguments.model, config.policy.model_file, "policy.model_file", "--model FILE")
+        place = str(model.parent.resolve()) if looking else ""
+        folder = found.required(
+            arguments.records, config.records.folder or place, "records.folder", "--records DIR"
+        )
     settings = learner_settings(found.settings)
     settings = msgspec.structs.replace(settings, promotion=arguments.promotion or settings.promotion)
     weights = found.path(arguments.weights, config.weights_file)
     setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, None)
     if records is not None or settings.promotion == "screen":
         note = "models decide as soon as they pass the gate"
-        if records is None and config.policy.name == POLICY:
-            note += _but_for(config, weights, found.source)
+        if records is None and config.policy.name == POLICY and weights is not None:
+            note += _left_by_a_trial(weights, found.book(POLICY).bounds)
         return replace(setup, note=note)
     if arguments.config is not None and config.policy.name != POLICY:
         return replace(setup, note=f"policy {config.policy.name} decides: models are for its shadows")
@@ -96,12 +94,12 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     if weights is None:
         fix = "set it, or give --weights; --promotion screen does without a trial"
         raise ConfigError(found.source, "weights_file", "not set: a trial needs it", fix)
-    book = _book(config, found.source)
+    bounds = found.book(POLICY).bounds
     trial = TrialSetup(
         policy=POLICY,
         starting=STARTING,
-        file_bounds=book.bounds,
-        rules=Rules(settings.trial, {name: book.bounds[name] for name in STARTING}),
+        file_bounds=bounds,
+        rules=Rules(settings.trial, {name: bounds[name] for name in STARTING}),
         paths=WeightsPaths(weights),
         records=folder,
         overrides=found.path(None, config.overrides_file),
@@ -111,30 +109,12 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     return replace(setup, trial=trial)
 
 
-def _book(config: Config, source: str) -> WeightBook:
-    """The learned policy's weights by the configuration alone.
-
-    Raises:
-        ConfigError: they are configured wrongly.
-    """
-    return WeightBook(
-        policy=POLICY,
-        specs=create(POLICY, {}, source=source).weight_specs,
-        configured=config.policy.weights,
-        bounds=config.policy.bounds,
-        source=source,
-    )
-
-
-def _but_for(config: Config, weights: Path | None, source: str) -> str:
-    """What a trial has left that no learner without one takes away; empty where nothing is in the way."""
-    if weights is None:
-        return ""
+def _left_by_a_trial(weights: Path, bounds: Mapping[str, tuple[float, float]]) -> str:
+    """Say what of a trial keeps models from deciding; empty where nothing does."""
     try:
-        book = _book(config, source)
-        book.update("tuner", read_file(weights), str(weights))
+        plan = parse_plan(read_file(weights) or b"{}", str(weights), policy=POLICY, bounds=bounds)
     except (ConfigError, OSError):  # pickers refuse it too, and say so
         return ""
-    if book.plan.weights.get(WEIGHT, 1.0) >= LEARNED:
+    if plan.weights.get(WEIGHT, 1.0) >= LEARNED:
         return ""
     return f"; but {weights} has {WEIGHT}: 0, of a trial: the heuristic decides until that file is removed"

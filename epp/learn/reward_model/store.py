@@ -1,7 +1,7 @@
-"""The learner's memory as bytes: samples, models and counts as MessagePack, arrays as numbers.
+"""The learner's memory as bytes: samples and counts as MessagePack, arrays as numbers, models as their files.
 
-Owns the form. Which requests were read is in it too: after a restart nothing counts twice, and what came
-since is read again from the records.
+Which requests were read is in it too: after a restart nothing counts twice, and what came since is read again
+from the records.
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ import msgspec
 import numpy as np
 
 from epp.errors import ConfigError
-from epp.learn.reward_model.guard import GuardState  # noqa: TC001  # msgspec reads annotations at run time
-from epp.learn.reward_model.monitors import Frozen  # noqa: TC001
-from epp.learn.reward_model.pools import Pools
-from epp.learn.reward_model.rounds import Memory, blank
-from epp.learn.reward_model.samples import Logged, Sample  # noqa: TC001
-from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001
+from epp.learn.reward_model.rounds import Learner, Memory
+from epp.learn.reward_model.samples import Choice
+from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.records.model_files import dump_reward_model, parse_reward_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from epp.learn.reward_model.settings import LearnerSettings
-    from epp.policies.reward_model import RewardModel
 
 #: Logged choices are persisted up to so many rows of inputs, newest first; what is lost costs one round.
-_LOGGED_ROWS = 100_000
+_LOG_ROWS = 100_000
 
 
 class Saved(msgspec.Struct):
@@ -36,71 +30,31 @@ class Saved(msgspec.Struct):
     Attributes:
         features: that the samples have; of others they teach nothing.
         feed: where the records were read to.
-        recent, older: samples of the pools.
-        incumbent, newest: models as their files; empty for none.
-
-    The other fields are those of `epp.learn.reward_model.rounds.Memory`.
+        memory: of the learner.
+        incumbent: the model as its file; empty for none.
     """
 
     features: tuple[str, ...]
     feed: FeedState
-    recent: list[Sample]
-    older: list[Sample]
-    logged: list[Logged]
-    frozen: list[Frozen]
+    memory: Memory
     incumbent: bytes
-    newest: bytes
-    guard: GuardState
-    seen: int
-    since: int
-    rounds: int
-    passed: int
-    silent: int
-    short: int
 
 
-_COUNTS = ("seen", "since", "rounds", "passed", "silent", "short")
-
-
-def saved_of(memory: Memory, feed: FeedState, settings: LearnerSettings) -> Saved:
-    """What is to be written of a memory."""
-    return Saved(
-        features=settings.network.features,
-        feed=feed,
-        recent=list(memory.pools.recent),
-        older=memory.pools.older,
-        logged=_newest(memory.logged),
-        frozen=memory.frozen,
-        incumbent=_dumped(memory.incumbent),
-        newest=_dumped(memory.newest),
-        guard=memory.guard,
-        **{name: getattr(memory, name) for name in _COUNTS},
-    )
-
-
-def memory_of(saved: Saved, settings: LearnerSettings) -> Memory:
-    """The memory that was written.
-
-    Raises:
-        ValueError: a model in it is none.
-    """
-    memory = blank(settings)
-    memory.pools = Pools(settings.data.recent, settings.data.replay, saved.recent, saved.older)
-    memory.logged.extend(saved.logged)
-    memory.frozen, memory.guard = saved.frozen, saved.guard
-    memory.incumbent, memory.newest = _parsed(saved.incumbent), _parsed(saved.newest)
-    for name in _COUNTS:
-        setattr(memory, name, getattr(saved, name))
-    return memory
-
-
-def encode(saved: Saved) -> bytes:
-    """A memory as bytes."""
-    return _ENCODER.encode(saved)
+def encode(learner: Learner, feed: FeedState) -> bytes:
+    """Write a learner's memory."""
+    memory, rows = learner.memory, 0
+    for kept, entry in enumerate(reversed(memory.log)):  # how many fit
+        rows += len(entry.choice.rows)
+        if rows > _LOG_ROWS:
+            memory = msgspec.structs.replace(memory, log=memory.log[-kept:])
+            break
+    model = learner.incumbent
+    content = b"" if model is None else dump_reward_model(model)
+    return _ENCODER.encode(Saved(learner.settings.network.features, feed, memory, content))
 
 
 def decode(content: bytes) -> Saved:
-    """A memory from its bytes.
+    """Read a memory.
 
     Raises:
         ValueError: it is none.
@@ -108,26 +62,29 @@ def decode(content: bytes) -> Saved:
     return _DECODER.decode(content)
 
 
-def _newest(logged: Iterable[Logged]) -> list[Logged]:
-    kept: list[Logged] = []
-    rows = 0
-    for entry in reversed(list(logged)):
-        rows += len(entry.rows)
-        if rows > _LOGGED_ROWS:
-            break
-        kept.append(entry)
-    return kept[::-1]
+def learner_of(saved: Saved, settings: LearnerSettings) -> Learner:
+    """Return the learner whose memory was written.
 
-
-def _dumped(model: RewardModel | None) -> bytes:
-    return b"" if model is None else dump_reward_model(model)
-
-
-def _parsed(content: bytes) -> RewardModel | None:
+    Raises:
+        ValueError: the model in it is none.
+    """
+    learner = Learner(settings, memory=saved.memory)
     try:
-        return parse_reward_model(content, "the memory") if content else None
+        if saved.incumbent:
+            learner.incumbent = parse_reward_model(saved.incumbent, "the memory")
     except ConfigError as error:
         raise ValueError(str(error)) from error
+    return learner
+
+
+def plain_of(choice: Choice) -> Any:
+    """Return a choice as plain values."""
+    return msgspec.to_builtins(choice, builtin_types=(bytes,), enc_hook=_plain)
+
+
+def choice_from(plain: Any) -> Choice:
+    """Return a choice from its plain values."""
+    return msgspec.convert(plain, Choice, dec_hook=_array)
 
 
 def _plain(value: Any) -> Any:
@@ -137,7 +94,7 @@ def _plain(value: Any) -> Any:
 
 
 def _array(kind: Any, value: Any) -> Any:
-    if kind is np.ndarray or getattr(kind, "__origin__", None) is np.ndarray:
+    if getattr(kind, "__origin__", kind) is np.ndarray:
         shape, data = value
         return np.frombuffer(data, np.float64).reshape(shape)
     raise NotImplementedError(kind)

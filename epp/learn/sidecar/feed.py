@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Decisions that wait for outcomes at most; the oldest go first. They are persisted at every look that brings
-#: something: some 370 bytes each for the tuner.
-MAX_WAITING = 100_000
-#: Endpoints of all of them together: a learner keeps some 700 bytes of each candidate.
-MAX_WAITING_ENDPOINTS = 300_000
 #: Records handled before the caller gets to look after its other duties.
 MAX_BATCH = 20_000
 _MAX_STEPS = 100
@@ -55,10 +50,7 @@ class State(msgspec.Struct):
         steps: ``[from, to]`` Unix times around steps of the clock; samples dispatched within are dropped.
         seen: samples handed out.
         damaged: lines passed over.
-        unmatched: outcomes without a decision.
         given_up: decisions without an outcome.
-        stepped: samples dropped around steps of the clock, or of a clock that runs ahead.
-        dropped: decisions that were not waited for, because too many did, or too much was kept of them.
     """
 
     lines: dict[str, int] = {}
@@ -66,51 +58,48 @@ class State(msgspec.Struct):
     steps: list[tuple[float, float]] = []
     seen: int = 0
     damaged: int = 0
-    unmatched: int = 0
     given_up: int = 0
-    stepped: int = 0
-    dropped: int = 0
 
 
 class Feed(Generic[T]):
-    """What is made of a folder's requests; who derives says what is kept of a decision and made of both.
+    """What is made of a folder's requests; subclasses say what is kept of a decision and made of both.
 
     Args:
         folder: of the flight recorder; may not exist yet.
-        tell: takes sentences for the log, each once.
+        report: takes sentences for the log, each once.
         state: where an earlier feed was; None for a first start.
         first: names of the files whose content counts on a first start; others are begun at their ends.
     """
+
+    #: Decisions that wait for outcomes at most; the oldest go first. They are persisted with the memory.
+    max_waiting = 100_000
 
     def __init__(
         self,
         folder: Path,
         *,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         state: State | None = None,
         first: frozenset[str] = frozenset(),
     ) -> None:
-        self._folder, self._tell = folder, tell
+        self._folder, self._report = folder, report
         self._tails: dict[str, Tail] = {}
         self._skip: dict[str, int] = {}
         self._foreign: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._looked: tuple[float, float] | None = None
         #: Whether the last call left lines unread, of which the next one takes more.
         self.behind = False
         self.state = State() if state is None else state
-        self._endpoints = sum(map(_endpoints, self.state.waiting.values()))
+        self._skip = dict(self.state.lines)
         if state is None:
-            self._foreign = {path.name for path in self._files() if path.name in first}
-            self._to_the_end()
-            self._foreign.clear()
-        else:
-            self._skip = dict(state.lines)
+            for path in self._files():
+                if path.name not in first:
+                    for _ in self._lines(path):
+                        pass
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What is needed of a decision when its outcome comes; None to pass it over.
-
-        ``at`` is among it, and ``endpoints``, as many as it holds something of.
+        """Return what is needed of a decision when its outcome comes, its ``at``; None to pass it over.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError: the record is damaged.
@@ -118,7 +107,7 @@ class Feed(Generic[T]):
         raise NotImplementedError
 
     def make(self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float) -> T | None:
-        """What a request comes to; None where it says nothing.
+        """Return what a request comes to; None where it says nothing.
 
         Args:
             kept: of the decision.
@@ -151,13 +140,11 @@ class Feed(Generic[T]):
             (now_wall_s - _SLACK_S, now_wall_s + _SLACK_S),
         ]
         self.state.steps = [*self.state.steps, *around][-_MAX_STEPS:]
-        self.state.stepped += len(self.state.waiting)
         self.state.waiting.clear()
-        self._endpoints = 0
         return stepped_s
 
     def new(self, now_wall_s: float, *, give_up_s: float) -> Iterator[T]:
-        """What came since the last call.
+        """Yield what came since the last call.
 
         Args:
             now_wall_s: the time.
@@ -222,15 +209,9 @@ class Feed(Generic[T]):
 
     def report_once(self, sentence: str) -> None:
         """Report a sentence that was not reported before."""
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self._tell(sentence)
-
-    def _to_the_end(self) -> None:
-        self.behind = True
-        while self.behind:
-            for _ in self._records():
-                pass
+        if sentence not in self._reported:
+            self._reported.add(sentence)
+            self._report(sentence)
 
     def _of(self, record: Mapping[str, Any], now_wall_s: float) -> Iterator[T]:
         try:
@@ -239,9 +220,8 @@ class Feed(Generic[T]):
                 return
             if record["kind"] != "outcome":
                 return
-            kept = self._taken(record["id"])
+            kept = self.state.waiting.pop(record["id"], None)
             if kept is None:
-                self.state.unmatched += 1
                 return
             made = self.make(kept, record, now_wall_s)
         except _DAMAGE:
@@ -257,32 +237,19 @@ class Feed(Generic[T]):
         if not math.isfinite(kept["at"]):
             raise ValueError("at is no time")
         key, waiting = str(record["id"]), self.state.waiting
-        self._taken(key)
+        waiting.pop(key, None)
         waiting[key] = kept
-        self._endpoints += _endpoints(kept)
-        while len(waiting) > MAX_WAITING:
-            self._drop_oldest(f"more than {MAX_WAITING:,} requests")
-        while self._endpoints > MAX_WAITING_ENDPOINTS:
-            self._drop_oldest(f"requests with more than {MAX_WAITING_ENDPOINTS:,} endpoints to choose from")
-
-    def _drop_oldest(self, what: str) -> None:
-        self._taken(next(iter(self.state.waiting)))
-        self.state.dropped += 1
-        self.report_once(f"{what} wait for outcomes: the oldest do not count")
-
-    def _taken(self, key: str) -> dict[str, Any] | None:
-        """What waits under an id, which then waits no more."""
-        kept = self.state.waiting.pop(key, None)
-        if kept is not None:
-            self._endpoints -= _endpoints(kept)
-        return kept
+        if len(waiting) > self.max_waiting:
+            del waiting[next(iter(waiting))]
+            self.report_once(
+                f"more than {self.max_waiting:,} requests wait for outcomes: the oldest do not count"
+            )
 
     def _given_up(self, before_wall_s: float, now_wall_s: float) -> Iterator[T]:
         waiting = self.state.waiting
         # Files of several pickers are read one after the other: the order is nearly that of time.
         for key in [key for key, kept in waiting.items() if kept["at"] < before_wall_s]:
-            kept = waiting[key]
-            self._taken(key)
+            kept = waiting.pop(key)
             self.state.given_up += 1
             try:
                 made = self.make(kept, None, now_wall_s)
@@ -292,15 +259,7 @@ class Feed(Generic[T]):
             yield from self._counted(kept, made)
 
     def _counted(self, kept: Mapping[str, Any], made: T | None) -> Iterator[T]:
-        if made is None:
+        if made is None or any(low_s <= kept["at"] <= high_s for low_s, high_s in self.state.steps):
             return
-        for low_s, high_s in self.state.steps:
-            if low_s <= kept["at"] <= high_s:
-                self.state.stepped += 1
-                return
         self.state.seen += 1
         yield made
-
-
-def _endpoints(kept: Mapping[str, Any]) -> int:
-    return len(kept.get("endpoints", ()))

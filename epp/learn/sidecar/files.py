@@ -1,38 +1,31 @@
-"""The shared folder: whole contents in, whole contents out, and turns for those who change the same file.
-
-Owns how a file is replaced. A seam: tests bring a disk that is full, or that stops after any write.
-"""
+"""The shared folder: whole contents in, whole contents out, and turns for those who change the same file."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from epp.server.files import read_file
+from epp.errors import EppError
+from epp.records.files import DAMAGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+T = TypeVar("T")
+
 
 class Files:
-    """The file system; every method may raise OSError."""
-
-    def read(self, path: Path) -> bytes | None:
-        """Read a file that people may write, of 16 MiB at most; None when it does not exist."""
-        return read_file(path)
-
-    def read_own(self, path: Path) -> bytes | None:
-        """Read a file of whatever size that a process has written itself; None when it does not exist."""
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
+    """Writes to the file system; a seam, for tests with a disk that is full or a process that dies."""
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Put content where readers see the old or the new one, also after a crash; makes the folder."""
+        """Put content where readers see the old or the new one, also after a crash; makes the folder.
+
+        Raises:
+            OSError: it is not on disk.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         # One name for all writers, who hold a lock: what a killed one left is written over.
         temporary = path.with_name(f".{path.name}.tmp")
@@ -52,13 +45,32 @@ class Files:
         path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """Make others who change the same file wait meanwhile; where the lock cannot be written nobody waits.
+def load_memory(path: Path, decode: Callable[[bytes], T]) -> T | None:
+    """Read the memory of a sidecar; None when there is none. Nobody begins anew without what it says.
 
     Args:
-        lock: a file of its own, made when missing.
+        path: of the file.
+        decode: raises ValueError, or one of `DAMAGED`, for what is no memory.
+
+    Raises:
+        EppError: it cannot be read, is damaged, or is of another version of the program.
     """
+    try:
+        return decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EppError(f"{path}: {error.strerror or error}; this memory must be readable") from error
+    except (ValueError, *DAMAGED) as error:
+        raise EppError(
+            f"{path}: {error}; it is damaged, or of another version of epp: start that version, or "
+            "move the file away to begin anew without what it says"
+        ) from error
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Make others who change the same file wait; where the lock file cannot be written nobody waits."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +79,7 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 
 class Writes:
-    """Attempts writes: one that fails is reported once, and again when it succeeds; the caller tries again.
+    """Attempts writes. A failure is reported once, and so is the end of it; the caller tries again.
 
     Args:
         report: takes sentences for the log.

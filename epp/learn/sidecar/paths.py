@@ -20,102 +20,38 @@ Beside ``reward.json``, which the learner writes:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from epp.errors import EppError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarPaths:
-    """Paths beside a shared file."""
-
-    shared: Path
-
-    def __post_init__(self) -> None:
-        """Check that there is a name to put endings to.
-
-        Raises:
-            EppError: there is none, as of ``/`` or an empty flag.
-        """
-        if self.shared.name in ("", ".."):
-            raise EppError(f"{self.shared} names a folder, not the file that is shared with pickers")
-
-    def beside(self, ending: str) -> Path:
-        """A file that belongs to the shared one."""
-        return self.shared.with_name(f"{self.shared.stem}.{ending}")
-
-    @property
-    def lock(self) -> Path:
-        """Lock of the writer."""
-        return self.beside("lock")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsPaths(SidecarPaths):
+class WeightsPaths:
     """Paths of the tuner, from the weights file's."""
 
-    @property
-    def weights(self) -> Path:
-        """What pickers read."""
-        return self.shared
-
-    @property
-    def memory(self) -> Path:
-        """What the tuner knows."""
-        return self.beside("tuner.json")
-
-    @property
-    def requests(self) -> Path:
-        """Requests of operators."""
-        return self.beside("requests.json")
-
-    @property
-    def requests_lock(self) -> Path:
-        """Lock of whoever writes them."""
-        return self.beside("requests.lock")
-
-    @property
-    def unreadable(self) -> Path:
-        """A weights file that said nothing."""
-        return self.beside("unreadable")
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+        self.lock = weights.with_name(f"{weights.stem}.lock")
+        self.memory = weights.with_name(f"{weights.stem}.tuner.json")
+        self.requests = weights.with_name(f"{weights.stem}.requests.json")
+        self.requests_lock = weights.with_name(f"{weights.stem}.requests.lock")
+        self.unreadable = weights.with_name(f"{weights.stem}.unreadable")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPaths(SidecarPaths):
+class ModelPaths:
     """Paths of the learner, from the model file's."""
 
-    @property
-    def model(self) -> Path:
-        """What pickers read."""
-        return self.shared
-
-    @property
-    def memory(self) -> Path:
-        """What the learner knows."""
-        return self.beside("learner.msgpack")
-
-    @property
-    def status(self) -> Path:
-        """Where the learner stands."""
-        return self.beside("status.json")
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.lock = model.with_name(f"{model.stem}.lock")
+        self.memory = model.with_name(f"{model.stem}.learner.msgpack")
+        self.status = model.with_name(f"{model.stem}.status.json")
 
     def versions(self) -> list[Path]:
-        """The versions that are kept, oldest first."""
+        """List the versions that are kept, oldest first."""
         stem, suffix = re.escape(self.model.stem), re.escape(self.model.suffix)
         named = re.compile(rf"{stem}\.[0-9a-f]{{16}}{suffix}")
-        try:
-            found = [path for path in self.model.parent.iterdir() if named.fullmatch(path.name)]
-        except OSError:
+        if not self.model.parent.is_dir():
             return []
-        return sorted(found, key=_modified_ns)
-
-
-def _modified_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:  # somebody was faster
-        return 0
+        found = [path for path in self.model.parent.iterdir() if named.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)

@@ -1,49 +1,136 @@
-"""How sidecars that look at files run and stop, and how a file in their way is reported.
+"""How sidecars that look at files run and stop, one process a shared file.
 
-Owns signals of the process. What is done at each look is the caller's.
+Owns the lock file and the signals of the process. The lock is an `flock`: the kernel frees it when its
+process ends, however it ends. Its file says who holds it, for people, and is never deleted: between a
+deletion and a creation two could hold it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
+import socket
+import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from epp.errors import EppError
 from epp.server.process import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+#: Whoever asks for the holder (`holder_of`) has the lock for a moment, and has released it by then.
+_RETRY_S = 0.1
 
 
-class StopSignals:
-    """SIGTERM, SIGINT and SIGHUP from here on: heard, and acted on between two looks.
+class LockHeldError(EppError):
+    """Another process has this file."""
+
+
+class ProcessLock:
+    """The lock of one shared file, held within a ``with``.
+
+    Args:
+        path: the lock file.
+        who: what holds it, for people.
+    """
+
+    def __init__(self, path: Path, who: str) -> None:
+        self._path, self._who = path, who
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Take the lock.
+
+        Raises:
+            LockHeldError: another process has it.
+            EppError: the lock file cannot be written, or its file system has no locks.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._flock()
+            os.truncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        except BlockingIOError:
+            self.release()
+            problem = f"{self._path}: a {self._who} runs on this file already: {holder_of(self._path)}"
+            raise LockHeldError(problem) from None
+        except OSError as error:
+            self.release()
+            why = error.strerror or str(error)
+            raise EppError(f"{self._path}: {why}; a {self._who} must be able to write here") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock."""
+        self.release()
+
+    def _flock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_RETRY_S)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def holder_of(path: Path) -> str:
+    """Say who holds a lock; empty for nobody."""
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(512).decode(errors="replace").strip() or "another process"
+    except OSError:
+        pass
+    return ""
+
+
+def running(lock: Path, written: Path, now_wall_s: float) -> str:
+    """Say who holds a lock, and when it last wrote a file that it writes every few seconds."""
+    holder = holder_of(lock)
+    if not holder:
+        return "not running"
+    with contextlib.suppress(OSError):
+        return f"{holder}, last wrote {ago(now_wall_s - written.stat().st_mtime)}"
+    return holder
+
+
+def ago(seconds: float) -> str:
+    """Say how long something is past."""
+    for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name} ago"
+    return f"{max(seconds, 0.0):.0f} s ago"
+
+
+def run_until_stopped(tick: Callable[[], None], every_s: float) -> None:
+    """Tick every so many seconds until SIGTERM, SIGINT or SIGHUP comes.
 
     Not `threading.Event`: its lock cannot be taken twice, and a signal that comes while the main thread holds
     it, on its way into a wait, stops the process for good. `SimpleQueue.put` may interrupt itself.
     """
-
-    def __init__(self) -> None:
-        heard: SimpleQueue[int] = SimpleQueue()
-        for number in stop_signals():
-            signal.signal(number, lambda given, _: heard.put(given))
-        self._heard = heard
-
-    def wait(self, seconds: float) -> bool:
-        """Whether one has come, waited for so long."""
+    heard: SimpleQueue[int] = SimpleQueue()
+    for number in stop_signals():
+        signal.signal(number, lambda given, _: heard.put(given))
+    while True:
         try:
-            self._heard.get(timeout=seconds)
+            heard.get(timeout=every_s)
         except Empty:
-            return False
-        return True
-
-
-def run_until_stopped(tick: Callable[[], None], every_s: float) -> None:
-    """Look every so many seconds until a signal comes; one before this call ends the process at once."""
-    stop = StopSignals()
-    while not stop.wait(every_s):
-        tick()
+            tick()
+        else:
+            return
 
 
 @contextlib.contextmanager

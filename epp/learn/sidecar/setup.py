@@ -1,7 +1,4 @@
-"""What sidecar commands are given: the picker's configuration, their own settings, flags that win over both.
-
-Owns the flags that both commands have and where a path comes from.
-"""
+"""What sidecar commands are given: the picker's configuration, own settings, flags that win over both."""
 
 from __future__ import annotations
 
@@ -16,10 +13,13 @@ from epp.config.schema import Config
 from epp.config.section import Section
 from epp.config.strict import decode
 from epp.errors import ConfigError
+from epp.policies.registry import create
+from epp.schedule.weights import WeightBook
 from epp.server.files import required_file
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
 S = TypeVar("S", bound=Section)
 #: Requests of operators and pins are answered within so long.
@@ -46,29 +46,49 @@ class Given(Generic[S]):
         return "command line" if self.config_file is None else str(self.config_file)
 
     def path(self, flag: Path | None, configured: str) -> Path | None:
-        """A path of a flag, or else of the configuration, which is relative to its file; None for neither."""
+        """Return the path of a flag, else of the configuration, relative to its file; None for neither."""
         if flag is not None or not configured:
             return flag
         return (
             Path(configured) if self.config_file is None else self.config_file.resolve().parent / configured
         )
 
-    def missing(self, key: str, fix: str) -> ConfigError:
-        """The mistake of a path that nothing names."""
-        begin = "give --config epp.yaml, or" if self.config_file is None else "set it, or give"
-        return ConfigError(self.source, key, "not set", f"{begin} {fix}")
+    def required(self, flag: Path | None, configured: str, key: str, fix: str) -> Path:
+        """Return a path that something must name.
+
+        Raises:
+            ConfigError: nothing does.
+        """
+        found = self.path(flag, configured)
+        if found is None:
+            begin = "give --config epp.yaml, or" if self.config_file is None else "set it, or give"
+            raise ConfigError(self.source, key, "not set", f"{begin} {fix}")
+        return found
+
+    def book(self, policy: str, params: Mapping[str, object] | None = None) -> WeightBook:
+        """Return a policy's weights by the configuration alone.
+
+        Raises:
+            ConfigError: they are configured wrongly.
+        """
+        return WeightBook(
+            policy=policy,
+            specs=create(policy, params, source=self.source).weight_specs,
+            configured=self.config.policy.weights,
+            bounds=self.config.policy.bounds,
+            source=self.source,
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is worked on."""
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the picker's configuration, e.g. epp.yaml"
-    )
-    parser.add_argument("--weights", type=Path, metavar="FILE", help="the shared weights file (weights_file)")
-    parser.add_argument(
-        "--records", type=Path, metavar="DIR", help="folder of flight records (records.folder)"
-    )
-    parser.add_argument("--settings", type=Path, metavar="FILE", help="settings of this process")
+    for flag, metavar, text in (
+        ("--config", "FILE", "the picker's configuration, e.g. epp.yaml"),
+        ("--weights", "FILE", "the shared weights file (weights_file)"),
+        ("--records", "DIR", "folder of flight records (records.folder)"),
+        ("--settings", "FILE", "settings of this process"),
+    ):
+        parser.add_argument(flag, type=Path, metavar=metavar, help=text)
 
 
 def add_interval(parser: argparse.ArgumentParser) -> None:
@@ -101,10 +121,9 @@ def read_given(arguments: argparse.Namespace, defaults: S) -> Given[S]:
     Raises:
         ConfigError: a file is missing or wrong.
     """
-    config = Config()
+    config, settings = Config(), defaults
     if arguments.config is not None:
         config = parse_config(required_file(arguments.config), str(arguments.config))
-    settings = defaults
     if arguments.settings is not None:
         settings = decode(required_file(arguments.settings), type(defaults), str(arguments.settings))
     return Given(config, arguments.config, settings)

@@ -38,7 +38,7 @@ _SIGNALS = 400
 #: A share of cache in use that is large enough to divide by.
 _LEAST_USAGE = 0.02
 _MOST_LOST = 0.9
-_CAPACITY = "capacity"
+_CAPACITY, _SEEN = "capacity", "seen"
 _RATES = ("prefill_base_ms", "prefill_ms_per_token", "decode_base_ms", "decode_ms_per_request")
 _DECODE_TO = 64
 
@@ -122,17 +122,18 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
         )
     notes: list[str] = []
     try:
-        fleet = _fleet(decisions[-_SIGNALS:], notes)
         trace = read_flight_records([*decisions, *outcomes])
+        longest = max(request.prompt_tokens + request.output_tokens for request in trace)
+        fleet = _fleet(decisions[-_SIGNALS:], longest + 1, notes)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CalibrationError(f"the records cannot be simulated: {error!r}") from error
     last = decisions[-1]
-    longest = max(request.prompt_tokens + request.output_tokens for request in trace)
-    fleet = _fitting(fleet, longest)
+    first_arm = (record for record in reversed(decisions) if not _of_second_arm(record))
+    in_force = next(first_arm, last)["weights"]
     return Deployment(
         policy=last["policy"],
         params=last.get("params", {}),
-        weights=_in_force(decisions),
+        weights={name: float(value) for name, value in in_force.items()},
         fleet=fleet,
         trace=trace,
         ttft_p95_ms=_p95(outcomes, "ttft_ms"),
@@ -141,13 +142,9 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
     )
 
 
-def _in_force(decisions: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Return the weights of the newest decision that was not of a trial's second arm."""
-    for record in reversed(decisions):
-        stamp = read_stamp(str(record.get("arm", "")))
-        if stamp is None or stamp.arm == INCUMBENT:
-            return {name: float(value) for name, value in record["weights"].items()}
-    return dict(decisions[-1]["weights"])
+def _of_second_arm(record: Mapping[str, Any]) -> bool:
+    stamp = read_stamp(str(record.get("arm", "")))
+    return stamp is not None and stamp.arm != INCUMBENT
 
 
 def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:
@@ -155,45 +152,60 @@ def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:
     return percentile(values, 95) if values else math.nan
 
 
-def _fleet(decisions: Sequence[Mapping[str, Any]], notes: list[str]) -> FleetSpec:
+def _fleet(decisions: Sequence[Mapping[str, Any]], least_tokens: int, notes: list[str]) -> FleetSpec:
     columns: dict[str, dict[str, list[float]]] = {}
     about: dict[str, tuple[str, str]] = {}
     for record in decisions:
         for row, address in enumerate(record["endpoints"]):
             about[address] = (record["regions"][row], record["engine_classes"][row])
-            known = columns.setdefault(address, {})
-            known.setdefault("seen", []).append(1.0)
-            for name, values in record["signals"].items():
-                if row not in record["unknown"].get(name, ()):
-                    known.setdefault(name, []).append(float(values[row]))
-            known.setdefault(_CAPACITY, []).extend(_capacity(record, row))
+            known = {
+                name: float(values[row])
+                for name, values in record["signals"].items()
+                if row not in record["unknown"].get(name, ())
+            }
+            used, usage = known.get("engine_used_tokens", 0.0), known.get("engine_kv_usage", 0.0)
+            if usage >= _LEAST_USAGE and used > 0.0:
+                known[_CAPACITY] = used / usage
+            column = columns.setdefault(address, {})
+            for name, value in {**known, _SEEN: 1.0}.items():
+                column.setdefault(name, []).append(value)
     # Who was rarely a candidate has left, or has just come.
-    present = [a for a in columns if len(columns[a]["seen"]) >= 0.2 * len(decisions)]
+    present = [a for a in columns if len(columns[a][_SEEN]) >= 0.2 * len(decisions)]
     if not present:
         raise ValueError("no endpoint was a candidate for long")
-    return FleetSpec(
-        tuple(_replica(address, *about[address], columns[address], notes) for address in present)
-    )
+    replicas = [
+        _replica(address, about[address], columns[address], least_tokens, notes) for address in present
+    ]
+    return FleetSpec(tuple(replicas))
 
 
 def _replica(
-    address: str, region: str, named: str, known: Mapping[str, list[float]], notes: list[str]
+    address: str,
+    about: tuple[str, str],
+    known: Mapping[str, list[float]],
+    least_tokens: int,
+    notes: list[str],
 ) -> ReplicaSpec:
-    def middle(name: str) -> float:
-        return statistics.median(known[name]) if known.get(name) else math.nan
+    """Describe an endpoint; its context and cache hold the longest request, because that was served."""
+    region, named = about
 
-    rtt_ms = middle("rtt_ms")
+    def middle(name: str) -> float:
+        return statistics.median(known[name]) if name in known else math.nan
+
+    rtt_ms, hit_ratio, capacity = middle("rtt_ms"), middle("hit_ratio"), middle(_CAPACITY)
     if math.isnan(rtt_ms):
         rtt_ms = 0.0
         notes.append(f"{address}: its round trip is not known, taken as 0")
-    hit_ratio = middle("hit_ratio")
     lost = 0.0 if math.isnan(hit_ratio) else min(max(1.0 - hit_ratio, 0.0), _MOST_LOST)
     engine = _engine(address, named, {name: middle(name) for name in _RATES}, notes)
-    capacity = middle(_CAPACITY)
     if math.isnan(capacity):
-        notes.append(f"{address}: its KV capacity is not known, taken as {engine.kv_capacity_tokens}")
-    else:
-        engine = replace(engine, kv_capacity_tokens=round(capacity))
+        capacity = engine.kv_capacity_tokens
+        notes.append(f"{address}: its KV capacity is not known, taken as {capacity}")
+    engine = replace(
+        engine,
+        context_tokens=max(engine.context_tokens, least_tokens),
+        kv_capacity_tokens=max(round(capacity), least_tokens),
+    )
     return ReplicaSpec(address, engine, NetworkPath(rtt_ms), region, lost_hit_share=lost, known_as=named)
 
 
@@ -211,31 +223,3 @@ def _engine(address: str, named: str, rates: Mapping[str, float], notes: list[st
         prefill_ms_per_token=rates["prefill_ms_per_token"],
         decode_curve=((1, one_ms), (_DECODE_TO, one_ms + (_DECODE_TO - 1) * more_ms)),
     )
-
-
-def _capacity(record: Mapping[str, Any], row: int) -> list[float]:
-    """Return the tokens that fit an endpoint's cache by one decision; empty where it is unknown."""
-    used, usage = (_known(record, name, row) for name in ("engine_used_tokens", "engine_kv_usage"))
-    return [used / usage] if usage >= _LEAST_USAGE and used > 0.0 else []  # NaN is neither
-
-
-def _known(record: Mapping[str, Any], name: str, row: int) -> float:
-    """Return a signal of an endpoint; NaN where it was not known, or records have none of that name."""
-    column = record["signals"].get(name)
-    if column is None or row in record["unknown"].get(name, ()):
-        return math.nan
-    return float(column[row])
-
-
-def _fitting(fleet: FleetSpec, longest_tokens: int) -> FleetSpec:
-    """Enlarge contexts and caches to the longest request: what was served did fit."""
-    replicas = []
-    for spec in fleet.replicas:
-        cls = spec.engine_class
-        engine = replace(
-            cls,
-            context_tokens=max(cls.context_tokens, longest_tokens + 1),
-            kv_capacity_tokens=max(cls.kv_capacity_tokens, longest_tokens + 1),
-        )
-        replicas.append(replace(spec, engine_class=engine))
-    return FleetSpec(tuple(replicas))

@@ -29,46 +29,39 @@ class SampleFeed(Feed["Sample"]):
     Args:
         folder: of the flight recorder; may not exist yet.
         policy: samples of other policies are passed over.
-        tell: takes sentences for the log, each once.
+        report: takes sentences for the log, each once.
         state: where an earlier feed was; None to begin at the end of what is there.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        policy: str,
-        tell: Callable[[str], None],
-        state: State | None = None,
+        self, folder: Path, *, policy: str, report: Callable[[str], None], state: State | None = None
     ) -> None:
         self._policy = policy
-        #: Endpoints' addresses as of the newest decision.
-        self.pool: tuple[str, ...] = ()
-        super().__init__(folder, tell=tell, state=state)
+        super().__init__(folder, report=report, state=state)
 
     def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a sample needs."""
+        """Return what a sample needs."""
         if record["basis"] != "policy" or record["policy"] != self._policy:
             return None
         request = record["request"]
-        kept = {key: record[key] for key in _KEPT if key in record}
-        kept["request"] = {
-            "prompt_tokens": int(request["prompt_tokens"]),
-            "affinity_key": str(request.get("affinity_key") or ""),
+        return {
+            **{key: record[key] for key in _KEPT if key in record},
+            "request": {
+                "prompt_tokens": int(request["prompt_tokens"]),
+                "affinity_key": str(request.get("affinity_key") or ""),
+            },
+            "endpoints": [str(record["endpoints"][record["chosen"]])],
+            "chosen": 0,
         }
-        kept["endpoints"], kept["chosen"] = [str(record["endpoints"][record["chosen"]])], 0
-        self.pool = tuple(record["endpoints"])
-        return kept
 
     def make(
         self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
     ) -> Sample | None:
-        """The sample; none from a picker whose clock runs ahead: nobody knows when that was by our own."""
+        """Return the sample; None from a picker whose clock runs ahead."""
         if kept["at"] - now_wall_s > _AHEAD_S:
             self.report_once(
                 f"requests are dated more than {_AHEAD_S:.0f} s ahead of this machine's clock and do not "
                 "count: synchronise the clocks of pickers and tuner"
             )
-            self.state.stepped += 1
             return None
         return sample_of(kept, outcome, now_wall_s)

@@ -1,7 +1,7 @@
 """A candidate's life: events in, a new state and actions out.
 
 Owns the order of things: baseline, search, screen, ramp, switchback, promotion, probation, freeze, thaw.
-Knows neither files nor the simulator. Pure: `step` leaves the state that it is given as it was.
+Knows neither files nor the simulator. `step` changes the state that it is given, and nothing else.
 
 ```
 baseline -> search -> screen -> ramp ... -> switchback -> (promoted) probation -> baseline
@@ -32,6 +32,7 @@ from epp.learn.tuner.record import Record, enter, forget_open
 from epp.learn.tuner.resumed import clipped, fitted, refit, resettle
 from epp.learn.tuner.state import (
     HISTORY,
+    REFUSED,
     TRIALS,
     Change,
     Freeze,
@@ -45,7 +46,6 @@ from epp.learn.tuner.state import (
     RollBack,
     State,
     Thaw,
-    copied,
 )
 from epp.learn.tuner.tally import Baseline, freeze, observe
 from epp.learn.tuner.watch import Watch
@@ -63,21 +63,21 @@ _MIXED_S = 60.0
 
 
 def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
-    """The state of a tuner that never ran: the weights in force, moved into its bounds."""
+    """Return the state of a tuner that never ran: the weights in force, moved into its bounds."""
     incumbent, moved = clipped(weights, rules)
     reason = "moved into bounds: " + ", ".join(moved) if moved else "in force at the start"
     return State(
         policy=policy,
         incumbent=incumbent,
+        settings=rules.settings,
         since_wall_s=now_wall_s,
         clock_wall_s=now_wall_s,
-        settings=msgspec.to_builtins(rules.settings),
         history=[Change(0, now_wall_s, incumbent, "start", reason)],
     )
 
 
 def plan_of(state: State) -> Plan:
-    """What pickers are to be told."""
+    """Return what pickers are to follow."""
     return Plan(
         weights=state.incumbent,
         policy=state.policy,
@@ -89,40 +89,40 @@ def plan_of(state: State) -> Plan:
     )
 
 
-def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]:
-    """One event.
-
-    Returns:
-        The new state, to be persisted first, and what is then to be done, in order.
-    """
-    run = Run(copied(state), rules, event.now_wall_s)
+def step(state: State, event: Event, rules: Rules) -> list[Action]:
+    """Take one event: change the state, which is to be persisted, and return what is then to be done."""
+    run = Run(state, rules, event.now_wall_s)
     run.set_clock()
     run.take(event)
     run.advance()
     run.publish()
-    return run.state, run.actions
+    return run.actions
 
 
-def settle(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
-    """What other rules ask of a persisted state: before anything is judged by them, and without judging."""
-    run = Run(copied(state), rules, now_wall_s)
+def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
+    """Do what other rules ask of a persisted state, before anything is judged by them."""
+    run = Run(state, rules, now_wall_s)
     resettle(run)
     refit(run)
-    return run.state, run.actions
+    return run.actions
 
 
-def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
-    """After a start with a persisted state: what was perhaps not done, and what other rules ask for."""
-    run = Run(copied(state), rules, now_wall_s)
+def resume(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
+    """Go on with a persisted state that was settled: what was perhaps not done is done again."""
+    run = Run(state, rules, now_wall_s)
     run.set_clock()
-    resettle(run)
-    refit(run)
     run.advance()
-    run.state.published = ""
+    state.published = ""
     run.publish()
-    if run.state.phase == "search" and not any(isinstance(action, Rehearse) for action in run.actions):
+    if state.phase == "search" and not any(isinstance(action, Rehearse) for action in run.actions):
         run.actions.append(Rehearse("the tuner was started again"))
-    return run.state, run.actions
+    return run.actions
+
+
+def break_schedule(state: State) -> None:
+    """Drop open blocks and the baseline after a step of the clock; the next event begins a schedule anew."""
+    state.trial, state.baseline = None, Baseline()
+    forget_open(state.record)
 
 
 class Run:
@@ -157,8 +157,6 @@ class Run:
         match event:
             case Observed():
                 self._observed(event.samples)
-                if event.cursor is not None:
-                    self.state.cursor = event.cursor
             case Proposed():
                 self._proposed(event)
             case NothingBetter():
@@ -211,17 +209,12 @@ class Run:
         if state.phase != "search":
             self.note(f"a candidate was refused: the tuner is in {state.phase}")
             return
-        weights, moved = clipped(event.weights, self.rules)
-        unknown = sorted(set(event.weights) - set(self.rules.bounds))
-        wrong = moved + unknown + [n for n, v in event.weights.items() if not math.isfinite(v)]
-        changed = [
-            name
+        weights, _ = clipped(event.weights, self.rules)
+        if all(
+            name in state.pins or math.isclose(value, state.incumbent.get(name, math.nan))
             for name, value in weights.items()
-            if name not in state.pins and not math.isclose(value, state.incumbent.get(name, math.nan))
-        ]
-        if wrong or not changed:
-            why = f"out of bounds or unknown: {', '.join(wrong)}" if wrong else "it changes nothing"
-            self._nothing_better(f"the candidate was refused: {why}")
+        ):
+            self._nothing_better("the candidate was refused: it changes nothing")
             return
         state.candidate, state.number, state.unwell = weights, state.number + 1, 0
         self.note(f"candidate {state.number}: {event.reason}")
@@ -243,7 +236,7 @@ class Run:
         state = self.state
         if pins == state.pins:
             return
-        state.pins, state.watch = pins, watch.forget(state.watch)
+        state.pins, state.watch = pins, Watch(skip_until=state.watch.skip_until)
         reason = "pinned by the operator: " + (", ".join(sorted(pins)) or "nothing any more")
         if state.phase == "frozen":
             state.reference, state.baseline = None, Baseline()
@@ -261,6 +254,7 @@ class Run:
         weights, changes = fitted(found.weights, self.rules)
         but = f"; bounds have changed: {', '.join(changes)}" if changes else ""
         self.drop_candidate()
+        self.refuse(self.state.incumbent)
         self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}{but}")
         self.state.held = True
         self.go("frozen", f"back to number {event.number} by request: {event.reason}{but}")
@@ -306,7 +300,7 @@ class Run:
             self.note(reason)
         self.state.reason = reason
 
-    # -- words of the machine -----------------------------------------------------------------------------
+    # -- moves of the machine -----------------------------------------------------------------------------
 
     def go(self, phase: Phase, reason: str) -> None:
         """Enter a phase; evidence of the one before is dropped."""
@@ -322,20 +316,21 @@ class Run:
             self.actions.append(Rehearse(reason))
 
     def note(self, reason: str) -> None:
-        """Something that is not a transition."""
+        """Note something that is not a transition."""
         phase = self.state.phase
         self.actions.append(Note(self.now_wall_s, phase, phase, reason))
 
     def adopt(self, weights: Mapping[str, float], how: str, reason: str) -> None:
         """Make weights the incumbent and remember them."""
         state = self.state
-        state.incumbent, state.watch = dict(weights), watch.forget(state.watch)
+        state.incumbent, state.watch = dict(weights), Watch(skip_until=state.watch.skip_until)
+        state.measured = None
         number = state.history[-1].number + 1 if state.history else 0
         change = Change(number, self.now_wall_s, state.incumbent, how, reason)
         state.history = [*state.history, change][-HISTORY:]
 
     def unproven(self) -> str:
-        """What is to be said where a probation ends without a verdict: the new weights stay."""
+        """Say that the new weights stay, where a probation ends without a verdict."""
         state = self.state
         if state.phase != "probation":
             return ""
@@ -344,11 +339,15 @@ class Run:
         return f"; candidate {state.number} stays, though its probation is not over{back}"
 
     def drop_candidate(self) -> None:
-        """Nothing is on trial."""
+        """Take nothing on trial any more."""
         self.state.candidate, self.state.previous = None, None
 
+    def refuse(self, weights: Mapping[str, float]) -> None:
+        """Remember weights that are not to be proposed again."""
+        self.state.refused = [*self.state.refused, dict(weights)][-REFUSED:]
+
     def fruitless(self, reason: str) -> None:
-        """A candidate came to nothing: go on searching, or freeze when that happened too often."""
+        """Go on searching after a candidate that came to nothing, or freeze when that happened too often."""
         state = self.state
         self.drop_candidate()
         state.fruitless += 1
@@ -365,12 +364,12 @@ class Run:
         self.go("baseline", reason)
 
     def unschedule(self) -> None:
-        """The schedule in force ends; complete units stay."""
+        """End the schedule in force; complete units stay."""
         self.state.trial = None
         forget_open(self.state.record)
 
     def quiet(self) -> bool:
-        """Whether this is an hour in which nothing is tried."""
+        """Check whether this is an hour in which nothing is tried."""
         at = datetime.fromtimestamp(self.now_wall_s, UTC)
         hour = at.hour + at.minute / 60.0 + at.second / 3600.0
         for begin, end in self.settings.stages.quiet_hours_utc:

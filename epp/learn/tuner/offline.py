@@ -1,157 +1,147 @@
 """Rehearse on records: `epp tune --offline`, and the child process of a running tuner.
 
-A running tuner rehearses in a process of its own, tied to it, because a simulation takes minutes and memory.
+A running tuner rehearses in a process of its own, because a simulation takes minutes and memory.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from epp.config.load import parse_config
-from epp.config.schema import Config
-from epp.envoy.launch import tied_to_parent
 from epp.lab.sim.scenario import WindowOptions
 from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
 from epp.learn.tuner.rehearse import Stage, budget_after, proposal, rehearse
 from epp.learn.tuner.search import Search
-from epp.learn.tuner.settings import Goal
 from epp.learn.tuner.tuner import Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
+    from pathlib import Path
 
+    from epp.config.schema import Config
     from epp.lab.compare.compare import Comparison
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.rehearse import Rehearsed
+    from epp.learn.tuner.search import Measured
+    from epp.learn.tuner.settings import Goal
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.state import State
 
 #: Measurements in the simulator for each candidate.
 BUDGET = 120
 _NICE = 10
+_SPAWN = multiprocessing.get_context("spawn")
 
 
-class Task(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Task:
     """A rehearsal to be made.
 
     Attributes:
         records: folder.
         policy: whose weights.
-        incumbent: in force; as newly recorded when empty.
-        pins: weights that the operator fixed; they win over the incumbent's.
+        config: of the picker.
+        goal: what live trials are judged by.
         bounds: of the weights that may be moved.
         seed: of the search.
         budget: measurements.
-        config: the picker's configuration file, empty for none.
-        search: state of an earlier search, empty for none.
+        incumbent: in force; as newly recorded when empty.
+        pins: weights that the operator fixed; they win over the incumbent's.
+        measured: an earlier search, to go on from.
         refused: weights that live trials did not promote.
-        goal: what live trials are judged by.
         looks: candidates sought in a row, this one included.
     """
 
-    records: str
+    records: Path
     policy: str
-    incumbent: dict[str, float]
+    config: Config
+    goal: Goal
     bounds: dict[str, tuple[float, float]]
     seed: int
     budget: int
-    pins: dict[str, float] = {}
-    config: str = ""
-    search: dict[str, object] = {}
-    refused: list[dict[str, float]] = []
-    goal: Goal = Goal()
+    incumbent: dict[str, float] = field(default_factory=dict)
+    pins: dict[str, float] = field(default_factory=dict)
+    measured: Measured | None = None
+    refused: list[dict[str, float]] = field(default_factory=list)
     looks: int = 1
 
 
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
     """Build the task of a tuner in this state."""
-    incumbent = {**setup.starting, **state.incumbent}
-    bounds = {name: span for name, span in setup.rules.bounds.items() if name not in state.pins}
-    remembered = state.search
     return Task(
-        records=str(setup.records.resolve()),
+        records=setup.records,
         policy=setup.policy,
-        incumbent=incumbent,
-        bounds=bounds,
+        config=setup.config,
+        goal=setup.rules.settings.goal,
+        bounds={name: span for name, span in setup.rules.bounds.items() if name not in state.pins},
         seed=setup.rules.settings.seed + state.number + state.fruitless,
         budget=budget_after(budget, state.fruitless),
+        incumbent={**setup.starting, **state.incumbent},
         pins=state.pins,
-        config=str(setup.config_file.resolve()) if setup.config_file is not None else "",
-        search=remembered.get("search", {}),
-        refused=list(remembered.get("refused", [])),
-        goal=setup.rules.settings.goal,
+        measured=state.measured,
+        refused=state.refused,
         looks=1 + state.fruitless,
     )
 
 
-def perform(task: Task, tell: Callable[[str], None] | None = None) -> tuple[Found, Rehearsed, Deployment]:
+def perform(task: Task) -> tuple[Found, Rehearsed, Deployment]:
     """Calibrate, search, judge.
-
-    Args:
-        task: what.
-        tell: called with progress.
 
     Raises:
         EppError: there are no records, or too few.
     """
-    decisions, outcomes = newest_records(Path(task.records), task.policy)
+    decisions, outcomes = newest_records(task.records, task.policy)
     try:
         deployment = calibrate(decisions, outcomes)
     except CalibrationError as error:
         raise CalibrationError(f"{task.records}, policy {task.policy}: {error}") from error
-    config = Config()
-    if task.config:
-        config = parse_config(Path(task.config).read_bytes(), task.config)
     incumbent = {**(task.incumbent or deployment.weights), **task.pins}
     search = _search(task, incumbent)
     rehearsed = rehearse(
-        Stage(deployment, WindowOptions(config=config), task.seed),
+        Stage(deployment, WindowOptions(config=task.config), task.seed),
         search,
         incumbent,
         budget=task.budget,
         goal=task.goal,
         looks=task.looks,
-        on_try=None if tell is None else lambda n: tell(f"{n} of {task.budget} measurements"),
     )
     weights, reason = proposal(rehearsed, task.bounds, task.refused)
-    memory: dict[str, object] = {"search": search.to_state(), "refused": task.refused}
-    if weights is not None:
-        memory["proposed"] = weights
-    return Found(weights, reason, memory), rehearsed, deployment
+    return Found(weights, reason, search.measured), rehearsed, deployment
 
 
 def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
     """Return the earlier search where it was about the same question, else a new one."""
-    start = {name: min(max(incumbent[name], low), high) for name, (low, high) in task.bounds.items()}
-    search = Search(start, task.bounds, seed=task.seed)
-    try:
-        before = Search.from_state(task.search) if task.search else search
-    except (KeyError, TypeError, ValueError):
+    search, before = Search(incumbent, task.bounds, seed=task.seed), task.measured
+    asked = search.measured
+    if before is None or (before.start, before.bounds) != (asked.start, asked.bounds):
         return search
-    fresh = search.to_state()
-    same = all(task.search.get(key) == json.loads(json.dumps(fresh[key])) for key in ("start", "bounds"))
-    return before if task.search and same and before.told < 4 * task.budget else search
+    if len(before.costs) >= 4 * task.budget:
+        return search
+    return Search(before.start, before.bounds, seed=before.seed, costs=before.costs)
 
 
-def run_child() -> int:
-    """Run `epp tune rehearse`: a task on standard input, what was found on standard output."""
+def _child(task: Task, answer: Connection) -> None:
+    """Rehearse in a process of low priority that ends with its parent."""
     os.nice(_NICE)
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         found = perform(task)[0]
     except CalibrationError as error:
         found = Found(None, str(error), failed=True)
-    sys.stdout.buffer.write(msgspec.json.encode(found))
-    return 0
+    answer.send(found)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class ChildRehearsal:
@@ -160,91 +150,69 @@ class ChildRehearsal:
     Args:
         setup: what is configured.
         budget: measurements for each candidate.
-        tell: called with sentences for the log.
+        report: takes sentences for the log.
     """
 
-    def __init__(self, setup: Setup, *, budget: int, tell: Callable[[str], None]) -> None:
-        self._setup, self._budget, self._tell = setup, budget, tell
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answer: IO[bytes] | None = None
-        self._errors: IO[bytes] | None = None
+    def __init__(self, setup: Setup, *, budget: int, report: Callable[[str], None]) -> None:
+        self._setup, self._budget, self._report = setup, budget, report
+        self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
 
     def start(self, state: State, reason: str) -> None:
         """Begin; one that runs already is given up.
 
         Raises:
-            OSError: no room for its files, or for another process.
+            OSError: no room for another process.
         """
         self.stop()
-        self._tell(f"rehearsing: {reason}")
-        with tempfile.TemporaryFile() as question:
-            question.write(msgspec.json.encode(task_of(self._setup, state, budget=self._budget)))
-            question.seek(0)
-            self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `stop`
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # likewise
-            self._process = subprocess.Popen(  # noqa: S603  # our own command
-                tied_to_parent(sys.executable, "-m", "epp", "tune", "rehearse"),
-                stdin=question,
-                stdout=self._answer,
-                stderr=self._errors,
-            )
+        self._report(f"rehearsing: {reason}")
+        answer, childs_end = _SPAWN.Pipe(duplex=False)
+        task = task_of(self._setup, state, budget=self._budget)
+        process = _SPAWN.Process(target=_child, args=(task, childs_end), daemon=True)
+        process.start()
+        childs_end.close()
+        self._running = process, answer
 
     def poll(self) -> Found | None:
         """Return what was found, once; None while it runs or when nothing was begun."""
-        process = self._process
-        if process is None or process.poll() is None or self._answer is None or self._errors is None:
+        if self._running is None or not self._running[1].poll():
             return None
-        self._answer.seek(0)
-        self._errors.seek(0)
-        answer, errors = self._answer.read(), self._errors.read()
-        self.stop()
+        process, answer = self._running
         try:
-            return msgspec.json.decode(answer, type=Found)
-        except msgspec.MsgspecError:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no words"]
-            reason = f"the rehearsal failed with status {process.returncode}: {last[0]}"
-            return Found(None, reason, failed=True)
+            found: Found = answer.recv()
+        except EOFError:
+            process.join()
+            found = Found(None, f"the rehearsal failed with status {process.exitcode}", failed=True)
+        self.stop()
+        return found
 
     def stop(self) -> None:
         """Give up what runs."""
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
+        if self._running is not None:
+            process, answer = self._running
+            self._running = None
             process.kill()
-            process.wait()
-        for file in (self._answer, self._errors):
-            if file is not None:
-                file.close()
-        self._answer = self._errors = None
+            process.join()
+            answer.close()
 
 
 def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, float], as_json: bool) -> int:
     """Rehearse on records and print what would be set, and why."""
-    bounds = {name: span for name, span in setup.rules.bounds.items() if name not in pins}
     task = Task(
-        records=str(setup.records),
+        records=setup.records,
         policy=setup.policy,
-        incumbent={},
-        bounds=bounds,
+        config=setup.config,
+        goal=setup.rules.settings.goal,
+        bounds={name: span for name, span in setup.rules.bounds.items() if name not in pins},
         seed=seed,
         budget=budget,
         pins=dict(pins),
-        config="" if setup.config_file is None else str(setup.config_file),
-        goal=setup.rules.settings.goal,
     )
-    progress = None if as_json or not sys.stderr.isatty() else _progress
-    found, rehearsed, deployment = perform(task, progress)
-    if progress is not None:
-        print(file=sys.stderr)
+    found, rehearsed, deployment = perform(task)
     if as_json:
         print(json.dumps(_plain(found, rehearsed, deployment), indent=2))
-        return 0
-    for line in report(found, rehearsed, deployment, pins):
-        print(line)
+    else:
+        print("\n".join(report(found, rehearsed, deployment, pins)))
     return 0
-
-
-def _progress(sentence: str) -> None:
-    print(f"\r{sentence}", end="", file=sys.stderr, flush=True)
 
 
 def report(
@@ -260,26 +228,28 @@ def report(
         f"policy {deployment.policy}, {len(deployment.trace)} recorded requests",
         f"simulated fleet: {fleet}",
         *(f"assumed: {note}" for note in deployment.notes),
-        (
-            f"p95 with the weights in force: TTFT {_ms(rehearsed.simulated_ttft_p95_ms)} simulated, "
-            f"{_ms(deployment.ttft_p95_ms)} recorded; E2E {_ms(rehearsed.simulated_e2e_p95_ms)} simulated, "
-            f"{_ms(deployment.e2e_p95_ms)} recorded"
+        "p95 with the weights in force: "
+        + "; ".join(
+            f"{name} {_ms(simulated)} simulated, {_ms(recorded)} recorded"
+            for name, simulated, recorded in (
+                ("TTFT", rehearsed.simulated_ttft_p95_ms, deployment.ttft_p95_ms),
+                ("E2E", rehearsed.simulated_e2e_p95_ms, deployment.e2e_p95_ms),
+            )
         ),
         f"{rehearsed.tried} weights tried at full share, the best judged on other requests:",
     ]
     for name, value in sorted(rehearsed.incumbent.items()):
         now, best = f"{value:.4g}", f"{rehearsed.weights.get(name, value):.4g}"
         lines.append(f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else ""))
-    for label, comparison in (("TTFT p95", rehearsed.ttft), ("E2E p95", rehearsed.e2e)):
-        if comparison is not None:
-            lines.append(f"  {label}: {_interval(comparison)}")
+    lines += [
+        f"  {label} p95: {_interval(comparison)}"
+        for label, comparison in (("TTFT", rehearsed.ttft), ("E2E", rehearsed.e2e))
+        if comparison is not None
+    ]
     if found.weights is None:
-        lines.append(f"would set nothing: {found.reason}")
-    else:
-        chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
-        lines.append(f"would try live: {{{chosen}}}")
-        lines.append(f"because {found.reason}")
-    return lines
+        return [*lines, f"would set nothing: {found.reason}"]
+    chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
+    return [*lines, f"would try live: {{{chosen}}}", f"because {found.reason}"]
 
 
 def _interval(found: Comparison) -> str:

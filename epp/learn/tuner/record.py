@@ -5,8 +5,8 @@ blocks, one of each arm; in a split a slice of time with both arms in it. Plain 
 functions here alone.
 
 Rules
-- A block is judged when it has ended and its requests had time to end (`late_s`); what comes later is counted
-  as late and else ignored, in both arms alike.
+- A block is judged when it has ended and its requests had time to end (`late_s`); what comes later is
+  ignored, in both arms alike.
 - A unit with too few requests of either arm is joined with the next one.
 - Differences are always the newer weights less the older ones: below zero is better.
 """
@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
-from epp.learn.tuner.histogram import Histogram, count
-from epp.learn.tuner.samples import judged
-from epp.learn.tuner.tally import Tally, add, differences, joined, measured_ms
+from epp.learn.tuner.tally import Tally, add, differences, joined
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
@@ -48,30 +46,26 @@ class Record(msgspec.Struct):
         waiting: counts of complete units that were too small to stand alone.
         units: in the order of time.
         totals: arm -> counts of all complete blocks.
-        latencies_ms: arm -> histogram of the goal's measure, of all judged samples.
         next_unit: number of the first unit (pair, or slice) that is not complete.
-        late: samples that came after their block was closed.
     """
 
     open: dict[int, dict[str, Tally]] = {}
     waiting: dict[str, Tally] = {}
     units: list[Unit] = []
     totals: dict[str, Tally] = {}
-    latencies_ms: dict[str, Histogram] = {}
     next_unit: int = 0
-    late: int = 0
 
     def values(self, measure: str) -> list[float]:
-        """Differences of one measure, unit by unit."""
+        """Return differences of one measure, unit by unit."""
         return [float(getattr(unit, measure)) for unit in self.units]
 
     def seen(self, arm: str) -> Tally:
-        """Counts of an arm, complete blocks and open ones."""
+        """Return counts of an arm, complete blocks and open ones."""
         blocks = [arms[arm] for arms in self.open.values() if arm in arms]
         return joined([self.totals.get(arm, Tally()), *blocks])
 
     def newest(self, arm: str, requests: int) -> Tally:
-        """Counts of an arm's latest open blocks, as many as it takes to have so many requests."""
+        """Return counts of an arm's latest open blocks, as many as it takes to have so many requests."""
         out = Tally()
         for block in sorted(self.open, reverse=True):
             if arm in self.open[block] and out.requests < requests:
@@ -86,14 +80,12 @@ def _width(trial: Trial) -> int:
 def enter(record: Record, trial: Trial, sample: Sample, thresholds: Thresholds, goal: Goal) -> None:
     """Count a sample where it belongs, if anywhere."""
     stamp = sample.stamp
-    if stamp is None or stamp.arm not in (INCUMBENT, trial.arm) or not judged(sample, trial):
+    if stamp is None or stamp.trial != trial.id or stamp.arm not in (INCUMBENT, trial.arm):
         return
-    if stamp.block // _width(trial) < record.next_unit:
-        record.late += 1
+    if not trial.judged(sample.dispatched_wall_s) or stamp.block // _width(trial) < record.next_unit:
         return
     arms = record.open.setdefault(stamp.block, {})
     add(arms.setdefault(stamp.arm, Tally()), sample, thresholds, goal)
-    count(record.latencies_ms.setdefault(stamp.arm, {}), measured_ms(sample, goal))
 
 
 def close(record: Record, trial: Trial, now_wall_s: float, *, late_s: float, min_requests: int) -> int:
@@ -137,19 +129,3 @@ def _unit(tallies: dict[str, Tally], trial: Trial) -> Unit:
 def forget_open(record: Record) -> None:
     """Drop what is not complete, before a schedule begins anew; complete units stay."""
     record.open, record.waiting, record.next_unit = {}, {}, 0
-
-
-def copied(record: Record) -> Record:
-    """A record that can be filled while this one stays as it is."""
-    return Record(
-        open={
-            block: {arm: joined([tally]) for arm, tally in arms.items()}
-            for block, arms in record.open.items()
-        },
-        waiting=dict(record.waiting),
-        units=list(record.units),
-        totals=dict(record.totals),
-        latencies_ms={arm: dict(found) for arm, found in record.latencies_ms.items()},
-        next_unit=record.next_unit,
-        late=record.late,
-    )

@@ -17,23 +17,23 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist, mean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from epp.lab.compare.compare import compare
 from epp.lab.compare.resample import Statistic
 from epp.lab.compare.stats import percentile
 from epp.lab.sim.run import policy_named, run_window
 from epp.lab.sim.scenario import WindowOptions
-from epp.learn.tuner.settings import Goal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from epp.lab.compare.compare import Comparison
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import SimResult
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.search import Search
+    from epp.learn.tuner.settings import Goal
 
 
 #: Requests of a window, its warm-up included.
@@ -69,7 +69,6 @@ class Rehearsed:
         ttft: candidate against incumbent, p95 of TTFT, on windows that were not searched on; None when the
             search found nothing.
         e2e: likewise of E2E.
-        errors: failed requests of incumbent and candidate there.
         tried: measurements made.
     """
 
@@ -81,7 +80,6 @@ class Rehearsed:
     reason: str = ""
     ttft: Comparison | None = None
     e2e: Comparison | None = None
-    errors: tuple[int, int] = (0, 0)
     tried: int = 0
 
 
@@ -171,25 +169,11 @@ class Stage:
         ``F`` is the difference of the shares of failed requests. A rise of E2E is priced above all that a
         fall of TTFT can win, as no trial would accept it.
         """
-        ttft, e2e, failed = self._facts(window, weights)
-        ttft_before, e2e_before, failed_before = self._facts(window, against)
-        rise = e2e - e2e_before
-        if math.isnan(ttft + e2e):
-            return math.inf
-        price = (ttft - ttft_before + rise) / 2.0 + _E2E_PRICE * max(0.0, rise)
-        return price + _ERROR_PRICE * (failed - failed_before)
-
-    def _facts(
-        self, window: Sequence[TraceRequest], weights: Mapping[str, float]
-    ) -> tuple[float, float, float]:
-        results = self.run(window, weights)
-        failed = sum(not result.ok for result in results) / len(results)
-        return _log_tail(results, "ttft_ms"), _log_tail(results, "e2e_ms"), failed
-
-
-def p95(results: Sequence[SimResult], fact: str) -> float:
-    """Return the 95th percentile of those that ended well; NaN without any."""
-    return percentile(_values(results, fact), 95)
+        ours, theirs = self.run(window, weights), self.run(window, against)
+        gain = _log_tail(ours, "ttft_ms") - _log_tail(theirs, "ttft_ms")
+        rise = _log_tail(ours, "e2e_ms") - _log_tail(theirs, "e2e_ms")
+        failed = (sum(r.ok for r in theirs) - sum(r.ok for r in ours)) / len(ours)
+        return (gain + rise) / 2.0 + _E2E_PRICE * max(0.0, rise) + _ERROR_PRICE * failed
 
 
 def _log_tail(results: Sequence[SimResult], fact: str) -> float:
@@ -207,38 +191,35 @@ def rehearse(
     incumbent: Mapping[str, float],
     *,
     budget: int,
-    goal: Goal | None = None,
+    goal: Goal,
     looks: int = 1,
-    on_try: Callable[[int], None] | None = None,
 ) -> Rehearsed:
     """Search and judge.
 
     Args:
         stage: the simulated deployment.
-        search: over the weights that may be moved; goes on from what it has been told.
+        search: over the weights that may be moved; goes on from what it has measured.
         incumbent: weights in force, all of them.
         budget: measurements to make.
-        goal: what a live trial would be judged by; the default one when None.
+        goal: what a live trial would be judged by.
         looks: how often in a row a candidate was sought, this time included.
-        on_try: called with the number of measurements so far.
     """
     searched = stage.windows[::2][:SEARCH_WINDOWS]
     judged = [window for window in stage.windows if window not in searched][-JUDGE_WINDOWS:]
     base = [result for window in judged for result in stage.run(window, incumbent)]
-    so_far = Rehearsed(dict(incumbent), dict(incumbent), p95(base, "ttft_ms"), p95(base, "e2e_ms"))
-    far = _far(stage.deployment, so_far.simulated_ttft_p95_ms, so_far.simulated_e2e_p95_ms)
+    ttft_ms, e2e_ms = (percentile(_values(base, fact), 95) for fact in ("ttft_ms", "e2e_ms"))
+    so_far = Rehearsed(dict(incumbent), dict(incumbent), ttft_ms, e2e_ms)
+    far = _far(stage.deployment, ttft_ms, e2e_ms)
     if far:
         return replace(so_far, reason=far)
-    end = search.told + budget
-    while not search.stop(budget=end):
+    begun = search.measurements
+    while not search.stop(budget=begun + budget):
         asked = search.ask()
-        window = searched[search.told % len(searched)]
+        window = searched[search.measurements % len(searched)]
         search.tell(stage.cost(window, {**incumbent, **asked}, incumbent))
-        so_far = replace(so_far, tried=so_far.tried + 1)
-        if on_try is not None:
-            on_try(so_far.tried)
-    found = replace(so_far, weights={**incumbent, **search.recommend()})
-    return _judged(stage, judged, found, goal or Goal(), looks)
+    tried = search.measurements - begun
+    found = replace(so_far, weights={**incumbent, **search.recommend()}, tried=tried)
+    return _judged(stage, judged, found, goal, looks)
 
 
 def _judged(
@@ -249,19 +230,20 @@ def _judged(
         reason = f"none of {found.tried} weights tried was better where the search looked"
         return replace(found, weights=found.incumbent, reason=reason)
     ours, theirs = _paired(stage, judged, found.weights), _paired(stage, judged, found.incumbent)
-    # Simulated results have the fields of live ones, by name.
-    a, b = cast("Sequence[Any]", ours), cast("Sequence[Any]", theirs)
-    ttft, e2e = compare(a, b, "ttft_ms", _P95), compare(a, b, "e2e_ms", _P95)
+    ttft, e2e = compare(ours, theirs, "ttft_ms", _P95), compare(ours, theirs, "e2e_ms", _P95)
     failed = sum(not r.ok for r in theirs), sum(not r.ok for r in ours)
     worth, reason = worth_a_trial(ttft, e2e, failed, goal, looks)
-    return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e, errors=failed)
+    return replace(found, worth=worth, reason=reason, ttft=ttft, e2e=e2e)
 
 
 def _paired(
     stage: Stage, judged: Sequence[Sequence[TraceRequest]], weights: Mapping[str, float]
-) -> list[SimResult]:
-    """Return the results of all windows, with numbers and sessions of their own."""
-    out = []
+) -> list[Any]:
+    """Return the results of all windows, with numbers and sessions of their own.
+
+    Simulated results have the fields of live ones, by name.
+    """
+    out: list[Any] = []
     for number, window in enumerate(judged):
         for result in stage.run(window, weights):
             index = number * 1_000_000 + result.index

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.config.plan import Trial
-
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
 #: The client left: nobody knows how long its answer would have taken.
@@ -101,17 +99,10 @@ class Sample:
         return self.ttft_ms + self.itl_ms * (self.answer_tokens - 1)
 
 
-def judged(sample: Sample, trial: Trial) -> bool:
-    """Whether a sample counts in the analysis of a trial: of it, and past the dropped part of its block."""
-    if sample.stamp is None or sample.stamp.trial != trial.id:
-        return False
-    return trial.judged(sample.dispatched_wall_s)
-
-
 def sample_of(
     decision: Mapping[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float = math.nan
 ) -> Sample | None:
-    """The sample of a decision's record and its outcome's.
+    """Return the sample of a decision's record and its outcome's.
 
     Args:
         decision: the record.

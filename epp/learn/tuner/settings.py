@@ -71,7 +71,7 @@ class StageKeys(Section, frozen=True):
     quiet_hours_utc: tuple[tuple[Hour, Hour], ...] = ()
 
     def __post_init__(self) -> None:
-        """A ramp goes up."""
+        """Refuse a ramp that does not rise."""
         shares = [self.screen_share, *self.ramp_shares]
         if shares != sorted(set(shares)):
             raise ValueError("screen_share and ramp_shares must rise")
@@ -195,5 +195,5 @@ class TunerSettings(TunerKeys, frozen=True):
 
 
 def tuner_settings(keys: TunerKeys) -> TunerSettings:
-    """The settings of a file: its keys, and the constants."""
+    """Return the settings of a file: its keys, and the constants."""
     return msgspec.convert(msgspec.to_builtins(keys), TunerSettings)

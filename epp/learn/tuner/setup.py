@@ -1,6 +1,6 @@
 """What the commands work on: policy, bounds, settings, files; from a configuration, or flags and records.
 
-Owns which weights may be tuned and every mistake that can be told before anything starts.
+Owns which weights may be tuned; reports every mistake that can be found before anything starts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.tuner.calibrate import newest_records
 from epp.learn.tuner.settings import TunerKeys, tuner_settings
 from epp.learn.tuner.state import Rules
-from epp.policies.registry import create
-from epp.schedule.weights import WeightBook
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
-    """The setup of a command.
+    """Return the setup of a command.
 
     Args:
         arguments: of `add_arguments`.
@@ -76,19 +74,22 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     """
     found = given.read_given(arguments, TunerKeys())
     config = found.config
-    weights = found.path(arguments.weights, config.weights_file)
+    weights = None
+    if records is None:
+        weights = found.required(arguments.weights, config.weights_file, "weights_file", "--weights FILE")
     folder = records or found.path(arguments.records, config.records.folder)
-    if weights is None and records is None:
-        raise found.missing("weights_file", "--weights FILE")
-    if folder is None and weights is not None and looking and arguments.config is not None:
-        folder = weights.parent
-    if folder is None:
-        raise found.missing("records.folder", "--records DIR")
+    if folder is None and not (looking and arguments.config is not None):
+        folder = found.required(None, "", "records.folder", "--records DIR")
+    folder = folder or Path()
     name: str = config.policy.name
     params: Mapping[str, object] = config.policy.params
     if arguments.config is None:
         name, params = _recorded_policy(folder)
-    book = _book(config, name, params, found.source)
+    book = found.book(name, params)
+    if not book.bounds:
+        raise ConfigError(
+            found.source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
+        )
     starting = dict(book.current.values)
     bounds = tuner_bounds(name, book.bounds)
     if name in _UNITS:
@@ -106,28 +107,8 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     )
 
 
-def _book(config: Config, name: str, params: Mapping[str, object], source: str) -> WeightBook:
-    """Weights of a policy by the configuration alone.
-
-    Raises:
-        ConfigError: it has none, or they are configured wrongly.
-    """
-    policy = create(name, params, source=source)
-    if not policy.weight_specs:
-        raise ConfigError(
-            source, "policy.name", f"policy {name!r} declares no weights: there is nothing to tune"
-        )
-    return WeightBook(
-        policy=name,
-        specs=policy.weight_specs,
-        configured=config.policy.weights,
-        bounds=config.policy.bounds,
-        source=source,
-    )
-
-
 def _recorded_policy(folder: Path) -> tuple[str, Mapping[str, object]]:
-    """Policy and parameters of the newest decision."""
+    """Return policy and parameters of the newest decision."""
     fix = "give --config epp.yaml, or wait for records"
     try:
         decisions, _ = newest_records(folder, "", 1)

@@ -1,33 +1,32 @@
 """The tuner's whole memory as plain data, what happens to it, and what it asks for.
 
-Owns no rule: `epp.learn.tuner.machine` does. A state is JSON (`to_json`, `from_json`), so that a tuner that
-was
-killed goes on where it was: persist the state first, then do the actions. An action that was not done is done
-after the restart (`epp.learn.tuner.machine.resume`); doing one twice changes nothing.
+Owns no rule: `epp.learn.tuner.machine` does. A state is persisted as JSON, so that a tuner that was killed
+goes on
+where it was: persist the state first, then do the actions. An action that was not done is done after the
+restart (`epp.learn.tuner.machine.resume`); doing one twice changes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from epp.config.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learn.tuner.record import Record
-from epp.learn.tuner.record import copied as copied_record
+from epp.learn.tuner.search import Measured  # noqa: TC001
+from epp.learn.tuner.settings import TunerSettings
 from epp.learn.tuner.tally import Baseline, Thresholds
 from epp.learn.tuner.watch import Watch
-from epp.learn.tuner.watch import copied as copied_watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.learn.tuner.samples import Sample
-    from epp.learn.tuner.settings import TunerSettings
 
-#: Changes of the incumbent that are remembered.
-HISTORY = 200
+#: Changes of the incumbent that are remembered, and weights that a trial ended.
+HISTORY, REFUSED = 200, 50
 
 Phase = Literal["baseline", "search", "screen", "ramp", "switchback", "probation", "frozen"]
 TRIALS = frozenset({"screen", "ramp", "switchback", "probation"})
@@ -73,6 +72,7 @@ class State(msgspec.Struct, kw_only=True):
     Attributes:
         policy: whose weights they are.
         incumbent: weights in force.
+        settings: what its tuner goes by; a start compares it with its own.
         phase: where in its life the candidate is; ``baseline``, ``search`` and ``frozen`` have none running.
         since_wall_s: when this phase began.
         reason: why, in words.
@@ -86,31 +86,31 @@ class State(msgspec.Struct, kw_only=True):
         fruitless: candidates in a row that were not promoted.
         serial: contents published.
         published_wall_s: when the last was.
+        published: digest of the last content published.
         trial: schedule in force, none while paused.
         paused: why the trial waits, empty when it does not.
-        thresholds: frozen.
-        baseline: the incumbent by itself.
-        record: evidence of this stage.
         paused_wall_s: since when it does.
         pause_until_wall_s: the trial waits at least until then.
         unwell: times that this candidate was paused because the fleet failed.
-        cool_until_wall_s: no baseline begins before this.
+        thresholds: frozen.
+        baseline: the incumbent by itself.
+        record: evidence of this stage.
         watch: the whole fleet, before a trial and during it.
         ended_for_fleet: trials that ended because the whole fleet suffered.
-        published: digest of the last content published.
+        cool_until_wall_s: no baseline begins before this.
         held: frozen by request: only a request thaws.
         reference: what the time after freezing looked like.
         pins: weights that the operator fixed.
         clock_wall_s: latest time heard of.
         history: incumbents, oldest first.
-        cursor: how far the records are read; the reader's own words.
-        search: state of the search; its own words.
-        settings: what its last tuner went by, as plain values, for who looks at it; a start compares it with
-            its own.
+        measured: what the search has measured from this incumbent.
+        refused: weights that a live trial ended or an operator took back; they are not proposed again.
+        rehearsal_failed: why the last rehearsal failed, empty when it did not.
     """
 
     policy: str
     incumbent: dict[str, float]
+    settings: TunerSettings = TunerSettings()
     phase: Phase = "baseline"
     since_wall_s: float = 0.0
     reason: str = "first start"
@@ -124,53 +124,26 @@ class State(msgspec.Struct, kw_only=True):
     fruitless: int = 0
     serial: int = 0
     published_wall_s: float = 0.0
+    published: str = ""
     trial: Split | Switchback | None = None
     paused: str = ""
-    thresholds: Thresholds | None = None
-    baseline: Baseline = msgspec.field(default_factory=Baseline)
-    record: Record = msgspec.field(default_factory=Record)
     paused_wall_s: float = 0.0
     pause_until_wall_s: float = 0.0
     unwell: int = 0
-    cool_until_wall_s: float = 0.0
+    thresholds: Thresholds | None = None
+    baseline: Baseline = msgspec.field(default_factory=Baseline)
+    record: Record = msgspec.field(default_factory=Record)
     watch: Watch = msgspec.field(default_factory=Watch)
     ended_for_fleet: int = 0
-    published: str = ""
+    cool_until_wall_s: float = 0.0
     held: bool = False
     reference: Features | None = None
     pins: dict[str, float] = {}
     clock_wall_s: float = 0.0
     history: list[Change] = []
-    cursor: str = ""
-    search: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-
-
-def copied(state: State) -> State:
-    """A state that may be changed while this one stays as it is.
-
-    Evidence is all that is changed in place: everything else is replaced, so it is shared. A trial of a
-    thousand pairs is copied at every look, and copying it value by value took longer than judging it.
-    """
-    baseline = msgspec.structs.replace(
-        state.baseline, measure_ms=dict(state.baseline.measure_ms), e2e_ms=dict(state.baseline.e2e_ms)
-    )
-    watch = copied_watch(state.watch)
-    return msgspec.structs.replace(state, record=copied_record(state.record), baseline=baseline, watch=watch)
-
-
-def to_json(state: State) -> bytes:
-    """The state as one JSON text."""
-    return msgspec.json.encode(state)
-
-
-def from_json(text: bytes) -> State:
-    """A persisted state.
-
-    Raises:
-        msgspec.DecodeError: it is none.
-    """
-    return msgspec.json.decode(text, type=State)
+    measured: Measured | None = None
+    refused: list[dict[str, float]] = []
+    rehearsal_failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +167,11 @@ class Observed:
 
     Attributes:
         now_wall_s: the time.
-        samples: new ones, each exactly once per cursor; requests given up waiting for included.
-        cursor: how far the records are read now.
+        samples: new ones, each once; requests given up waiting for included.
     """
 
     now_wall_s: float
     samples: Sequence[Sample] = ()
-    cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,143 +1,166 @@
-"""Where the tuner stands, in figures: how much evidence there is, what the next step takes, what comes next.
+"""`epp tune status`: incumbent, candidate, evidence so far and the next step, for people.
 
-Owns the counting. Lines for people are made of it by `epp.learn.tuner.status_command` and by the demos. Pure.
+Everything comes from the persisted state, so that it can be asked on any machine that sees the shared folder,
+and by the settings that its tuner goes by. Nothing is judged here that `epp.learn.tuner.verdict` does not
+judge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from epp.learn.tuner.discoveries import level
-from epp.learn.tuner.histogram import quantile, quantile_bounds
-from epp.learn.tuner.verdict import figures
+from epp.learn.sidecar.process import ago, running
+from epp.learn.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
+from epp.learn.tuner.trials import level
+from epp.learn.tuner.verdict import intervals, judge_switchback, log_e, log_e_regret, margins
+from epp.learn.tuner.watch import comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from epp.learn.tuner.settings import TunerSettings
+    from epp.learn.sidecar.paths import WeightsPaths
     from epp.learn.tuner.state import State
 
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """An arm's quantile of the goal's measure with bounds that hold at all times; NaN without requests."""
-
-    requests: int
-    value_ms: float
-    low_ms: float
-    high_ms: float
+_LAST_CHANGES = 3
+_TITLES = {SLOW: "slow requests", E2E: "slow E2E", ERRORS: "failed", CONCENTRATION: "hottest endpoint"}
+_THAW = "somebody says `epp tune thaw`"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Evidence of the present stage beside what the next step takes at least.
+def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) -> list[str]:
+    """Write the whole answer.
 
-    Attributes:
-        have: in the unit of ``need``.
-        need: 0 where no evidence is being gathered.
-        unit: ``requests`` or ``pairs``.
-        next_step: what comes next, in words.
-        lasted_s: since the stage began.
-        least_s: for which it must last; 0 for no matter how long.
+    Args:
+        state: as persisted, None where no tuner has run.
+        paths: of its files.
+        now_wall_s: the time.
     """
-
-    have: int
-    need: int
-    unit: str
-    next_step: str
-    lasted_s: float = 0.0
-    least_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Where the tuner stands.
-
-    Attributes:
-        phase: of the candidate's life.
-        progress: evidence so far and what comes next.
-        figures: of a switchback, from `epp.learn.tuner.verdict.figures`; empty before its first pair.
-        latencies: arm -> its quantile.
-    """
-
-    phase: str
-    progress: Progress
-    figures: Mapping[str, float]
-    latencies: Mapping[str, Latency]
-
-    @property
-    def next_step(self) -> str:
-        """What comes next, in words."""
-        return self.progress.next_step
-
-    @property
-    def enough(self) -> str:
-        """``not enough evidence (n of N requests)``, or that there is."""
-        found = self.progress
-        if not found.need:
-            return "no evidence is being gathered"
-        is_enough = found.have >= found.need and found.lasted_s >= found.least_s
-        what = "enough evidence to be judged" if is_enough else "not enough evidence"
-        time = f", {found.lasted_s:.0f} of {found.least_s:.0f} s" if found.least_s else ""
-        return f"{what} ({found.have} of {found.need} {found.unit}{time})"
+    runs = running(paths.lock, paths.memory, now_wall_s)
+    if state is None:
+        return [f"tuner: {runs}", f"no state beside {paths.weights}: no tuner has run on this file"]
+    lines = [
+        f"tuner: {runs}; policy {state.policy}",
+        f"phase: {state.phase}, since {ago(now_wall_s - state.since_wall_s)}: {state.reason}",
+        f"incumbent: {values(state.incumbent, state.pins)}",
+    ]
+    if state.phase == "probation" and state.previous is not None:
+        lines.append(f"the incumbent before: {values(state.previous, state.pins)}")
+    elif state.candidate is not None:
+        lines.append(f"candidate {state.number}: {values(state.candidate, state.pins)}")
+    if state.paused:
+        lines.append(f"paused: {state.paused}")
+    lines += [*evidence(state), *_whole_fleet(state, now_wall_s)]
+    if state.fruitless:
+        limit = state.settings.stages.freeze_after
+        after = f" of {limit} after which it freezes" if limit else ""
+        lines.append(f"in a row without a promotion: {state.fruitless}{after}")
+    if state.phase == "search" and state.rehearsal_failed:
+        lines.append(f"the rehearsal failed and is begun again later: {state.rehearsal_failed}")
+    lines.append(f"next: {_next_step(state)}")
+    lines.append("last changes (`epp weights history` has all):")
+    return lines + [f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:]]
 
 
-def status(state: State, settings: TunerSettings) -> Status:
-    """A state in figures."""
-    record, evidence = state.record, settings.evidence
-    found: Mapping[str, float] = {}
-    if state.phase == "switchback" and record.units:
-        needed = level(evidence.false_promotions, max(1, state.tests), state.promotions)
-        found = figures(record, settings, needed)
-    q, alpha = settings.goal.quantile, evidence.guard_level
-    latencies = {
-        arm: Latency(
-            sum(histogram.values()), quantile(histogram, q), *quantile_bounds(histogram, q, alpha=alpha)
-        )
-        for arm, histogram in record.latencies_ms.items()
+def values(weights: Mapping[str, float], pins: Mapping[str, float]) -> str:
+    """Write weights in a line; pinned ones as what they are."""
+    return ", ".join(
+        f"{name}={pins[name]:.4g} (pinned)" if name in pins else f"{name}={value:.4g}"
+        for name, value in sorted(weights.items())
+    )
+
+
+def history_lines(state: State, now_wall_s: float) -> list[str]:
+    """Write one line an incumbent, oldest first."""
+    return [
+        f"{change.number}: {datetime.fromtimestamp(change.at_wall_s, UTC):%Y-%m-%d %H:%MZ}, "
+        f"{ago(now_wall_s - change.at_wall_s)}, {change.how}: {values(change.weights, {})} - {change.reason}"
+        for change in state.history
+    ]
+
+
+def evidence(state: State) -> Iterator[str]:
+    """Write what is known by now beside what the next step takes; nothing where none is gathered."""
+    stages, rules, record = state.settings.stages, state.settings.evidence, state.record
+    pairs = len(record.units)
+    match state.phase:
+        case "baseline":
+            baseline = state.baseline
+            enough = _enough(
+                baseline.requests, stages.baseline_requests, "requests", baseline.lasted_s, stages.baseline_s
+            )
+            yield f"{enough} to know how the incumbent serves"
+        case "screen" | "ramp":
+            share = [stages.screen_share, *stages.ramp_shares][state.stage]
+            served = record.totals["candidate"].requests if "candidate" in record.totals else 0
+            lasted_s = max(0.0, state.clock_wall_s - state.since_wall_s)
+            enough = _enough(served, stages.stage_requests, "requests", lasted_s, stages.stage_s)
+            yield f"split at {share:.0%}: {enough}, {pairs} slices of time compared"
+        case "switchback":
+            requests = sum(unit.requests for unit in record.units)
+            enough = _enough(pairs, rules.min_pairs, "pairs")
+            yield f"switchback: {enough}, at most {rules.max_pairs}; {requests:,} requests judged"
+            if pairs:
+                yield from _switchback(state)
+        case "probation":
+            need, regret = -math.log(rules.guard_level), log_e_regret(record, state.settings)
+            enough = _enough(pairs, stages.probation_pairs, "pairs")
+            yield f"probation: {enough}; evidence of regret e^{regret:.2f} of e^{need:.2f}"
+
+
+def _enough(have: int, need: int, unit: str, lasted_s: float = 0.0, least_s: float = 0.0) -> str:
+    is_enough = have >= need and lasted_s >= least_s
+    time = f", {lasted_s:.0f} of {least_s:.0f} s" if least_s else ""
+    words = "enough evidence to be judged" if is_enough else "not enough evidence"
+    return f"{words} ({have} of {need} {unit}{time})"
+
+
+def _switchback(state: State) -> Iterator[str]:
+    record, settings, needed = state.record, state.settings, level(state)
+    found = {
+        measure: f"[{100.0 * low:+.2f}, {100.0 * high:+.2f}] points"
+        for measure, (low, high) in intervals(record, settings).items()
     }
-    return Status(state.phase, _progress(state, settings), found, latencies)
+    yield (
+        f"  objective: {_TITLES[SLOW]} {found[SLOW]}; evidence e^{log_e(record, settings):.2f} "
+        f"of e^{-math.log(needed):.2f} that a promotion takes"
+    )
+    for measure, margin in margins(settings.goal).items():
+        yield f"  guard: {_TITLES[measure]} {found[measure]}, up to {100.0 * margin:+.2f} allowed"
+    yield f"  verdict so far: {judge_switchback(record, settings, needed).reason}"
 
 
-def _progress(state: State, settings: TunerSettings) -> Progress:
-    stages, record = settings.stages, state.record
+def _whole_fleet(state: State, now_wall_s: float) -> Iterator[str]:
+    """Write how the guard over the whole fleet sees the trial, and what it did."""
+    watch, need = state.watch, 1.0 / state.settings.evidence.fleet_level
+    if state.phase in ("screen", "ramp", "switchback"):
+        none = f"not enough evidence ({len(watch.baseline)} blocks of before to compare with)"
+        found = comparison(watch, "before the trial under that load") if watch.blocks else none
+        yield f"whole fleet: {found}; evidence of harm {watch.evidence:.3g} of {need:g}"
+        if watch.alone:
+            yield f"  {watch.alone} blocks had a load for which there is nothing to compare with"
+    if state.ended_for_fleet:
+        yield f"trials ended because the whole fleet suffered: {state.ended_for_fleet}"
+    if now_wall_s < state.cool_until_wall_s:
+        yield f"cooling down for {state.cool_until_wall_s - now_wall_s:.0f} s before anything else is tried"
+
+
+def _next_step(state: State) -> str:
+    stages = state.settings.stages
     match state.phase:
         case "baseline":
             then = "the screen" if state.candidate is not None else "the search"
-            return Progress(
-                state.baseline.requests,
-                stages.baseline_requests,
-                "requests",
-                f"the incumbent's quantile is frozen, then {then}",
-                state.baseline.lasted_s,
-                stages.baseline_s,
-            )
+            return f"the incumbent's quantile is frozen, then {then}"
         case "search":
-            return Progress(
-                0, 0, "", "a rehearsal in the simulator proposes a candidate, or finds nothing better"
-            )
+            return "a rehearsal in the simulator proposes a candidate, or finds nothing better"
         case "screen" | "ramp":
-            shares = [stages.screen_share, *stages.ramp_shares, 1.0]
-            larger = shares[min(state.stage, len(stages.ramp_shares)) + 1]  # of a ramp that had more steps
-            where = f"{larger:.0%} of sessions" if larger < 1.0 else "the switchback of the whole fleet"
-            served = record.totals.get("candidate")
-            return Progress(
-                served.requests if served is not None else 0,
-                stages.stage_requests,
-                "requests",
-                f"where no harm shows, {where}",
-                max(0.0, state.clock_wall_s - state.since_wall_s),
-                stages.stage_s,
-            )
+            if state.stage < len(stages.ramp_shares):
+                return f"where no harm shows, {stages.ramp_shares[state.stage]:.0%} of sessions"
+            return "where no harm shows, the switchback of the whole fleet"
         case "switchback":
-            what = "promotion, if it is shown to be better and to do no harm; else the incumbent stays"
-            return Progress(len(record.units), settings.evidence.min_pairs, "pairs", what)
+            return "promotion, if it is shown to be better and to do no harm; else the incumbent stays"
         case "probation":
-            what = "the new weights stay, or on regret the old ones are back"
-            return Progress(len(record.units), stages.probation_pairs, "pairs", what)
+            return "the new weights stay, or on regret the old ones are back"
         case "frozen":
-            thaw = "somebody says `epp tune thaw`"
-            held = f"nothing, until {thaw}: it was frozen by request"
-            return Progress(0, 0, "", held if state.held else f"nothing, until the workload drifts or {thaw}")
-    raise AssertionError(state.phase)
+            until = f"until {_THAW}: it was frozen by request"
+            return f"nothing, {until if state.held else f'until the workload drifts or {_THAW}'}"

@@ -82,7 +82,7 @@ def add(tally: Tally, sample: Sample, thresholds: Thresholds, goal: Goal) -> Non
 
 
 def joined(tallies: Iterable[Tally]) -> Tally:
-    """All counts in one."""
+    """Return all counts in one."""
     out = Tally()
     for tally in tallies:
         out.requests += tally.requests
@@ -108,7 +108,7 @@ RATES: Mapping[str, Callable[[Tally], float]] = {
 
 
 def differences(arm: Tally, against: Tally) -> dict[str, float]:
-    """Rates of one arm less those of the other, by measure."""
+    """Return rates of one arm less those of the other, by measure."""
     return {name: rate(arm) - rate(against) for name, rate in RATES.items()}
 
 
@@ -151,7 +151,7 @@ class Baseline(msgspec.Struct):
 
 
 def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
-    """The baseline with one more sample; a fresh one where the weights changed."""
+    """Return the baseline with one more sample; a fresh one where the weights changed."""
     if sample.weights_version != baseline.weights_version:
         if sample.dispatched_wall_s < baseline.until_wall_s:
             return baseline  # a straggler of the weights before
@@ -169,7 +169,7 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
 
 
 def _begun_anew(baseline: Baseline, sample: Sample) -> Baseline:
-    """A fresh one; it knows whether its version was seen just before the other one."""
+    """Return a fresh one; it knows whether its version was seen just before the other one."""
     turned = sample.weights_version == baseline.before
     passed_s = sample.dispatched_wall_s - baseline.since_wall_s
     mixed_s = baseline.mixed_s + passed_s if turned else 0.0
@@ -177,7 +177,7 @@ def _begun_anew(baseline: Baseline, sample: Sample) -> Baseline:
 
 
 def freeze(baseline: Baseline, goal: Goal, now_wall_s: float) -> Thresholds | None:
-    """Thresholds from the incumbent's own latencies; None where its quantile never came."""
+    """Return thresholds from the incumbent's own latencies; None where its quantile never came."""
     slow_ms = goal.slow_ms or quantile(baseline.measure_ms, goal.quantile)
     e2e_ms = goal.e2e_slow_ms or quantile(baseline.e2e_ms, goal.quantile)
     p99_ms = quantile(baseline.e2e_ms, 0.99)

@@ -12,10 +12,10 @@ import msgspec
 
 from epp.config.plan import Split, Switchback
 from epp.learn.tuner import watch as fleet
-from epp.learn.tuner.discoveries import level
-from epp.learn.tuner.drift import drifted, features
+from epp.learn.tuner.histogram import bin_of
 from epp.learn.tuner.record import close
 from epp.learn.tuner.settings import LONGEST_WAIT_S
+from epp.learn.tuner.state import Features
 from epp.learn.tuner.tally import Baseline, freeze
 from epp.learn.tuner.verdict import (
     END,
@@ -26,13 +26,15 @@ from epp.learn.tuner.verdict import (
     judge_probation,
     judge_split,
     judge_switchback,
+    promotion_level,
     unwell,
 )
 
 if TYPE_CHECKING:
+    from epp.config.plan import Trial
     from epp.learn.tuner.machine import Run
     from epp.learn.tuner.samples import Sample
-    from epp.learn.tuner.settings import Stages, TunerSettings
+    from epp.learn.tuner.settings import Drift, Stages, TunerSettings
     from epp.learn.tuner.state import State
     from epp.learn.tuner.tally import Thresholds
 
@@ -54,17 +56,17 @@ def late_s(state: State, settings: TunerSettings) -> float:
     return min(max(settings.stages.late_s, p99_s), LONGEST_WAIT_S)
 
 
-def asked_s(stages: Stages, thresholds: Thresholds) -> float:
-    """Length that blocks ask for: the dropped part covers E2E p99."""
-    ask_s = stages.block_s
-    if stages.drop_share > 0.0:
-        ask_s = max(ask_s, thresholds.e2e_p99_ms / 1000.0 / stages.drop_share)
-    return ask_s
-
-
 def block_s(stages: Stages, thresholds: Thresholds) -> float:
-    """Length of a switchback's blocks: what they ask for, as far as it is allowed."""
-    return min(asked_s(stages, thresholds), max(stages.max_block_s, stages.block_s))
+    """Length of a switchback's blocks: the dropped part covers E2E p99, as far as `max_block_s` allows."""
+    wanted_s = thresholds.e2e_p99_ms / 1000.0 / stages.drop_share
+    return max(min(wanted_s, stages.max_block_s), stages.block_s)
+
+
+def level(state: State) -> float:
+    """Return level at which the candidate on trial is tested."""
+    return promotion_level(
+        state.settings.evidence.false_promotions, max(1, state.tests), promotions=state.promotions
+    )
 
 
 def absent(run: Run) -> None:
@@ -127,20 +129,13 @@ def _begin(run: Run) -> Split | Switchback:
         )
     assert state.thresholds is not None  # noqa: S101 - no trial begins without a baseline
     probation = state.phase == "probation"
-    ask_s, length_s = asked_s(stages, state.thresholds), block_s(stages, state.thresholds)
-    if ask_s > length_s:
-        run.note(
-            f"blocks last {length_s:.0f} s, the most that max_block_s allows: E2E p99 of "
-            f"{state.thresholds.e2e_p99_ms / 1000.0:.0f} s asks for {ask_s:.0f} s, so arms may spoil each "
-            "other's blocks"
-        )
     return Switchback(
         id=name,
         arm="previous" if probation else "candidate",
         weights=dict((state.previous if probation else state.candidate) or {}),
         valid_from_wall_s=begin,
         valid_until_wall_s=until,
-        block_s=length_s,
+        block_s=block_s(stages, state.thresholds),
         seed=seed,
         drop_share=stages.drop_share,
         every=stages.probation_every if probation else 1,
@@ -164,9 +159,7 @@ def watch_fleet(run: Run) -> None:
 def judge(run: Run) -> None:
     """Close what is complete and act on what it shows."""
     state, settings = run.state, run.settings
-    if state.trial is None:
-        return
-    if _unwell(run):
+    if state.trial is None or _unwell(run, state.trial):
         return
     plain = abrupt(state.record, state.trial)
     if plain is not None:
@@ -189,21 +182,20 @@ def judge(run: Run) -> None:
         _probation(run, added)
 
 
-def _unwell(run: Run) -> bool:
-    """Whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
+def _unwell(run: Run, trial: Trial) -> bool:
+    """Check whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
 
     It is nobody's fault: no promotion is undone for it, and a candidate that ends by it is no fruitless one.
     """
-    state, trial = run.state, run.state.trial
-    share = unwell(state.record, trial, run.settings) if trial is not None else ""
+    state = run.state
+    share = unwell(state.record, trial, run.settings)
     if not share:
         return False
     state.unwell += 1
     if state.unwell >= _UNWELL_TIMES and state.phase != "probation":
         reason = f"the fleet became unwell {state.unwell} times in this trial: {share}"
-        where = state.phase
         run.drop_candidate()
-        run.go("baseline", f"candidate {state.number} ended in {where}: {reason}")
+        run.go("baseline", f"candidate {state.number} ended in {state.phase}: {reason}")
     else:
         state.pause_until_wall_s = run.now_wall_s + _UNWELL_PAUSE_S
         _pause(run, f"the fleet is unwell: {share}")
@@ -223,6 +215,7 @@ def _doubted(run: Run) -> bool:
 
 def _ended(run: Run, verdict: Verdict) -> None:
     state = run.state
+    run.refuse(state.candidate or state.incumbent)
     if state.phase != "probation":
         run.fruitless(f"candidate {state.number} ended in {state.phase}: {verdict.reason}")
         return
@@ -256,8 +249,7 @@ def _switchback(run: Run, added: int) -> None:
     state, evidence = run.state, run.settings.evidence
     assert state.trial is not None  # noqa: S101 - `judge` has looked
     if added:
-        needed = level(evidence.false_promotions, max(1, state.tests), state.promotions)
-        verdict = judge_switchback(state.record, run.settings, needed)
+        verdict = judge_switchback(state.record, run.settings, level(state))
         if verdict.kind == PASS:
             _promoted(run, verdict.reason)
             return
@@ -304,37 +296,58 @@ def watch(run: Run) -> None:
         return
     state.baseline = Baseline()
     if baseline.failed_share > settings.max_failed_share:
-        run.note(
-            f"the fleet is unwell: {baseline.failed_share:.0%} failed; this time is compared with nothing"
-        )
+        share = f"{baseline.failed_share:.0%} failed"
+        run.note(f"the fleet is unwell: {share}; this time is compared with nothing")
         return
-    if state.thresholds is None:
-        state.thresholds = freeze(baseline, settings.goal, run.now_wall_s)
+    state.thresholds = state.thresholds or freeze(baseline, settings.goal, run.now_wall_s)
     if state.thresholds is None:
         return
-    now = features(baseline, state.thresholds)
-    change = drifted(state.reference, now, drift) if state.reference is not None else ""
+    now = _features(baseline, state.thresholds)
     if state.reference is None:
         state.reference = now
-    elif change and not state.held:
+        return
+    change = drifted(state.reference, now, drift)
+    if change and not state.held:
         run.thaw(f"drift: {change}")
 
 
-def silence(run: Run, sample: Sample) -> None:
-    """Nothing came for long before a sample, too long to be the way of this traffic.
+def _features(baseline: Baseline, thresholds: Thresholds) -> Features:
+    """Features of a stretch of time in which the incumbent served; failures are no drift and left out."""
+    limit = bin_of(thresholds.slow_ms)
+    slow = sum(n for place, n in baseline.measure_ms.items() if place > limit) - baseline.failed
+    return Features(
+        weights_version=baseline.weights_version,
+        rate_per_s=baseline.requests / max(baseline.lasted_s, 1.0),
+        prompt_tokens=baseline.prompt_tokens / max(1, baseline.requests),
+        slow_share=max(0, slow) / max(1, baseline.requests - baseline.failed),
+    )
 
-    A rate over that time would say nothing. Nor is it time of a baseline: a burst, and one request an hour
-    later, would complete it. Where requests are rare anyway, a pause is one of many times the usual time
-    between two.
+
+def drifted(before: Features, now: Features, settings: Drift) -> str:
+    """Say what has changed; empty where nothing has."""
+    if now.weights_version != before.weights_version:
+        return "other weights are in force than those that were frozen"
+    for name, a, b in (
+        ("arrival rate", before.rate_per_s, now.rate_per_s),
+        ("mean prompt", before.prompt_tokens, now.prompt_tokens),
+    ):
+        if a > 0.0 and b > 0.0 and not 1.0 / settings.factor <= b / a <= settings.factor:
+            return f"{name} is {b / a:.2f} times what it was"
+    change = now.slow_share - before.slow_share
+    if abs(change) > settings.slow_change:
+        return f"share of slow requests moved from {before.slow_share:.3f} to {now.slow_share:.3f}"
+    return ""
+
+
+def silence(run: Run, sample: Sample) -> None:
+    """Begin a stretch of time anew where nothing came for long before a sample: its rate would say nothing.
+
+    Where requests are rare anyway, a pause is one of many times the usual time between two.
     """
     state, settings = run.state, run.settings
-    baseline, frozen = state.baseline, state.phase == "frozen"
-    lasting_s = settings.drift.lasting_s if frozen else settings.stages.baseline_s
+    baseline = state.baseline
+    lasting_s = settings.drift.lasting_s if state.phase == "frozen" else settings.stages.baseline_s
     usual_s = baseline.lasted_s / max(1, baseline.requests - 1)
     silent_s = sample.dispatched_wall_s - baseline.until_wall_s
-    if not baseline.requests or silent_s <= max(_SILENT_SHARE * lasting_s, _SILENT_TIMES * usual_s):
-        return
-    if frozen:
+    if baseline.requests and silent_s > max(_SILENT_SHARE * lasting_s, _SILENT_TIMES * usual_s):
         state.baseline = Baseline()
-    else:
-        baseline.since_wall_s += silent_s

@@ -1,32 +1,37 @@
-"""The tuner's loop: look at the clock, the operator's files and the records; hand it all to the session.
+"""The tuner beside a picker: clock, operator's files and records go in, the weights file comes out.
 
-Owns the order within a tick and nothing else. All it needs is brought to it: tests drive it with a clock, a
-disk and a rehearsal of their own.
+Owns the state in memory and the order in which memory and files change: the machine is asked, its state is
+persisted, and only then the plan is published. A plan that cannot be written stays pending; pickers go on
+with what they have until the trial's lease ends. Whoever makes a `Tuner` holds the lock.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from epp.config.load import parse_weights
+from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
+from epp.learn.sidecar.files import Files, Writes, load_memory
+from epp.learn.tuner import machine
 from epp.learn.tuner.feed import SampleFeed
-from epp.learn.tuner.operator_requests import as_done, not_done, read_requests
-from epp.learn.tuner.state import NothingBetter, Observed, Pinned, Proposed
+from epp.learn.tuner.operator_requests import read_requests
+from epp.learn.tuner.search import Measured  # noqa: TC001
+from epp.learn.tuner.state import Note, NothingBetter, Observed, Pinned, Proposed, Publish, Rehearse, State
 from epp.learn.tuner.trials import late_s
+from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from epp.clock import Clock
-    from epp.learn.sidecar.files import Files
     from epp.learn.sidecar.paths import WeightsPaths
-    from epp.learn.tuner.session import Session
-    from epp.learn.tuner.state import State
+    from epp.learn.tuner.setup import Setup
+    from epp.learn.tuner.state import Action, Event
 
 #: Without news the state is persisted so often.
 SAVE_S = 5.0
@@ -34,271 +39,307 @@ SAVE_S = 5.0
 RETRY_S, MAX_RETRY_S = 60.0, 3600.0
 
 
-class Rehearsal(Protocol):
-    """Searches for a candidate and tries it in the simulator, beside the loop."""
-
-    def start(self, state: State, reason: str) -> None:
-        """Begin; one that runs already is given up.
-
-        Raises:
-            OSError: there is no room for it.
-        """
-        ...
-
-    def poll(self) -> Found | None:
-        """What was found, once; None while it runs or when nothing was begun."""
-        ...
-
-    def stop(self) -> None:
-        """Give up what runs."""
-        ...
-
-
 class Found(msgspec.Struct, frozen=True):
-    """A rehearsal's end.
+    """The end of a rehearsal.
 
     Attributes:
         weights: of the candidate; None when nothing is worth a trial.
         reason: in words.
-        search: state of the search, to go on from.
-        failed: nothing was searched; it says nothing of weights and is to be done again later.
+        measured: what the search has measured, to go on from.
+        failed: nothing was searched: this says nothing of weights and is to be done again later.
     """
 
     weights: dict[str, float] | None
     reason: str
-    search: dict[str, object] = {}
+    measured: Measured | None = None
     failed: bool = False
 
 
-class Cursor(msgspec.Struct):
-    """What is persisted with the state: what was taken from outside.
+class Rehearsal(Protocol):
+    """Searches for a candidate beside the loop."""
+
+    def start(self, state: State, reason: str) -> None:
+        """Begin, in the place of one that runs; raise OSError where there is no room for it."""
+
+    def poll(self) -> Found | None:
+        """Return what was found, once; None while it runs or when nothing was begun."""
+
+    def stop(self) -> None:
+        """Give up what runs."""
+
+
+class Memory(msgspec.Struct):
+    """All that a tuner persists.
 
     Attributes:
-        feed: where the records were read to.
-        requests: of operators that were done.
+        state: of the machine.
+        feed: where the records were read to; None before a tuner ran.
+        requests_done: ids of the operators' requests on file that were done.
     """
 
-    feed: FeedState
-    requests: str = ""
+    state: State
+    feed: FeedState | None = None
+    requests_done: list[str] = []
 
 
-def cursor_of(state: State, tell: Callable[[str], None]) -> Cursor | None:
-    """What a state says of it; None for a first start, and, which is told, where it cannot be read."""
-    if not state.cursor:
-        return None
-    try:
-        return msgspec.json.decode(state.cursor, type=Cursor)
-    except msgspec.MsgspecError as error:
-        tell(f"where the records were read to is not known any more ({error}): from their end")
-        return None
+def read_memory(paths: WeightsPaths) -> Memory | None:
+    """Read a tuner's memory; None when there is none.
+
+    Raises:
+        EppError: it is there and cannot be used.
+    """
+    return load_memory(paths.memory, msgspec.json.Decoder(Memory).decode)
 
 
 class Tuner:
-    """Drives a session. Open it once, then tick.
+    """Drives the machine. `open` it once, then `tick`.
 
     Args:
-        session: state and files.
-        paths: where everything lies.
-        files: the file system.
-        records: folder of the flight recorder.
-        overrides: the operator's file; None where there is none.
-        bounds: of every weight, for the operator's file.
+        setup: policy, bounds and files.
+        rehearsal: finds candidates; None where the tuner is only loaded to obey an operator.
         clock: the time.
-        rehearsal: finds candidates.
-        tell: takes sentences of what is not as it should be.
+        report: takes sentences for the log.
+        files: writes.
     """
 
     def __init__(
         self,
+        setup: Setup,
         *,
-        session: Session,
-        paths: WeightsPaths,
-        files: Files,
-        records: Path,
-        overrides: Path | None,
-        bounds: Mapping[str, tuple[float, float]],
+        rehearsal: Rehearsal | None,
         clock: Clock,
-        rehearsal: Rehearsal,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
+        files: Files | None = None,
     ) -> None:
-        self.session, self._paths, self._files, self._records = session, paths, files, records
-        self._overrides, self._bounds, self._clock = overrides, bounds, clock
-        self._rehearsal, self._tell = rehearsal, tell
-        self._overrides_text: bytes | None = b"?"
-        self._unreadable = ""
-        self._requests_done = ""
+        self.setup, self.rehearsal, self._clock, self._report = setup, rehearsal, clock, report
+        self._files, self._writes = files or Files(), Writes(report)
+        self._plan: Plan | None = None
+        self._rendered: bytes | None = None
+        self._unsaved = False
+        self._rehearse_for = ""
+        self._overrides: tuple[bytes | None, str] | None = None
         self._failures = 0
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
-        self._feed: SampleFeed
-
-    def open(self) -> None:
-        """Read the memory, the operator's words and the backlog; nothing is published before the first tick.
-
-        Raises:
-            OSError: the weights file cannot be read.
-            EppError: the memory is there and cannot be read.
-        """
-        self.session.load(self._clock.wall_s())
-        self._look_at_overrides(self._clock.wall_s())  # the backlog is judged by the pins in force
-        cursor = cursor_of(self.session.state, self._tell)
-        self._feed = SampleFeed(
-            self._records,
-            policy=self.session.policy,
-            tell=self._tell,
-            state=None if cursor is None else cursor.feed,
-        )
-        if cursor is not None:
-            self._requests_done = cursor.requests
-            self._catch_up()
-        else:
-            self._requests_done = as_done(
-                read_requests(self._paths, self._files)
-            )  # of somebody who is no more
-        self.session.resume(self._clock.wall_s())
-
-    def tick(self) -> None:
-        """One round; call it every second or so."""
-        now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
-        self._look_at_the_clock()
-        self._look_at_overrides(now_wall_s)
-        self._look_at_requests(now_wall_s)
-        news = self._observe(now_wall_s)
-        self._rehearse(now_s, now_wall_s)
-        pending = self.session.pending
-        if pending or news or now_s - self._saved_s >= SAVE_S:
-            self._save(now_s, hurry=pending)
-
-    def close(self) -> None:
-        """Stop: what runs beside is given up, the memory is written."""
-        self._rehearsal.stop()
-        self._save(self._clock.mono_s(), hurry=True)
+        self.memory: Memory
+        self.feed: SampleFeed
 
     @property
-    def feed(self) -> SampleFeed:
-        """The reader of the records."""
-        return self._feed
+    def state(self) -> State:
+        """The machine's state."""
+        return self.memory.state
 
-    def _catch_up(self) -> None:
-        """What came while no tuner ran is read before the state hears what time it is by now."""
-        self._observe(self._clock.wall_s())
-        while self._feed.behind:
-            self._observe(self._clock.wall_s())
+    def load(self) -> None:
+        """Read the memory, or begin; what other settings and bounds ask for is done, nothing is judged.
 
-    def _observe(self, now_wall_s: float) -> bool:
+        Raises:
+            OSError: the weights file cannot be read, or not be put aside where it is torn.
+            EppError: the memory is there and cannot be used.
+        """
+        setup, now_wall_s = self.setup, self._clock.wall_s()
+        memory = read_memory(setup.paths)
+        if memory is not None and memory.state.policy != setup.policy:
+            self._report(
+                f"the memory is of policy {memory.state.policy!r}, not {setup.policy!r}: beginning anew"
+            )
+            memory = None
+        if memory is None:
+            weights = {**setup.starting, **self._in_file()}
+            on_file = [request.id for request in read_requests(setup.paths)]  # asked of somebody who is gone
+            memory = Memory(machine.start(setup.policy, weights, setup.rules, now_wall_s), None, on_file)
+        self.memory = memory
+        self._do(machine.settle(memory.state, setup.rules, now_wall_s))
+        self.state.published = ""  # perhaps it never was
+
+    def open(self) -> None:
+        """Load, and judge the backlog of records by the pins in force; nothing is published before a tick.
+
+        Raises:
+            OSError, EppError: as `load` does.
+        """
+        self.load()
+        self._read_overrides()
+        setup, before = self.setup, self.memory.feed
+        self.feed = SampleFeed(setup.records, policy=setup.policy, report=self._report, state=before)
+        self.memory.feed = self.feed.state
+        if before is not None:  # what came while no tuner ran, before the state hears what time it is by now
+            self._observe()
+            while self.feed.behind:
+                self._observe()
+        self._do(machine.resume(self.state, setup.rules, self._clock.wall_s()))
+
+    def tick(self) -> None:
+        """Do one round; call it every second or so."""
+        now_s = self._clock.mono_s()
+        stepped_s = self.feed.check_clock(self._clock, wait_s=late_s(self.state, self.setup.rules.settings))
+        if stepped_s:
+            self._report(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
+            machine.break_schedule(self.state)
+        self._read_overrides()
+        self.obey()
+        news = self._observe()
+        self._rehearse(now_s)
+        if news or self._unsaved or self._plan is not None or now_s - self._saved_s >= SAVE_S:
+            self.save()
+
+    def close(self) -> None:
+        """Give up what runs beside, and write the memory."""
+        if self.rehearsal is not None:
+            self.rehearsal.stop()
+        self.save()
+
+    def handle(self, event: Event) -> None:
+        """Take one event, and note what follows from it."""
+        self._do(machine.step(self.state, event, self.setup.rules))
+
+    def obey(self) -> list[str]:
+        """Do the operators' requests on file that were not done, in order; return what was asked for."""
+        requests = read_requests(self.setup.paths)
+        new = [request for request in requests if request.id not in self.memory.requests_done]
+        for request in new:
+            self.handle(request.event(self._clock.wall_s()))
+        if requests:
+            self.memory.requests_done = [request.id for request in requests]
+        return [request.what for request in new]
+
+    def save(self) -> bool:
+        """Persist, then publish what is pending; whether all of it is on disk."""
+        self._saved_s = self._clock.mono_s()
+        self._check_file()
+        content = msgspec.json.encode(self.memory)
+        saved = self._writes.attempt(
+            "the tuner's state", partial(self._files.replace, self.setup.paths.memory, content)
+        )
+        self._unsaved = not saved
+        return saved and self._publish()
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Publish(plan):
+                    self._plan = plan
+                case Rehearse(reason):
+                    self._rehearse_for = reason
+                case Note(_, before, after, reason):
+                    self._report((f"{before} -> {after}: " if before != after else "") + reason)
+        self._unsaved = self._unsaved or bool(actions)
+
+    def _check_file(self) -> None:
+        """Have the plan written again where the file does not hold it."""
+        path = self.setup.paths.weights
+        if self._plan is not None:
+            return
+        try:
+            content = read_file(path)
+        except OSError:  # what is in its place is reported when it is written
+            content = b""
+        if content != self._rendered:
+            who = "is gone" if content is None else "was changed by somebody else"
+            self._report(f"{path} {who}; written again (pins belong into the overrides file)")
+            self._plan = machine.plan_of(self.state)
+
+    def _publish(self) -> bool:
+        if self._plan is None:
+            return True
+        content = render_plan(self._plan)
+        self._parsed(content)  # nothing leaves this process that a picker would have to refuse
+        replace = partial(self._files.replace, self.setup.paths.weights, content)
+        if not self._writes.attempt("the weights file", replace):
+            return False
+        self._plan, self._rendered = None, content
+        return True
+
+    def _parsed(self, content: bytes) -> Plan:
+        setup = self.setup
+        return parse_plan(content, str(setup.paths.weights), policy=setup.policy, bounds=setup.file_bounds)
+
+    def _in_file(self) -> Mapping[str, float]:
+        """Return weights of a file that an earlier tuner, or a person, left."""
+        content = read_file(self.setup.paths.weights)
+        try:
+            return {} if content is None else self._parsed(content).weights
+        except ConfigError as error:
+            aside = self.setup.paths.unreadable
+            self._files.replace(aside, content or b"")
+            self._report(f"{error}; put aside as {aside}, beginning with the configuration's weights")
+            return {}
+
+    def _observe(self) -> bool:
         """Hand over what is new on file; whether there was anything.
 
-        Blocks are closed by the clock: while there are records unread it stands still for the state, or their
-        samples would come too late for the blocks that they belong to.
+        Blocks are closed by the clock: while there are records unread the clock stands still for the state,
+        or their samples would come too late for their blocks.
         """
-        session = self.session
-        give_up_s = late_s(session.state, session.rules.settings)
-        samples = list(self._feed.new(now_wall_s, give_up_s=give_up_s))
-        heard_wall_s = min(session.state.clock_wall_s, now_wall_s) if self._feed.behind else now_wall_s
-        session.handle(Observed(heard_wall_s, samples))
+        state, now_wall_s = self.state, self._clock.wall_s()
+        give_up_s = late_s(state, self.setup.rules.settings)
+        samples = list(self.feed.new(now_wall_s, give_up_s=give_up_s))
+        heard_wall_s = min(state.clock_wall_s, now_wall_s) if self.feed.behind else now_wall_s
+        self.handle(Observed(heard_wall_s, samples))
         return bool(samples)
 
-    def _look_at_the_clock(self) -> None:
-        session = self.session
-        wait_s = late_s(session.state, session.rules.settings)
-        stepped_s = self._feed.check_clock(self._clock, wait_s=wait_s)
-        if stepped_s:
-            self._tell(f"the clock stepped by {stepped_s:+.1f} s: samples around it do not count")
-            session.break_schedule()
-
-    def _look_at_overrides(self, now_wall_s: float) -> None:
-        # Not configured any more is as good as gone: pickers do not read it, either.
+    def _read_overrides(self) -> None:
+        path, setup = self.setup.overrides, self.setup
         try:
-            text = None if self._overrides is None else self._files.read(self._overrides)
+            text, problem = None if path is None else read_file(path), ""
         except OSError as error:
-            self._once(f"{self._overrides}: {error}; pins stay as they were")
+            text, problem = None, str(error)
+        if (text, problem) == self._overrides:
             return
-        if text == self._overrides_text:
-            return
-        self._overrides_text = text
-        pins: dict[str, float] = {}
-        if text is not None:
-            source = str(self._overrides)
-            try:
-                pins = parse_weights(text, source, policy=self.session.policy, bounds=self._bounds)
-            except ConfigError as error:
-                self._tell(f"{error}; pins stay as they were")
-                return
-        if pins != self.session.state.pins:
-            self.session.handle(Pinned(now_wall_s, pins))
-
-    def _look_at_requests(self, now_wall_s: float) -> None:
-        requests = read_requests(self._paths, self._files)
-        for request in not_done(requests, self._requests_done):
-            self.session.handle(request.event(now_wall_s))
-        if requests:
-            self._requests_done = as_done(requests)
-
-    def _rehearse(self, now_s: float, now_wall_s: float) -> None:
-        if self._begun(now_s):
-            return
-        session = self.session
+        self._overrides = (text, problem)
+        pins: dict[str, float] = {}  # none where the file is gone, or is configured no more
         try:
-            found = self._rehearsal.poll()
-        except OSError as error:
-            self._rehearsal.stop()
-            found = Found(None, f"the rehearsal's answer cannot be read: {error}", failed=True)
+            if text is not None:
+                pins = parse_weights(text, str(path), policy=setup.policy, bounds=setup.file_bounds)
+        except ConfigError as error:
+            problem = str(error)
+        if problem:
+            self._report(f"{problem}; pins stay as they were")
+            return
+        if pins != self.state.pins:
+            self.handle(Pinned(self._clock.wall_s(), pins))
+
+    def _rehearse(self, now_s: float) -> None:
+        rehearsal = self.rehearsal
+        if rehearsal is None or self._begun(rehearsal, now_s):
+            return
+        found = rehearsal.poll()
         if found is None:
             return
         if found.failed:
             self._failed(found.reason, now_s)
             return
-        self._failures = 0
-        if session.state.phase == "search":  # else it was asked before what is remembered now
-            session.state.search = dict(found.search)
+        self._failures, self.state.rehearsal_failed = 0, ""
+        if self.state.phase == "search":
+            self.state.measured = found.measured
+        now_wall_s = self._clock.wall_s()
         if found.weights is None:
-            session.handle(NothingBetter(now_wall_s, found.reason))
+            self.handle(NothingBetter(now_wall_s, found.reason))
         else:
-            session.handle(Proposed(now_wall_s, found.weights, found.reason))
-        self._begun(now_s)  # another one at once
+            self.handle(Proposed(now_wall_s, found.weights, found.reason))
+        self._begun(rehearsal, now_s)  # another one at once
 
-    def _begun(self, now_s: float) -> bool:
+    def _begun(self, rehearsal: Rehearsal, now_s: float) -> bool:
         """Begin the rehearsal that is asked for, or due again; whether there was one."""
-        session = self.session
-        if session.state.phase != "search":
+        if self.state.phase != "search":
             self._again = None  # nobody waits for it any more
-        if session.rehearse:
-            reason, session.rehearse = session.rehearse, ""
-        elif self._again is not None and now_s >= self._again[0]:
+        reason, self._rehearse_for = self._rehearse_for, ""
+        if not reason and self._again is not None and now_s >= self._again[0]:
             reason = self._again[1]
-        else:
+        if not reason:
             return False
         self._again = None
         try:
-            self._rehearsal.start(session.state, reason)
+            rehearsal.start(self.state, reason)
         except OSError as error:
             self._failed(f"the rehearsal cannot be begun: {error}", now_s)
         return True
 
     def _failed(self, reason: str, now_s: float) -> None:
-        """A rehearsal that searched nothing is no evidence against the search: it is begun again later."""
-        state = self.session.state
-        if state.phase != "search":
+        """Begin a rehearsal again later: one that searched nothing is no evidence against the search."""
+        if self.state.phase != "search":
             return
         wait_s = min(RETRY_S * 2.0**self._failures, MAX_RETRY_S)
         self._failures = min(self._failures + 1, 16)
         self._again = now_s + wait_s, f"once more, because {reason}"
-        # Beside what was remembered: what failed live is not to be forgotten for it.
-        state.search = {**state.search, "failed": reason}
-        self._tell(f"{reason}; once more in {wait_s:.0f} s")
-
-    def _save(self, now_s: float, *, hurry: bool) -> None:
-        if not hurry and now_s - self._saved_s < SAVE_S:
-            return
-        self._saved_s = now_s
-        try:
-            self.session.rewrite(self._files.read(self._paths.weights))
-        except OSError as error:
-            self._once(f"{self._paths.weights}: {error}")
-        cursor = Cursor(self._feed.state, self._requests_done)
-        self.session.save(cursor=msgspec.json.encode(cursor).decode())
-
-    def _once(self, sentence: str) -> None:
-        if sentence != self._unreadable:
-            self._unreadable = sentence
-            self._tell(sentence)
+        self.state.rehearsal_failed = reason
+        self._report(f"{reason}; once more in {wait_s:.0f} s")

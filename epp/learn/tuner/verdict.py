@@ -23,16 +23,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
-from epp.learn.tuner.betting import (
-    interval,
-    log_e_above,
-    log_e_below,
-    lower_bound,
-    shown_above,
-    shown_below,
-    upper_bound,
-)
+from epp.learn.tuner.betting import Bets
 from epp.learn.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW, Tally, differences
 
 if TYPE_CHECKING:
@@ -52,6 +46,27 @@ _MIN_MERGED = 8
 _SPAN_MARGINS = 20.0
 
 
+#: Share of the error budget of the t-th candidate: t ** -EXPONENT / zeta(EXPONENT). Low, so that the row
+#: can be long: the tenth candidate still gets 1.1 % of it, the hundredth 0.07 %.
+_EXPONENT = 1.2
+_ZETA = 5.591582441177751
+
+
+def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
+    """Return level at which a candidate is tested, by e-LOND (Xu and Ramdas, AISTATS 2024).
+
+    A candidate is promoted when its e-value reaches one over this. Of all promotions then at most a share
+    ``alpha`` is expected to be false, whatever the candidates have to do with each other: a search that
+    learns from its trials makes them depend, which LORD++ on p-values would not allow.
+
+    Args:
+        alpha: that share.
+        number: of the candidate, from 1.
+        promotions: so far.
+    """
+    return min(alpha * math.pow(number, -_EXPONENT) / _ZETA * (promotions + 1), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to do, and why."""
@@ -61,12 +76,12 @@ class Verdict:
 
 
 def margins(goal: Goal) -> dict[str, float]:
-    """Guardrails of a whole fleet's trial: measure -> rise that is not tolerated."""
+    """Return guardrails of a whole fleet's trial: measure -> rise that is not tolerated."""
     return {E2E: goal.e2e_margin, ERRORS: goal.error_margin, CONCENTRATION: goal.concentration_margin}
 
 
 def lag_one(values: Sequence[float]) -> float:
-    """Correlation of each value with the next; 0 where nothing varies."""
+    """Return correlation of each value with the next; 0 where nothing varies."""
     n = len(values)
     mean = sum(values) / n if n else 0.0
     spread = sum((value - mean) ** 2 for value in values)
@@ -76,7 +91,7 @@ def lag_one(values: Sequence[float]) -> float:
 
 
 def uncorrelated(values: Sequence[float]) -> list[float]:
-    """Values, merged by pairs while neighbours are alike beyond chance (2 standard errors)."""
+    """Return values, merged by pairs while neighbours are alike beyond chance (2 standard errors)."""
     out = list(values)
     while len(out) >= 2 * _MIN_MERGED and lag_one(out) > 2.0 / math.sqrt(len(out)):
         out = [(a + b) / 2.0 for a, b in zip(out[::2], out[1::2], strict=False)]
@@ -84,7 +99,7 @@ def uncorrelated(values: Sequence[float]) -> list[float]:
 
 
 def _arms(trial: Trial) -> tuple[str, str]:
-    """The arm with the newer weights, and the other one."""
+    """Return the arm with the newer weights, and the other one."""
     return (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
 
 
@@ -100,90 +115,61 @@ def unwell(record: Record, trial: Trial, settings: TunerSettings) -> str:
 
 
 def abrupt(record: Record, trial: Trial) -> Verdict | None:
-    """Whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
+    """Check whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
 
-    The arms of a switchback have their blocks at different times, so a burst of load within one block looks
-    like slow weights: there a second pair must say the same. An outage looks like weights that fail: there
-    the other arm must have done well in a later block, or a second pair must say the same; in a split, in
-    the same block. What failed is not called slow here.
+    The arms of a switchback have their blocks at different times, so a burst of load or an outage within one
+    block looks like bad weights: a second pair must say the same.
     """
-    newer, older = _arms(trial)
-    found = _fails_alone(record, newer, older, trial)
-    if found >= _ABRUPT[ERRORS]:
-        return _plain(ERRORS, found)
-    open_blocks = (arms[newer] for arms in record.open.values() if newer in arms)
-    fullest = max(open_blocks, key=lambda tally: tally.requests, default=Tally())
-    against = record.seen(older)
-    if against.requests < _ABRUPT_REQUESTS:
-        return None
-    for tally in (fullest, record.seen(newer)):
-        if tally.requests < _ABRUPT_REQUESTS:
-            continue
-        found = _slower(tally, against)
-        if found < _ABRUPT[SLOW]:
-            continue
-        if not isinstance(trial, Switchback) or _slow_again(record, newer, against):
-            return _plain(SLOW, found)
+    for measure, limit in _ABRUPT.items():
+        rises = _rises(record, trial, measure)
+        if isinstance(trial, Switchback):
+            pairs = {block // 2 for block, rise in rises.items() if rise >= limit}
+            complete = [_own_rise(msgspec.structs.asdict(u), measure) for u in record.units[-_LATEST_PAIRS:]]
+            is_plain = len(pairs) + sum(rise >= limit for rise in complete) >= _ABRUPT_PAIRS
+        else:
+            is_plain = any(rise >= limit for rise in rises.values())
+        if is_plain:
+            reason = f"share of {_WORDS[measure]} is {_points(limit)} or more above the other arm's"
+            return Verdict(END, reason)
     return None
 
 
-def _plain(measure: str, found: float) -> Verdict:
-    reason = f"share of {_WORDS[measure]} is {_points(found)} above the other arm's"
-    return Verdict(END, reason)
-
-
-def _slower(tally: Tally, against: Tally) -> float:
-    """Rise of the share of slow requests, less what failed more: that is judged as failures."""
-    found = differences(tally, against)
-    return found[SLOW] - max(0.0, found[ERRORS])
-
-
-def _fails_alone(record: Record, newer: str, older: str, trial: Trial) -> float:
-    """How much more the newer weights fail, where time cannot be the cause; 0 while it may be."""
-    limit = _ABRUPT[ERRORS]
-    mine, others = _full(record, newer), _full(record, older)
-    if not isinstance(trial, Switchback):
-        both = [differences(mine[block], others[block])[ERRORS] for block in mine if block in others]
-        seen, against = record.seen(newer), record.seen(older)
-        if min(seen.requests, against.requests) >= _ABRUPT_REQUESTS:
-            both.append(differences(seen, against)[ERRORS])
-        return max(both, default=0.0)
-    pairs = [unit.errors for unit in record.units[-_LATEST_PAIRS:] if unit.errors >= limit]
-    if len(pairs) >= _ABRUPT_PAIRS:
-        return min(pairs)
-    bad = _failing_blocks(mine, others)
-    return bad[max(mine)] if max(mine, default=-1) in bad and min(bad) < max(others) else 0.0
-
-
 def fails_now(record: Record, trial: Trial) -> bool:
-    """Whether the newer weights have just begun to fail; the other arm has had no block since."""
+    """Check whether the newer weights fail plainly in their newest block."""
+    rises = _rises(record, trial, ERRORS)
+    return bool(rises) and rises[max(rises)] >= _ABRUPT[ERRORS]
+
+
+def _rises(record: Record, trial: Trial, measure: str) -> dict[int, float]:
+    """Return rise of a measure in each open block of the newer weights that has enough requests.
+
+    In a split both arms have the same blocks, and all of them together count as one more, -1. In a switchback
+    the other arm's newest block is compared with: after an outage it fails, too.
+    """
     newer, older = _arms(trial)
     mine, others = _full(record, newer), _full(record, older)
-    return max(mine, default=-1) in _failing_blocks(mine, others) and max(mine) > max(others)
+    if isinstance(trial, Switchback):
+        others = dict.fromkeys(mine, others[max(others)]) if others else {}
+    else:
+        mine[-1], others[-1] = record.seen(newer), record.seen(older)
+        if min(mine[-1].requests, others[-1].requests) < _ABRUPT_REQUESTS:
+            del mine[-1]
+    return {
+        block: _own_rise(differences(tally, others[block]), measure)
+        for block, tally in mine.items()
+        if block in others
+    }
 
 
-def _failing_blocks(mine: Mapping[int, Tally], others: Mapping[int, Tally]) -> dict[int, float]:
-    """Blocks of the newer weights that fail plainly beside the other arm's newest one, and by how much."""
-    if not others:
-        return {}
-    against = others[max(others)]
-    found = {block: differences(tally, against)[ERRORS] for block, tally in mine.items()}
-    return {block: rise for block, rise in found.items() if rise >= _ABRUPT[ERRORS]}
+def _own_rise(found: Mapping[str, float], measure: str) -> float:
+    """Return rise of a measure; slow requests less what failed more, which is judged as failures."""
+    return found[measure] - (max(0.0, found[ERRORS]) if measure == SLOW else 0.0)
 
 
 def _full(record: Record, arm: str) -> dict[int, Tally]:
-    """An arm's open blocks with enough requests to be looked at alone."""
+    """Return an arm's open blocks with enough requests to be looked at alone."""
     blocks = {block: arms[arm] for block, arms in record.open.items() if arm in arms}
     return {block: tally for block, tally in blocks.items() if tally.requests >= _ABRUPT_REQUESTS}
-
-
-def _slow_again(record: Record, newer: str, against: Tally) -> bool:
-    """Whether more than one of a switchback's latest pairs is plainly slow under the newer weights."""
-    limit = _ABRUPT[SLOW]
-    full = _full(record, newer)
-    under_way = {block // 2 for block, tally in full.items() if _slower(tally, against) >= limit}
-    complete = sum(unit.slow - max(0.0, unit.errors) >= limit for unit in record.units[-_LATEST_PAIRS:])
-    return len(under_way) + complete >= _ABRUPT_PAIRS
 
 
 def judge_split(record: Record, settings: TunerSettings) -> Verdict:
@@ -199,23 +185,29 @@ def judge_split(record: Record, settings: TunerSettings) -> Verdict:
 def _harmed(
     record: Record, limits: Mapping[str, float], settings: TunerSettings, *, bound: float
 ) -> Verdict | None:
-    """The first guardrail that is shown to be broken."""
+    """Return the first guardrail that is shown to be broken."""
     alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
-        if shown_above(values, margin, alpha=alpha, bound=span):
-            low = lower_bound(values, alpha=alpha, bound=span)
-            return Verdict(END, _harm(measure, low, margin))
+        rises = -_bets(record, measure, margin, bound)
+        if rises.shows_below(-margin, alpha):
+            return Verdict(END, _harm(measure, -rises.upper(alpha), margin))
     return None
 
 
-def _span(measure: str, margin: float, bound: float) -> float:
-    """To what a guardrail's differences are winsorised: stakes are limited by it, and margins are small."""
-    return 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
+def _bets(record: Record, measure: str, margin: float, bound: float) -> Bets:
+    """Return bets on a guardrail; what differences are winsorised to limits stakes, and margins are small."""
+    span = 1.0 if measure == CONCENTRATION else min(bound, _SPAN_MARGINS * margin)
+    return Bets(uncorrelated(record.values(measure)), span)
+
+
+def _objective(record: Record, settings: TunerSettings) -> tuple[Bets, Bets]:
+    """Return bets on slow requests, before and after neighbours that are alike are merged."""
+    slow, bound = record.values(SLOW), settings.evidence.block_bound
+    return Bets(slow, bound), Bets(uncorrelated(slow), bound)
 
 
 def _concentrated(record: Record) -> float:
-    """How much more the candidate concentrates at least, from all of its requests.
+    """Return how much more the candidate concentrates at least, from all of its requests.
 
     Slices of a small share hold too few requests: the hottest of a few is hot by chance. Requests of a
     session stay together, so ten of them are taken as one; 3 standard errors.
@@ -228,49 +220,44 @@ def _concentrated(record: Record) -> float:
 
 
 def judge_switchback(record: Record, settings: TunerSettings, level: float) -> Verdict:
-    """Whether a candidate may be promoted.
+    """Check whether a candidate may be promoted.
 
     Args:
         record: the evidence.
         settings: margins and bounds.
-        level: of the test of the objective, from `epp.learn.tuner.discoveries`.
+        level: of the test of the objective, from `promotion_level`.
     """
     goal, evidence = settings.goal, settings.evidence
     bound, n, half = evidence.block_bound, len(record.units), evidence.guard_level / 2.0
-    slow = record.values(SLOW)
-    merged = uncorrelated(slow)
-    if shown_above(merged, 0.0, alpha=half, bound=bound):
+    raw, merged = _objective(record, settings)
+    if (-merged).shows_below(0.0, half):
         return Verdict(END, "shown to be worse: more slow requests")
     ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n < evidence.min_pairs:
         return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
-    if shown_above(merged, -goal.worth, alpha=half, bound=bound):
-        found = figures(record, settings, level)
-        return Verdict(END, f"not worth it: better by {_points(-found['slow_low'])} at most")
-    better = min(log_e_below(part, bound=bound) for part in (slow, merged)) >= -math.log(level)
+    low, high = (_points(-end) for end in merged.interval(half))
+    if (-merged).shows_below(goal.worth, half):
+        return Verdict(END, f"not worth it: better by {low} at most")
+    better = min(raw.log_e(), merged.log_e()) >= -math.log(level)
     doubts = [] if better else ["the objective"]
     for measure, margin in margins(goal).items():
-        raw = record.values(measure)
-        values, span = uncorrelated(raw), _span(measure, margin, bound)
-        shown = shown_below(values, margin, alpha=evidence.guard_level, bound=span)
-        if measure == CONCENTRATION and better and _gains(record, settings, E2E):
+        shown = _bets(record, measure, margin, bound).shows_below(margin, evidence.guard_level)
+        if measure == CONCENTRATION and better and _e2e_gains(record, settings):
             continue
-        if not shown or sum(raw) >= n * margin:
+        if not shown or sum(record.values(measure)) >= n * margin:
             doubts.append(_WORDS[measure])
-    if sum(slow) >= 0.0 or sum(record.values(E2E)) > 0.0:
+    if sum(record.values(SLOW)) >= 0.0 or sum(record.values(E2E)) > 0.0:
         doubts.append("plain counts")
     if not doubts:
-        found = figures(record, settings, level)
-        low, high = _points(-found["slow_high"]), _points(-found["slow_low"])
-        return Verdict(PASS, f"slow requests {low} to {high} down, no harm")
+        return Verdict(PASS, f"slow requests {high} to {low} down, no harm")
     words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
     return Verdict(END if n >= evidence.max_pairs else GO_ON, words)
 
 
 def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
-    """Guardrails that may end a trial now; concentration not while it may yet be excused."""
+    """Return guardrails that may end a trial now; concentration not while it may yet be excused."""
     limits = margins(settings.goal)
     few = len(record.units) < settings.evidence.min_pairs
     if few or (sum(record.values(SLOW)) < 0.0 and sum(record.values(E2E)) < 0.0):
@@ -278,41 +265,38 @@ def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
     return limits
 
 
-def _gains(record: Record, settings: TunerSettings, measure: str) -> bool:
-    """Whether a measure is shown to be lower at all, neighbours alike or not."""
-    raw, alpha = record.values(measure), settings.evidence.guard_level
-    span = _span(measure, margins(settings.goal)[measure], settings.evidence.block_bound)
-    return all(shown_below(part, 0.0, alpha=alpha, bound=span) for part in (raw, uncorrelated(raw)))
+def _e2e_gains(record: Record, settings: TunerSettings) -> bool:
+    """Check whether slow E2E is shown to be lower at all, neighbours alike or not."""
+    span = min(settings.evidence.block_bound, _SPAN_MARGINS * settings.goal.e2e_margin)
+    raw, alpha = record.values(E2E), settings.evidence.guard_level
+    return all(Bets(part, span).shows_below(0.0, alpha) for part in (raw, uncorrelated(raw)))
 
 
-def figures(record: Record, settings: TunerSettings, level: float) -> dict[str, float]:
-    """Evidence of a switchback in figures: the log e-value beside what it needs, and bounds by measure."""
-    bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
-    slow = record.values(SLOW)
-    log_e = min(log_e_below(part, bound=bound) for part in (slow, uncorrelated(slow)))
-    out = {"units": float(len(slow)), "log_e": log_e, "log_need": -math.log(level)}
-    out["slow_low"], out["slow_high"] = interval(uncorrelated(slow), alpha=alpha, bound=bound)
-    for measure, margin in margins(settings.goal).items():
-        values, span = uncorrelated(record.values(measure)), _span(measure, margin, bound)
-        out[f"{measure}_low"] = lower_bound(values, alpha=alpha, bound=span)
-        out[f"{measure}_high"] = upper_bound(values, alpha=alpha, bound=span)
-    return out
+def log_e(record: Record, settings: TunerSettings) -> float:
+    """Return logarithm of the e-value that slow requests have fallen."""
+    return min(bets.log_e() for bets in _objective(record, settings))
 
 
 def log_e_regret(record: Record, settings: TunerSettings) -> float:
-    """Logarithm of the e-value that slow requests have risen against the old weights."""
-    slow = record.values(SLOW)
-    bound = settings.evidence.block_bound
-    return min(log_e_above(part, bound=bound) for part in (slow, uncorrelated(slow)))
+    """Return logarithm of the e-value that slow requests have risen against the old weights."""
+    return min((-bets).log_e() for bets in _objective(record, settings))
+
+
+def intervals(record: Record, settings: TunerSettings) -> dict[str, tuple[float, float]]:
+    """Return bounds of the differences in a switchback by measure, which hold at all times."""
+    bound, alpha = settings.evidence.block_bound, settings.evidence.guard_level
+    out = {SLOW: _objective(record, settings)[1].interval(alpha / 2.0)}
+    for measure, margin in margins(settings.goal).items():
+        out[measure] = _bets(record, measure, margin, bound).interval(alpha)
+    return out
 
 
 def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
-    """Whether a promoted candidate is to be regretted."""
+    """Check whether a promoted candidate is to be regretted."""
     evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
-    bound = evidence.block_bound
     if log_e_regret(record, settings) >= -math.log(evidence.guard_level):
         return Verdict(END, "slow requests shown to have risen against the old weights")
-    ended = _harmed(record, _limits(record, settings), settings, bound=bound)
+    ended = _harmed(record, _limits(record, settings), settings, bound=evidence.block_bound)
     if ended is not None:
         return ended
     if n >= wanted:

@@ -1,14 +1,14 @@
 """The whole fleet during a trial, against itself before it: harm that both arms suffer alike.
 
 Owns the fleet's blocks, the baseline that they make while the incumbent serves alone, and the test that ends
-a trial for the fleet's sake. Arms are not told apart here: in a full pool one arm's queues are the other's
+a trial for the fleet's sake. Arms are not distinguished here: in a full pool one arm's queues are the other's
 too, so a comparison of arms sees nothing. Pure; plain data.
 
 Rules
 - Both sides are counted alike: by time of dispatch, in blocks of `Stages.block_s`, whether judged or not.
 - A block is compared only with blocks of the baseline under at least its load (requests and prompt tokens,
   each the mean of five blocks), nearly as much where there are enough. Where there are too few, the block
-  says nothing, and that is told.
+  says nothing.
 - What is compared is the share of slow requests. Bins are coarse (10 %), and T is moved up to the next edge,
   on both sides.
 
@@ -35,7 +35,7 @@ from epp.learn.tuner.tally import measured_ms
 from epp.learn.tuner.verdict import uncorrelated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.settings import Goal, TunerSettings
@@ -125,27 +125,6 @@ class Watch(msgspec.Struct):
         """That the fleet is worse by more than the margin; `Evidence.fleet_level` says how much is enough."""
         return sum(self.wealth) / len(self.wealth) if self.wealth else 0.0
 
-    def figures(self) -> dict[str, float]:
-        """Figures of this trial."""
-        n = max(1, self.requests)
-        return {
-            "fleet_blocks": float(self.blocks),
-            "fleet_blocks_without_comparison": float(self.alone),
-            "fleet_slow": self.slow / n,
-            "fleet_expected": self.expected / n,
-            "fleet_allowed": self.allowed / n,
-            "fleet_evidence": self.evidence,
-        }
-
-
-def copied(watch: Watch) -> Watch:
-    """One that may be filled while this one stays as it is."""
-    blocks = {
-        number: msgspec.structs.replace(filling, places=dict(filling.places))
-        for number, filling in watch.open.items()
-    }
-    return msgspec.structs.replace(watch, open=blocks)
-
 
 def enter(watch: Watch, sample: Sample, settings: TunerSettings) -> None:
     """Count a sample, whatever arm it is of."""
@@ -159,13 +138,8 @@ def enter(watch: Watch, sample: Sample, settings: TunerSettings) -> None:
     filling.places[coarse] = filling.places.get(coarse, 0) + 1
 
 
-def forget(watch: Watch) -> Watch:
-    """Other weights are in force, or other times: nothing from before compares."""
-    return Watch(skip_until=watch.skip_until)
-
-
 def begin(watch: Watch) -> Watch:
-    """A trial begins: its evidence is empty, the baseline stays as it is until the trial is over."""
+    """Begin a trial: its evidence is empty, the baseline stays as it is until the trial is over."""
     return Watch(open=watch.open, recent=watch.recent, baseline=watch.baseline, skip_until=watch.skip_until)
 
 
@@ -182,23 +156,37 @@ def close(
         slow_ms: T of the trial in progress, None outside of one.
     """
     complete = math.floor((now_wall_s - late_s) / settings.stages.block_s)
-    for number in sorted(number for number in watch.open if number < complete):
-        filling = watch.open.pop(number)
-        recent = [part for part in watch.recent if number - max(_SMOOTH) < part[0] < number]
-        watch.recent = [*recent, (number, filling.requests, filling.prompt_tokens)]
-        block = Block(filling.requests, _loads(watch.recent), filling.places)
-        if filling.tried:
-            watch.skip_until = number + 1 + min(_SMOOTH)
-            if slow_ms is not None:
-                _compare(watch, block, slow_ms, settings.goal)
-        elif slow_ms is None and number >= watch.skip_until:
+    for tried, block in completed(watch, complete, _SMOOTH):
+        if tried and slow_ms is not None:
+            _compare(watch, block, slow_ms, settings.goal)
+        elif not tried and slow_ms is None:
             watch.baseline = [*watch.baseline, block][-KEPT:]
 
 
-def _loads(recent: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
-    """Requests and prompt tokens of a block, over windows that end with the newest one."""
+def completed(watch: Watch, complete: int, windows: tuple[int, ...]) -> Iterator[tuple[bool, Block]]:
+    """Take out the blocks before a number, each with whether a trial was in it.
+
+    Left out are those of the incumbent alone that come just after a trial: its queues are still in them.
+
+    Args:
+        watch: changed in place.
+        complete: number of the first block that is not complete.
+        windows: numbers of blocks that a block's load is the mean of.
+    """
+    for number in sorted(number for number in watch.open if number < complete):
+        filling = watch.open.pop(number)
+        recent = [part for part in watch.recent if number - max(windows) < part[0] < number]
+        watch.recent = [*recent, (number, filling.requests, filling.prompt_tokens)]
+        if filling.tried:
+            watch.skip_until = number + 1 + min(windows)
+        if filling.tried or number >= watch.skip_until:
+            yield filling.tried, Block(filling.requests, _loads(watch.recent, windows), filling.places)
+
+
+def _loads(recent: Sequence[tuple[int, int, int]], windows: tuple[int, ...]) -> tuple[float, ...]:
+    """Return requests and prompt tokens of a block, over windows that end with the newest one."""
     newest, out = recent[-1][0], []
-    for wanted in _SMOOTH:
+    for wanted in windows:
         within = [part for part in recent if part[0] > newest - wanted]
         blocks = min(wanted, newest - recent[0][0] + 1)
         out += [sum(part[1] for part in within) / blocks, sum(part[2] for part in within) / blocks]
@@ -206,13 +194,13 @@ def _loads(recent: Sequence[tuple[int, int, int]]) -> tuple[float, ...]:
 
 
 def share(block: Block, limit: int) -> float:
-    """Part of a block's requests above a coarse place."""
+    """Return part of a block's requests above a coarse place."""
     slow = sum(n for place, n in block.places.items() if place > limit)
     return slow / block.requests
 
 
 def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
-    """Share of slow requests, and how it spreads over the blocks."""
+    """Return share of slow requests, and how it spreads over the blocks."""
     counts = np.array([block.requests for block in blocks], dtype=float)
     shares = np.array([share(block, limit) for block in blocks])
     mean = float(np.average(shares, weights=counts))
@@ -220,7 +208,7 @@ def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
 
 
 def coarse_limit(slow_ms: float) -> int:
-    """The coarse place that T falls into; what lies above is slow."""
+    """Return the coarse place that T falls into; what lies above is slow."""
     return bin_of(slow_ms) // _COARSE
 
 
@@ -243,7 +231,6 @@ def _compare(watch: Watch, block: Block, slow_ms: float, goal: Goal) -> None:
     if not watch.joined:
         shares = [share(part, limit) for part in watch.baseline]
         watch.joined = min(_MOST_JOINED, len(shares) // max(1, len(uncorrelated(shares)))) or 1
-        watch.wealth = (0.0,) * len(_STAKES)
     others = comparable(watch.baseline, block)
     if not others:
         watch.alone += 1
@@ -255,30 +242,53 @@ def _compare(watch: Watch, block: Block, slow_ms: float, goal: Goal) -> None:
     alike = watch.joined if len(watch.baseline) >= _LONG else _MOST_JOINED
     error = spread * math.sqrt(alike / max(1, len(others) - 1))
     allowed = min(mean + _STANDARD_ERRORS * error + goal.fleet_margin, 1.0)
-    slow = share(block, limit) * block.requests
+    bet(watch, block, share(block, limit), expected=mean, allowed=allowed)
+
+
+def bet(watch: Watch, block: Block, slow: float, *, expected: float, allowed: float) -> None:
+    """Add a block's share of slow requests to the evidence.
+
+    Args:
+        watch: changed in place.
+        block: the block.
+        slow: its share.
+        expected: the share by the baseline.
+        allowed: the share that is no harm, ``b``.
+    """
+    n = block.requests
     watch.blocks += 1
-    watch.requests += block.requests
-    watch.slow += slow
-    watch.expected += mean * block.requests
-    watch.allowed += allowed * block.requests
-    n, waiting_slow, waiting_allowed = watch.waiting
-    watch.waiting = (n + 1, waiting_slow + slow, waiting_allowed + allowed * block.requests)
+    watch.requests += n
+    watch.slow += slow * n
+    watch.expected += expected * n
+    watch.allowed += allowed * n
+    blocks, waiting_slow, waiting_allowed = watch.waiting
+    watch.waiting = (blocks + 1, waiting_slow + slow * n, waiting_allowed + allowed * n)
     if watch.waiting[0] >= watch.joined:
         times = min(watch.waiting[1] / watch.waiting[2], _CAP)
         watch.wealth = tuple(
             (wealth + 1.0) * (1.0 + stake * (times - 1.0))
-            for wealth, stake in zip(watch.wealth, _STAKES, strict=True)
+            for wealth, stake in zip(watch.wealth or (0.0,) * len(_STAKES), _STAKES, strict=True)
         )
         watch.waiting = (0, 0.0, 0.0)
 
 
-def harmed(watch: Watch, settings: TunerSettings) -> str:
-    """Why the trial is to end for the fleet's sake; empty while nothing is shown."""
-    if watch.evidence < 1.0 / settings.evidence.fleet_level:
-        return ""
-    n = max(1, watch.requests)
+def comparison(watch: Watch, before: str) -> str:
+    """Say how the compared blocks stand.
+
+    Args:
+        watch: with one compared block at least.
+        before: what they are compared with, in words.
+    """
+    n = watch.requests
     return (
-        f"the whole fleet is worse than before the trial, whichever arm serves: {watch.slow / n:.1%} of "
-        f"requests slow in {watch.blocks} blocks, {watch.expected / n:.1%} before under that load, "
+        f"{watch.slow / n:.1%} of requests slow in {watch.blocks} blocks, {watch.expected / n:.1%} {before}, "
         f"{watch.allowed / n:.1%} allowed"
     )
+
+
+def harmed(watch: Watch, settings: TunerSettings) -> str:
+    """Return why the trial is to end for the fleet's sake; empty while nothing is shown."""
+    if watch.evidence < 1.0 / settings.evidence.fleet_level:
+        return ""
+    found = comparison(watch, "before under that load")
+    return f"the whole fleet is worse than before the trial, whichever arm serves: {found}"

@@ -1,1 +1,0 @@
-"""`epp weights ...`: what is in force, pins, history, rollback."""
