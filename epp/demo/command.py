@@ -17,11 +17,10 @@ from epp.demo.pool_change import change_pool
 from epp.demo.recorded import pair, recorded_table
 from epp.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.policies.registry import create
-from epp.replay.compare import Metric, compare, interval, sentence
+from epp.replay.compare import compare, sentence
 from epp.replay.load import LoadOptions, RequestResult, run_load
 from epp.replay.resample import Statistic
-from epp.replay.stats import summarise
-from epp.replay.table import LiveState, PolicyRun, comparison_table, live_table
+from epp.replay.table import LiveState, comparison_table, live_table
 from epp.replay.workloads.art_chat import DEMO
 from epp.sidecar.paths import WeightsPaths
 from epp.tune.session import memory_at
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 #: cores.
 DURATION_S = 16.0
 BASELINES = ("least-request", "session-affinity")
-COMPARED: tuple[Metric, ...] = ("ttft_ms", "e2e_ms")
+COMPARED = ("ttft_ms", "e2e_ms")
 TUNER = Sidecar("tuner", ("tune",), ready="weights.yaml")
 
 
@@ -117,11 +116,11 @@ async def _run_all(
 async def _run_one(
     requests: Sequence[TraceRequest], policy: str, stack: Stack, console: Console
 ) -> list[RequestResult]:
-    state = LiveState(title=policy, total=len(requests), regions={r.name: r.name for r in REGIONS})
+    state = LiveState(title=policy, total=len(requests), regions=[r.name for r in REGIONS])
     options = LoadOptions(base_url=stack.url, model=MODEL)
     try:
         with Live(console=console, get_renderable=lambda: live_table(state)):
-            results = await run_load(requests, options, on_send=state.sent, on_result=state.result)
+            results = await run_load(requests, options, on_result=state.results.append)
     finally:
         if not console.is_terminal:  # where nothing is live, the table ends without a line break
             console.print()
@@ -131,25 +130,15 @@ async def _run_one(
 
 def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
     """Print the policies side by side, then what may be said of the differences."""
-    mean, p95 = Statistic(None), Statistic(95)
-    rows = [
-        PolicyRun(
-            policy,
-            summarise(results),
-            ttft_p95_interval_ms=interval(results, "ttft_ms", p95),
-            e2e_p95_interval_ms=interval(results, "e2e_ms", p95),
-        )
-        for policy, results in runs.items()
-    ]
-    console.print(comparison_table(rows))
+    console.print(comparison_table(runs))
     console.print(
         "Intervals are 95 %, resampled by conversation and by stretches of time, within this one load:"
     )
     (first, ours), *others = runs.items()
     for policy, results in others:
         for metric in COMPARED:
-            for statistic in (mean, p95):
-                found = compare(ours, results, metric, statistic)
+            for q in (None, 95):
+                found = compare(ours, results, metric, Statistic(q))
                 console.print(f"  {sentence(first, policy, found)}", highlight=False)
 
 

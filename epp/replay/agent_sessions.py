@@ -1,7 +1,7 @@
 """Reader of agent sessions (one session a line), closed loop.
 
-Owns: the format of the Claude Code sessions of callanjfox/kv-cache-tester as compacted in
-source [T], sub-agents included. Must not know: files, sockets, the wall clock.
+The format is that of the Claude Code sessions of callanjfox/kv-cache-tester as compacted in source [T],
+sub-agents included. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ class _Session(msgspec.Struct):
     requests: list[_Call | _SubAgent]
 
 
+#: Sessions that are read: all of them are 80 million block ids, several GB.
 SESSIONS = 60
+#: Sessions start uniformly in this window; the recording has no absolute times.
+_START_WINDOW_MS = 3_600_000.0
+#: Longer think times are cut to this.
+_MAX_GAP_S = 600.0
+#: Leading part of the tool and system prefix that is common to all sessions, as the recording's authors
+#: chose: it is in reality, but the recorded ids are local to a session.
+_SHARED_PREFIX_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +53,17 @@ class AgentOptions:
 
     Attributes:
         seed: keys the sessions' starting times.
-        start_window_s: sessions start uniformly in this window (the recording has no absolute times).
         scale: divides all lengths and the block size; 8 fits a 32k engine (93.6 % of requests).
-        max_gap_s: longer think times are cut to this.
-        time_scale: multiplies think times and nominal times; below 1 compresses.
-        shared_prefix_share: leading part of the tool + system prefix that is common to all sessions. It is
-            in reality, but the recorded ids are local to a session; 0.75 is the recording's authors' choice.
         max_prompt_tokens: a session stops before its first (scaled) prompt over this; None for no limit.
-        skip_sessions: leave out so many sessions at the start, e.g. those that were tuned on.
-        sessions: take at most so many; None for all (80 million block ids: several GB).
     """
 
     seed: int = 0
-    start_window_s: float = 3600.0
     scale: int = 1
-    max_gap_s: float = 600.0
-    time_scale: float = 1.0
-    shared_prefix_share: float = 0.75
     max_prompt_tokens: int | None = None
-    skip_sessions: int = 0
-    sessions: int | None = SESSIONS
 
 
-def read_agent_sessions(lines: Iterable[str], options: AgentOptions | None = None) -> Iterator[TraceRequest]:
-    """Requests session by session (not in time order: see `epp.replay.trace.in_time_order`).
+def read_agent_sessions(lines: Iterable[str], options: AgentOptions) -> Iterator[TraceRequest]:
+    """Read requests session by session (not in time order: see `epp.replay.trace.in_time_order`).
 
     Inside a session each request waits for the one before it and its think time. A sub-agent starts beside
     its parent, after the request before it, and counts as a session of its own with the parent's ids. A call
@@ -77,20 +72,17 @@ def read_agent_sessions(lines: Iterable[str], options: AgentOptions | None = Non
     Raises:
         TraceError: a line is not a session of this format.
     """
-    options = options or AgentOptions()
     decoder = msgspec.json.Decoder(_Session)
-    index, skip = 0, options.skip_sessions
-    end = None if options.sessions is None else skip + options.sessions
-    for number, line in itertools.islice(enumerate(lines, 1), skip, end):
+    index = 0
+    for number, line in itertools.islice(enumerate(lines, 1), SESSIONS):
         if not line.strip():
             continue
         session = decode_line(line, number, decoder)
         if session.block % options.scale:
             raise TraceError(f"line {number}: scale {options.scale} does not divide block {session.block}")
-        reader = _SessionReader(session, number, options, first_index=index)
-        for request in reader.requests():
-            index += 1
-            yield request
+        requests = list(_SessionReader(session, number, options, first_index=index).requests())
+        index += len(requests)
+        yield from requests
 
 
 @dataclass(slots=True)
@@ -104,13 +96,13 @@ class _Done:
 
 class _SessionReader:
     def __init__(self, session: _Session, number: int, options: AgentOptions, first_index: int) -> None:
-        self._session, self._options, self._number = session, options, number
+        self._session, self._options = session, options
         self._index = first_index
         self._base = number << 32
         self._ids: dict[int, int] = {}
-        prefix_tokens = (session.tool_tokens + session.system_tokens) * options.shared_prefix_share
+        prefix_tokens = (session.tool_tokens + session.system_tokens) * _SHARED_PREFIX_SHARE
         self._common_blocks = int(prefix_tokens) // session.block
-        self._start_ms = options.start_window_s * 1000.0 * keyed_uniform(options.seed, session.id, "start")
+        self._start_ms = _START_WINDOW_MS * keyed_uniform(options.seed, session.id, "start")
 
     def requests(self) -> Iterator[TraceRequest]:
         done: _Done | None = None
@@ -157,7 +149,7 @@ class _SessionReader:
         t_s, input_tokens, output_tokens, api_time_s, _, spans = call
         api_s = api_time_s or 0.0  # a few calls were recorded without it
         options = self._options
-        think_ms = min(think_s, options.max_gap_s) * 1000.0 * options.time_scale
+        think_ms = min(think_s, _MAX_GAP_S) * 1000.0
         at_ms = self._start_ms if done is None else done.end_ms + think_ms
         request = TraceRequest(
             at_ms=at_ms,
@@ -170,16 +162,14 @@ class _SessionReader:
             after=None if done is None else done.index,
             think_ms=0.0 if done is None else think_ms,
         )
-        ended = _Done(self._index, at_ms + api_s * 1000.0 * options.time_scale, offset_s + t_s + api_s)
+        ended = _Done(self._index, at_ms + api_s * 1000.0, offset_s + t_s + api_s)
         self._index += 1
         return request, ended
 
     def _global_ids(self, spans: list[int]) -> tuple[int, ...]:
-        """Inclusive ranges of local ids to ids that are unique over sessions, the common prefix apart."""
-        if len(spans) % 2:
-            raise TraceError(f"line {self._number}: {spans[-1]} begins a range of blocks that has no end")
-        spans_in_pairs = zip(spans[::2], spans[1::2], strict=True)
-        local = [i for first, last in spans_in_pairs for i in range(first, last + 1)]
+        """Turn inclusive ranges of local ids into ids unique over sessions, but for the common prefix."""
+        pairs = zip(spans[::2], spans[1::2], strict=False)
+        local = [i for first, last in pairs for i in range(first, last + 1)]
         common = 0
         while common < min(self._common_blocks, len(local)) and local[common] == common + 1:
             common += 1

@@ -1,14 +1,9 @@
-"""Traces and reports on disk: the only module of this folder that opens files.
-
-Owns: telling formats apart and reading lines, gzipped or not; where a comparison is written. Formats
-themselves are in `epp.replay.trace` and `epp.replay.agent_sessions`.
-"""
+"""Traces on disk: telling formats apart, and reading lines, gzipped or not."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
-import os
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.decide.record_files import DAMAGED, read_records
-from epp.errors import EppError
 from epp.replay.agent_sessions import AgentOptions, read_agent_sessions
 from epp.replay.flight_records import read_flight_records
 from epp.replay.trace import (
@@ -24,7 +18,6 @@ from epp.replay.trace import (
     MOONCAKE_TICK_MS,
     TraceError,
     TraceRequest,
-    dump,
     in_time_order,
     read_azure,
     read_canonical,
@@ -43,7 +36,7 @@ _LONGEST_MS = 366 * _DAY_MS
 def load_trace(
     path: str | Path, *, seed: int = 0, scale: int = 1, agents: AgentOptions | None = None
 ) -> tuple[TraceRequest, ...]:
-    """A whole trace in time order, its format told by the keys of its first line.
+    """Read a whole trace in time order; its format is known by the keys of its first line.
 
     Args:
         path: Mooncake rows, agent sessions, canonical records or the flight recorder's, one JSON object a
@@ -82,10 +75,8 @@ def _read(path: Path, seed: int, scale: int, agents: AgentOptions) -> Iterable[T
     try:
         row = msgspec.json.decode(first)
     except DAMAGED as error:
-        if not first.lstrip().startswith(("{", "[")):
-            words = f"neither a JSON object nor the header of Azure's CSV, {AZURE_HEADER}"
-            raise TraceError(f"line 1 is {words}: {first.strip()[:60]!r}") from error
-        raise TraceError(f"line 1: {error}") from error
+        words = f"neither a JSON object nor the header of Azure's CSV, {AZURE_HEADER}"
+        raise TraceError(f"line 1 is {words}: {first.strip()[:60]!r}") from error
     keys = set(row) if isinstance(row, dict) else set()
     if "hash_ids" in keys:
         # Rows that name their sessions carry real times; only the original's stand on ticks.
@@ -104,7 +95,7 @@ def _read(path: Path, seed: int, scale: int, agents: AgentOptions) -> Iterable[T
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines of a text file; gzip is told by its first bytes, not by the name; byte order marks go."""
+    """Read lines of a text file; gzip is known by its first bytes, not by the name; byte order marks go."""
     try:
         with path.open("rb") as head:
             packed = head.read(2) == _GZIP_MAGIC
@@ -115,37 +106,3 @@ def _lines(path: Path) -> Iterator[str]:
         raise TraceError(error.strerror or str(error)) from error
     except (EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(str(error)) from error
-
-
-def save_trace(path: str | Path, requests: Iterable[TraceRequest]) -> None:
-    """Write canonical records, gzipped when the name ends in ``.gz`` (without a time stamp)."""
-    data = "".join(f"{line}\n" for line in dump(requests)).encode()
-    path = Path(path)
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-
-
-def check_folder(folder: Path) -> None:
-    """Whether a report can be written there, asked before the runs that it is to hold; makes nothing.
-
-    Raises:
-        EppError: it cannot.
-    """
-    whole = folder.absolute()
-    there = next(path for path in (whole, *whole.parents) if path.exists() or path.is_symlink())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise EppError(f"--out {folder}: {there} is no folder that can be written to")
-
-
-def save_report(folder: Path, results: bytes, page: str) -> str:
-    """Write ``results.json`` and ``report.html``; says what was written.
-
-    Raises:
-        EppError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "results.json").write_bytes(results)
-        (folder / "report.html").write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise EppError(f"{folder}: {error.strerror}") from error
-    return f"Written: {folder}/results.json, {folder}/report.html"

@@ -1,9 +1,9 @@
 """A policy that learns while it serves, in virtual time: a simulated fleet and a learner beside it.
 
-Owns who hears what when. Picker, policy and learner are the production objects: the learner is told every
-decision and outcome that the flight recorder would hold, trains when its settings say so, and a model that
-its gate lets through decides so many seconds later as training and the hand-over of the file take. Nothing
-is learned before the run unless a model is given: the first requests are the heuristic's.
+Picker, policy and learner are the production objects: the learner takes every decision and outcome that the
+flight recorder would hold, trains when its settings say so, and a model that its gate lets through decides so
+many seconds later as training and the hand-over of the file take. Nothing is learned before the run unless a
+model is given: the first requests are the heuristic's.
 
 What differs from a live learner: samples come at once, not when a file is read; and there is no trial between
 gate and promotion (`promotion: screen`), because a trial takes hours.

@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import pytest
 
 from epp.cli import main
 from epp.learner.gate import Verdict
 from epp.learner.rounds import Round
 from epp.learner.settings import Data, Gate, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
-from epp.replay.console import lesson_sentence
 from epp.replay.learned import Held, Learning, Lesson, run_learned, trained_on
-from epp.replay.plan import Cell, Source
-from epp.replay.simulate import Outcome, PolicyChoice, Task, run_task
+from epp.replay.report import lesson_sentence
 from epp.replay.workloads.tool_agent import ToolAgent, generate
 from epp.sim.run import run_window
 from epp.sim.scenario import FleetSpec, parse_fleet
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from epp.sim.results import WindowResult
 
@@ -107,19 +106,6 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     assert lesson.rounds == []
 
 
-def outcome_of(name: str) -> Outcome:
-    cell = Cell("calls", Source(workload="toolagent-like", until_s=12.0), warmup_s=0.0)
-    choice = PolicyChoice(name, learning=Learning(SETTINGS, TRAINING_S) if name == "lodestar" else None)
-    return run_task(Task(cell, pool(), choice, 1))
-
-
-@pytest.mark.parametrize("name", ["lodestar", "prefix-cache-and-load"])
-def test_a_task_brings_its_lesson_back(name: str) -> None:
-    outcome = outcome_of(name)
-    assert outcome.figures.requests > 200
-    assert (outcome.lesson is not None) == (name == "lodestar")
-
-
 class TestCommand:
     def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
         line = ["replay", "--workload", "toolagent-like", "--fleet", "a30*2,v100*3", "--seconds", "25"]
@@ -134,16 +120,6 @@ class TestCommand:
         assert "Against lodestar" in text
         assert "lodestar learned within each run: of" in text
         assert "lodestar learned within" in (tmp_path / "report.html").read_text()
-
-    def test_too_short_a_run_says_that_nothing_was(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        text = self.run(capsys, tmp_path)
-        assert "of 0 models its gate let 0 through, and its fallback decided throughout" in text
-
-    def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit):
-            main(["replay", "--workload", "toolagent-like", "--learn-first", "x", "--out", str(tmp_path)])
 
 
 def test_words_for_every_case() -> None:

@@ -118,7 +118,7 @@ def test_what_a_stage_ran_it_does_not_run_again(records: Path, monkeypatch: pyte
 
 
 def compared(metric: Literal["ttft_ms", "e2e_ms"], low: float, ratio: float, high: float) -> Comparison:
-    return Comparison(metric, "p95", 900, 90, 0, ratio, low, high, 0.95)
+    return Comparison(f"{metric} p95", 900, 90, 0, ratio, low, high)
 
 
 @pytest.mark.parametrize(

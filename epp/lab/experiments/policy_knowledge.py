@@ -110,7 +110,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     )
     policy: Oracle = GreedyOracleTotal() if entry == ORACLE else Informed(fleet, KNOWN[entry])
     result = run_window(requests, fleet, policy, seed=seed, options=options)
-    figures = outcome_of(load, seed, from_window(result, len(requests)), columns=False).figures
+    figures = outcome_of(load, seed, from_window(result, len(requests))).figures
     return {
         "TTFT p95 ms": figures.ttft_ms.p95,
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,
