@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.envoy.settings import Variant
-from epp.sim.fault import Fault
 from tests.e2e.test_faults import under_load, until_seen
 from tests.kit.picker import Serving
 from tests.kit.waiting import until
@@ -26,7 +25,7 @@ async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path,
         victim = serving.replicas[0]
         stop, tasks, seen = await under_load(serving, clients=8)
         await until_seen(seen, 50)
-        victim.set_fault(Fault(error_rate=1.0, error_status=429, error_retry_after_s=60))
+        victim.refusal = (429, 60)
         await serving.picker.until_metric(
             LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
         )
@@ -44,7 +43,7 @@ async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path,
 async def test_a_replica_that_goes_on_refusing_fails_one_request_a_pause(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
         victim = serving.replicas[0]
-        victim.set_fault(Fault(error_rate=1.0, error_status=429, error_retry_after_s=2))
+        victim.refusal = (429, 2)
         stop, tasks, seen = await under_load(serving, clients=8)
         await serving.picker.until_metric(
             LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
@@ -53,7 +52,7 @@ async def test_a_replica_that_goes_on_refusing_fails_one_request_a_pause(tmp_pat
         first, before = seen[429], victim.requests
         await until(lambda: victim.requests >= before + 2)  # two pauses
         assert seen[429] - first <= 2
-        victim.set_fault(Fault())
+        victim.refusal = None
         await until(lambda: victim.requests >= before + 50)
         assert await serving.picker.metric(LEFT_ALONE, endpoint=victim.address, reason="retry-after") == 0
         stop.set()
@@ -64,7 +63,7 @@ async def test_a_replica_that_goes_on_refusing_fails_one_request_a_pause(tmp_pat
 async def test_where_all_refuse_the_client_gets_the_refusal(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
         for replica in serving.replicas:
-            replica.set_fault(Fault(error_rate=1.0, error_status=503, error_retry_after_s=7))
+            replica.refusal = (503, 7)
         seen = Counter[tuple[int, str | None]]()
         for _ in range(6):
             async with serving.http.post(
