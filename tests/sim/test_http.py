@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.errors import ConfigError
-from epp.sim import api
-from epp.sim.driver import DelayLine
-from epp.sim.http import SimReplica
-from epp.sim.serve import add_arguments, replica_configs
+from epp.lab.sim import api
+from epp.lab.sim.driver import DelayLine
+from epp.lab.sim.http import SimReplica
+from epp.lab.sim.serve import add_arguments, replica_configs
 from tests.kit.logs import own_lines
 from tests.kit.replicas import (
     CHAT,

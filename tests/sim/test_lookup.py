@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.demo.laar import question
-from epp.sim.api import parse
-from epp.sim.lookup import Lookup
+from epp.lab.demo.laar import question
+from epp.lab.sim.api import parse
+from epp.lab.sim.lookup import Lookup
 
 if TYPE_CHECKING:
-    from epp.sim.api import SimRequest
+    from epp.lab.sim.api import SimRequest
 
-from epp.prompt.language import language_of
+from epp.apis.language import language_of
 from epp.signals.capability import Cell
 
 

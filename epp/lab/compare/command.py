@@ -1,0 +1,359 @@
+"""`epp replay`: many policies on the same load, in the simulator or over HTTP, compared honestly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import asdict, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+
+from epp.errors import EppError
+from epp.lab.compare.evidence import MIN_UNITS
+from epp.lab.compare.fleets import FLEETS, fleet_named
+from epp.lab.compare.gateways import drive_gateways, parse_gateways
+from epp.lab.compare.learned import UNTRIED, Learning
+from epp.lab.compare.plan import Cell, Source
+from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
+from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
+from epp.lab.compare.simulate import (
+    Outcome,
+    PolicyChoice,
+    Task,
+    Tuned,
+    TuningTask,
+    run_all,
+    run_task,
+    tunable,
+    tune,
+)
+from epp.lab.sim.oracle import ORACLES
+from epp.lab.workloads.registry import WORKLOADS, workload_named
+from epp.learn.reward_model.settings import Data
+from epp.policies.lodestar import Lodestar
+from epp.policies.registry import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.lab.sim.scenario import FleetSpec
+
+    #: Called with what is going on, how much of it is done, and how much there is.
+    Step = Callable[[str, int, int], None]
+
+DEFAULT_SEEDS = 20
+#: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
+DEFAULT_LEARNED_SEEDS = MIN_UNITS
+#: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
+CANDIDATES = ("gorgo-ms", "gorgo")
+#: What a policy may be worse by and still count as not inferior.
+MARGIN = 0.05
+
+
+def _number(least: float, kind: type[int | float] = int) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value < inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least:g}, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument_group("load").add_argument
+    add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
+    add("--trace", metavar="FILE", help="a recorded trace, as `epp trace stats` reads it")
+    add("--load", type=_number(1e-6, float), default=1.0, help="factor on the load's own pace (%(default)s)")
+    add("--seconds", type=_number(0, float), default=0.0, help="only so much of the load, in its own time")
+    add("--scale", type=_number(0), default=0, help="divide a trace's lengths (8 for agent sessions)")
+    add(
+        "--max-prompt-tokens",
+        type=_number(0),
+        default=24_000,
+        help="drop a trace's longer prompts (%(default)s)",
+    )
+    add("--max-in-flight", type=_number(0), help="the client's limit; 0 for none (default: the load's)")
+    add("--warmup", type=_number(0, float), metavar="S", help="seconds dropped (300, or a sixth if shorter)")
+    add = parser.add_argument_group("runs").add_argument
+    add("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
+    add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
+    add("--fleet", default="paper", help="named, or `class@rtt_ms*n,..` (%(default)s)")
+    add("--seeds", type=_number(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
+    add("--first-seed", type=_number(0), default=1, help="the first of them (%(default)s)")
+    add(
+        "--tune",
+        type=_number(0),
+        default=0,
+        metavar="N",
+        help="try N weights of every policy that has any, first",
+    )
+    add("--workers", type=_number(1), default=2, help="processes (%(default)s)")
+    add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
+    add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
+    group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
+    group.add_argument(
+        "--learn-first", type=_number(1), metavar="N", help="samples before the first model (5000)"
+    )
+    group.add_argument(
+        "--learn-every", type=_number(1), metavar="N", help="samples between further ones (1000)"
+    )
+    add = parser.add_argument_group("live").add_argument
+    add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
+    add("--model", default="default", help="model name sent to gateways (%(default)s)")
+    add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run, print, write ``results.json`` and ``report.html``; 1 where a gateway answered nothing."""
+    # Tables are wide: what is not a terminal has no width of its own.
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    if arguments.list:
+        _list(console)
+        return 0
+    if bool(arguments.workload) == bool(arguments.trace):
+        raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
+    _check_folder(arguments.out)
+    failed: list[str] = []
+    if arguments.over_http:
+        document, failed = _driven(arguments)
+    else:
+        document = _simulated(arguments)
+    # Before the tables, whose reader may have closed the pipe.
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "results.json").write_bytes(encode(document))
+    (arguments.out / "report.html").write_text(page(document), encoding="utf-8")
+    console.print(*tables(document), sep="\n")
+    console.print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html", markup=False)
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before the runs whose report it is to hold."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise EppError(f"--out {folder}: {there} is no folder that can be written to")
+
+
+def cells_of(arguments: argparse.Namespace) -> list[Cell]:
+    """Return the cells that the flags ask for.
+
+    Raises:
+        EppError: unknown workload.
+    """
+    cells = []
+    names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
+    for name in names:
+        workload = workload_named(name)
+        cell = Cell(
+            name=name,
+            source=Source(workload=name, until_s=arguments.seconds),
+            time_scale=workload.time_scale,
+            max_in_flight=workload.max_in_flight,
+            tuning=Source(workload=workload.tuning or name, until_s=arguments.seconds),
+        )
+        cells.append(cell)
+    if not names:
+        source = Source(
+            trace=str(arguments.trace),
+            scale=arguments.scale,
+            max_prompt_tokens=arguments.max_prompt_tokens,
+            until_s=arguments.seconds,
+            part="judge" if arguments.tune else "all",
+        )
+        name = Path(arguments.trace).name.split(".")[0]
+        cells = [Cell(name=name, source=source, tuning=replace(source, part="tune"))]
+    if arguments.max_in_flight is not None:
+        cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
+    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup) for cell in cells]
+
+
+def policies_of(text: str) -> tuple[PolicyChoice, ...]:
+    """Return the policies asked for, in that order, each once.
+
+    Raises:
+        EppError: nothing has that name.
+    """
+    known = (*POLICIES, *ORACLES)
+    names: list[str] = []
+    for part in (piece.strip() for piece in text.split(",") if piece.strip()):
+        if part != "all" and part not in known:
+            raise EppError(f"unknown policy {part!r}; one of: {', '.join(known)}")
+        names += known if part == "all" else [part]
+    if not names:
+        raise EppError("--policy names no policy")
+    return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
+
+
+def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace) -> tuple[PolicyChoice, ...]:
+    """Give policies that learn what the flags say of learning."""
+    asked = {"first": arguments.learn_first, "every": arguments.learn_every}
+    data = {name: value for name, value in asked.items() if value is not None}
+    learning = Learning(msgspec.structs.replace(UNTRIED, data=Data(**data)) if data else UNTRIED)
+    return tuple(
+        replace(policy, learning=learning) if policy.name == Lodestar.name else policy for policy in policies
+    )
+
+
+def candidate_of(asked: str | None, names: Sequence[str]) -> str:
+    """Return the policy that is judged.
+
+    Raises:
+        EppError: the one asked for does not run, or is a yardstick.
+    """
+    if asked is None:
+        real = [name for name in names if name not in ORACLES] or list(names)
+        usual = () if names[0] == Lodestar.name else CANDIDATES
+        return next((name for name in usual if name in real), real[0])
+    if asked not in names or asked in ORACLES:
+        raise EppError(f"--candidate {asked} is not among what runs: {', '.join(names)}")
+    return asked
+
+
+def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
+    policies = _learning(policies_of(arguments.policy), arguments)
+    candidate = candidate_of(arguments.candidate, [policy.name for policy in policies])
+    count = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
+    count = arguments.seeds or (1 if arguments.trace else count)
+    seeds = range(arguments.first_seed, arguments.first_seed + count)
+    fleet, cells = fleet_named(arguments.fleet), cells_of(arguments)
+    with progress(sys.stderr) as step:
+        tuned = _tuned(cells, policies, fleet, arguments, step)
+        chosen = [[_with_weights(policy, found) for policy in policies] for found in tuned]
+        tasks = [
+            Task(cell, fleet, policy, seed)
+            for cell, choices in zip(cells, chosen, strict=True)
+            for policy in choices
+            for seed in seeds
+        ]
+        title = f"{len(policies)} policies x {count} seeds x {len(cells)} loads"
+        outcomes = iter(_run_all(run_task, tasks, title, arguments.workers, step))
+    entries = []
+    for cell, choices, found in zip(cells, chosen, tuned, strict=True):
+        runs = {policy.name: [next(outcomes) for _ in seeds] for policy in choices}
+        weights = {policy.name: policy.weights for policy in choices}
+        tuning = [asdict(one) for one in found.values()]
+        entries.append(
+            _entry(cell, runs, weights, seeds[0], candidate, by_request=bool(arguments.trace), tuning=tuning)
+        )
+    return _document(fleet, seeds, candidate, entries)
+
+
+def _run_all(
+    work: Callable[[Any], Any], tasks: Sequence[Any], title: str, workers: int, step: Step
+) -> list[Any]:
+    step(title, 0, len(tasks))
+    return run_all(work, tasks, workers=workers, on_done=lambda done: step(title, done, len(tasks)))
+
+
+def _tuned(
+    cells: Sequence[Cell],
+    policies: Sequence[PolicyChoice],
+    fleet: FleetSpec,
+    arguments: argparse.Namespace,
+    step: Step,
+) -> list[dict[str, Tuned]]:
+    """Return what tuning found for each cell, by policy."""
+    policies = [policy for policy in policies if arguments.tune and tunable(policy.name)]
+    tasks = [TuningTask(cell, fleet, policy, arguments.tune) for cell in cells for policy in policies]
+    title = f"tuning {len(policies)} policies, {arguments.tune} weights each"
+    found = iter(_run_all(tune, tasks, title, arguments.workers, step) if tasks else ())
+    return [{policy.name: next(found) for policy in policies} for _ in cells]
+
+
+def _with_weights(policy: PolicyChoice, tuned: Mapping[str, Tuned]) -> PolicyChoice:
+    found = tuned.get(policy.name)
+    return policy if found is None else replace(policy, weights=dict(found.weights))
+
+
+def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Drive gateways; what they did, and a sentence for each that answered nothing."""
+    if arguments.tune:
+        raise EppError("--tune is for simulated fleets")
+    seed, cells = arguments.first_seed, cells_of(arguments)
+    names = list(parse_gateways(arguments.over_http))
+    candidate = candidate_of(arguments.candidate or names[0], names)
+    with progress(sys.stderr) as step:
+        driven, failed = drive_gateways(
+            cells, arguments.over_http, seed, model=arguments.model, headers=arguments.header, step=step
+        )
+    candidate = candidate if candidate in driven else next(iter(driven))
+    entries = [
+        _entry(
+            cell, {name: [found[at]] for name, found in driven.items()}, {}, seed, candidate, by_request=True
+        )
+        for at, cell in enumerate(cells)
+    ]
+    return _document(None, [seed], candidate, entries), failed
+
+
+def _entry(
+    cell: Cell,
+    outcomes: Mapping[str, Sequence[Outcome]],
+    weights: Mapping[str, Mapping[str, float]],
+    seed: int,
+    candidate: str,
+    *,
+    by_request: bool,
+    tuning: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return the section of one load."""
+    roles = {name: "yardstick" if name in ORACLES else "baseline" for name in outcomes} | {
+        candidate: "candidate"
+    }
+    comparisons = compare_policies(outcomes, roles, by_request=by_request)
+    lessons = {name: [run.lesson for run in runs if run.lesson] for name, runs in outcomes.items()}
+    return {
+        "name": cell.name,
+        "load": load_entry(cell, seed, outcomes),
+        "warmup_s": cell.warmup(cell.source.requests(seed)),
+        "policies": [
+            policy_entry(name, roles[name], weights.get(name, {}), [run.figures for run in runs])
+            for name, runs in outcomes.items()
+        ],
+        "comparisons": comparisons,
+        "tuning": list(tuning),
+        "conclusion": [
+            *conclusion(comparisons, candidate, MARGIN),
+            *(lesson_sentence(name, found) for name, found in lessons.items() if found),
+        ],
+    }
+
+
+def _document(
+    fleet: FleetSpec | None, seeds: Sequence[int], candidate: str, cells: list[dict[str, Any]]
+) -> dict[str, Any]:
+    replicas = [
+        {
+            "address": replica.address,
+            "engine_class": replica.engine_class.name,
+            "rtt_ms": replica.network.rtt_ms,
+            "region": replica.region,
+            "lost_hit_share": replica.lost_hit_share,
+        }
+        for replica in (fleet.replicas if fleet else ())
+    ]
+    whole = {"schema": SCHEMA, "fleet": replicas, "seeds": list(seeds), "candidate": candidate}
+    return whole | {"margin": MARGIN, "cells": cells}
+
+
+def _list(console: Console) -> None:
+    console.print("[bold]workloads[/bold]")
+    for workload in WORKLOADS.values():
+        console.print(f"  {workload.name:<24}{workload.help}", highlight=False)
+    console.print("[bold]fleets[/bold]")
+    for name, (text, _) in FLEETS.items():
+        console.print(f"  {name:<24}{text}", highlight=False)
+    console.print("[bold]policies[/bold]")
+    console.print("  " + ", ".join(POLICIES), highlight=False)
+    console.print("[bold]yardsticks[/bold] (see what no picker can)")
+    console.print("  " + ", ".join(ORACLES), highlight=False)

@@ -1,0 +1,125 @@
+"""Two runs of the same load, compared in a way that does not fool us, and the sentence that may be said.
+
+Requests are not independent: those of a session are alike, and those near in time share queues; taking them
+as independent makes intervals far too narrow. Here whole sessions and, separately, whole stretches of time
+are resampled, the same ones in both runs (the load's luck cancels), and the wider interval is given. An
+interval covers chance within this load; other days, loads and seeds take more runs. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.lab.compare.resample import Statistic, by_cluster, replicate, stationary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.lab.compare.load import RequestResult
+    from epp.lab.compare.resample import Counts, Floats
+
+
+METRIC_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "e2e_ms": "E2E", "itl_ms": "ITL"}
+
+# Fewer pairs or sessions than these carry no interval worth printing.
+MIN_PAIRS = 30
+MIN_SESSIONS = 8
+_REPLICATES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Ratio of one statistic of run A to the same of run B.
+
+    Attributes:
+        name: of metric and statistic, e.g. ``E2E p95``.
+        n: requests answered in both runs.
+        sessions: different sessions among them.
+        unpaired: requests that only one of the runs answered; their latencies are in no figure.
+        ratio: A over B; below 1, A is lower.
+        low: lower end of the 95 % interval of ``ratio``, NaN when there is too little data for one.
+        high: upper end.
+    """
+
+    name: str
+    n: int
+    sessions: int
+    unpaired: int
+    ratio: float
+    low: float
+    high: float
+
+
+def compare(
+    a: Sequence[RequestResult], b: Sequence[RequestResult], metric: str, statistic: Statistic
+) -> Comparison:
+    """Compare two runs of the same load; requests are paired by ``index``."""
+    left, right = _measured(a, metric), _measured(b, metric)
+    both = sorted(left.keys() & right.keys())
+    session_of = {r.index: r.session for r in a}
+    sessions = [session_of[index] for index in both]
+    pair = [np.array([run[index] for index in both], dtype=float) for run in (left, right)]
+    ratio = float("nan")
+    if both:
+        ratio = float(np.exp(_log_ratio(statistic, pair, np.ones((1, len(both)), dtype=np.int64))[0]))
+    return Comparison(
+        f"{METRIC_NAMES[metric]} {statistic.label}",
+        len(both),
+        len(set(sessions)),
+        len(left.keys() ^ right.keys()),
+        ratio,
+        *_interval(statistic, pair, sessions),
+    )
+
+
+def interval(results: Sequence[RequestResult], metric: str, statistic: Statistic) -> tuple[float, float]:
+    """Return the interval of one run's own statistic in ms, by the same rules; NaN twice for too few data."""
+    measured = _measured(results, metric)
+    session_of = {r.index: r.session for r in results}
+    order = sorted(measured)
+    values = np.array([measured[index] for index in order], dtype=float)
+    return _interval(statistic, [values], [session_of[index] for index in order])
+
+
+def sentence(a: str, b: str, comparison: Comparison) -> str:
+    """Say what may be said of run ``a`` against run ``b``.
+
+    E.g. ``E2E p95: gorgo is 12 % [5, 18] lower than least-request (n = 412)``.
+    """
+    c = comparison
+    count = f"n = {c.n}" + (f", {c.unpaired} answered in one run only" if c.unpaired else "")
+    if not (np.isfinite(c.low) and np.isfinite(c.high)):
+        return f"{c.name}: too little data to compare {a} with {b} ({count})"
+    change, low, high = (100.0 * (value - 1.0) for value in (c.ratio, c.low, c.high))
+    if c.high < 1.0:
+        return f"{c.name}: {a} is {-change:.0f} % [{-high:.0f}, {-low:.0f}] lower than {b} ({count})"
+    if c.low > 1.0:
+        return f"{c.name}: {a} is {change:.0f} % [{low:.0f}, {high:.0f}] higher than {b} ({count})"
+    figures = f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
+    return f"{c.name}: no difference shown between {a} and {b} ({figures}, {count})"
+
+
+def _measured(results: Sequence[RequestResult], metric: str) -> dict[int, float]:
+    values = ((r.index, getattr(r, metric)) for r in results if r.ok)
+    return {index: value for index, value in values if value is not None and value > 0.0}
+
+
+def _log_ratio(statistic: Statistic, pair: Sequence[Floats], counts: Counts) -> Floats:
+    """Return the logarithm of the first one's statistic over the second one's, or over 1 without a second."""
+    top, *bottom = (np.log(statistic.weighted(values, counts)) for values in pair)
+    return np.asarray(top - bottom[0] if bottom else top, dtype=float)
+
+
+def _interval(statistic: Statistic, pair: Sequence[Floats], sessions: Sequence[str]) -> tuple[float, float]:
+    n = len(sessions)
+    if n < MIN_PAIRS or len(set(sessions)) < MIN_SESSIONS:
+        return float("nan"), float("nan")
+    ends = []
+    for resample in (by_cluster(sessions, 0), stationary(n, max(map(statistic.block, pair)), 1)):
+        logs = replicate(lambda counts: _log_ratio(statistic, pair, counts), resample, _REPLICATES)
+        low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
+        ends.append((float(low), float(high)))
+    return max(ends, key=lambda ends: ends[1] / ends[0])

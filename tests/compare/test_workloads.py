@@ -1,0 +1,217 @@
+"""Generated workloads have the statistics that are published, or that their names promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from epp.lab.compare.trace import TraceRequest
+from epp.lab.compare.trace_stats import cached_tokens, describe, reuse_share, session_gaps
+from epp.lab.workloads import (
+    agent_bursts,
+    mooncake_chat,
+    prefix_groups,
+    shared_prefix,
+    tool_agent,
+    wild_chat,
+)
+from epp.lab.workloads.agent_bursts import AgentBursts
+from epp.lab.workloads.art_chat import APR_5, APR_7, DEMO, generate
+from epp.lab.workloads.mooncake_chat import MooncakeChat
+from epp.lab.workloads.prefix_groups import PrefixGroups
+from epp.lab.workloads.registry import WORKLOADS, workload_named
+from epp.lab.workloads.shared_prefix import SharedPrefix
+from epp.lab.workloads.tool_agent import ToolAgent
+from epp.lab.workloads.wild_chat import WildChat
+
+Requests = tuple[TraceRequest, ...]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_named_workload_can_be_simulated(name: str) -> None:
+    requests = workload_named(name).make(1)
+    assert len(requests) > 200
+    assert [r.at_ms for r in requests] == sorted(r.at_ms for r in requests)
+    for index, r in enumerate(requests):
+        assert r.after is None or r.after < index
+        assert 0 < r.prompt_tokens <= 32_768 - r.output_tokens
+        assert len(r.block_ids) * r.block_tokens >= r.prompt_tokens
+    assert len({r.block_tokens for r in requests}) == 1
+    assert WORKLOADS[name].tuning in {"", *WORKLOADS}
+    assert {r.output_tokens for r in requests} == {1} or not name.endswith("prefill")
+
+
+def art_chat(rate_rps: float, users: int) -> dict[str, tuple[float, float]]:
+    return {
+        "reuse_share": (0.77, 0.88),
+        "cross_user_share": (0.0, 0.01),
+        "uncached_mean_tokens": (900, 1_600),
+        "short_row_share": (0.30, 0.36),
+        "rate_rps": (0.95 * rate_rps, 1.05 * rate_rps),
+        "gap_cv2": (0.9, 1.3),
+        "prompt_p50_tokens": (5_500, 7_800),
+        "prompt_mean_tokens": (6_200, 7_800),
+        "prompt_p95_tokens": (16_500, 21_000),
+        "users": (users - 2, users + 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("requests", "ranges"),
+    [
+        pytest.param(generate(APR_5, 1), art_chat(4.2, 580), id="art-chat, Apr 5"),
+        pytest.param(generate(APR_7, 3), art_chat(4.8, 540), id="art-chat, Apr 7"),
+        pytest.param(
+            wild_chat.generate(WildChat(), 3),
+            {
+                "rate_rps": (10.8, 12.0),
+                "prompt_mean_tokens": (730, 900),  # 730 and 815 in the two windows
+                "output_mean_tokens": (288, 352),
+                "cross_user_share": (0.228, 0.328),
+                "reuse_share": (0.275, 0.375),
+            },
+            id="wild-chat",
+        ),
+        pytest.param(
+            mooncake_chat.generate(MooncakeChat(), 3),
+            {
+                "rate_rps": (2.81, 3.11),
+                "prompt_mean_tokens": (6_768, 7_944),
+                "output_mean_tokens": (319, 353),
+                "reuse_share": (0.32, 0.42),
+            },
+            id="mooncake-chat",
+        ),
+        pytest.param(
+            agent_bursts.generate(AgentBursts(duration_s=600.0), 2), {"reuse_share": (0.85, 1.0)}, id="bursts"
+        ),
+        pytest.param(
+            tool_agent.generate(ToolAgent(duration_s=900.0), 1),
+            {
+                "prompt_p50_tokens": (6_028, 6_662),
+                "output_mean_tokens": (164, 200),
+                "reuse_share": (0.55, 0.75),  # 0.59, longer prompts included
+            },
+            id="toolagent",
+        ),
+        pytest.param(
+            tool_agent.generate(ToolAgent(duration_s=900.0, divisor=4), 1),
+            {"prompt_p50_tokens": (1_500, 1_670), "reuse_share": (0.55, 0.75)},
+            id="toolagent divided by 4",
+        ),
+        *(
+            pytest.param(
+                shared_prefix.generate(SharedPrefix(share=share), 1),
+                {"reuse_share": (share - 0.03, share + 0.03)},
+                id=f"shared prefix {share}",
+            )
+            for share in (0.1, 0.7)
+        ),
+        *(
+            pytest.param(
+                prefix_groups.generate(PrefixGroups(requests=3_000, shares=(share,)), 1),
+                {"reuse_share": (share - 0.03, share + 0.03), "gap_cv2": (0.85, 1.15)},
+                id=f"prefix groups {share}",
+            )
+            for share in (0.1, 0.7)
+        ),
+    ],
+)
+def test_a_load_has_its_statistics(requests: Requests, ranges: dict[str, tuple[float, float]]) -> None:
+    stats = describe(requests)
+    outside = {name: stats[name] for name, (low, high) in ranges.items() if not low <= stats[name] <= high}
+    assert not outside
+
+
+@pytest.mark.parametrize("name", ["art-chat", "wild-chat", "agent-sessions", "mooncake-chat", "shared-30"])
+def test_twice_as_busy_is_twice_as_many_requests_of_the_same_kind(name: str) -> None:
+    usual, busy = (describe(workload_named(name).make(4, rate)) for rate in (0.5, 1.0))
+    assert busy["requests"] == pytest.approx(2 * usual["requests"], rel=0.25)
+    assert busy["prompt_mean_tokens"] == pytest.approx(usual["prompt_mean_tokens"], rel=0.2)
+    assert busy["reuse_share"] == pytest.approx(usual["reuse_share"], abs=0.08)
+
+
+class TestDemo:
+    def test_it_fits_the_time_and_the_fleet(self) -> None:
+        for seed in range(5):
+            stats = describe(generate(DEMO, seed))
+            assert stats["duration_s"] <= DEMO.duration_s
+            assert 220 <= stats["requests"] <= 380
+            # Three replicas prefill 42k tokens/s: well placed well under it, placed blindly over it.
+            assert (
+                stats["uncached_mean_tokens"] * stats["rate_rps"]
+                < 0.65 * 42_000
+                < stats["input_tokens_per_s"]
+            )
+
+    def test_later_turns_wait_for_the_one_before_and_hold_it_with_its_answer(self) -> None:
+        trace, last, extended = generate(DEMO, 1), dict[str, int](), 0
+        for index, r in enumerate(trace):
+            assert r.after == last.get(r.session)
+            last[r.session] = index
+            assert list(r.turn_starts) == sorted(set(r.turn_starts))
+            assert len(r.turn_starts) % 2 == 1 or r.user == "bot"  # the user's message is the last
+            if r.after is not None and trace[r.after].prompt_tokens in r.turn_starts:
+                before, extended = trace[r.after], extended + 1
+                assert r.block_ids[: len(before.block_ids)] == before.block_ids
+                answer = r.turn_starts.index(before.prompt_tokens)
+                assert answer % 2 == 1  # an assistant's message
+                assert r.turn_starts[answer + 1] - r.turn_starts[answer] == before.output_tokens
+        assert extended > 0.6 * sum(r.after is not None for r in trace)
+
+
+def test_mooncake_chat_comes_back_minutes_later_when_caches_have_forgotten() -> None:
+    requests = mooncake_chat.generate(MooncakeChat(), 3)
+    assert session_gaps(requests)["p50_s"] == pytest.approx(117, rel=0.15)
+    # 11.0 % of the recorded hour fit one cache of a million tokens.
+    assert reuse_share(requests, 1_000_000) == pytest.approx(0.11, abs=0.05)
+
+
+def test_siblings_start_together_from_one_context_and_the_agent_goes_on() -> None:
+    requests = agent_bursts.generate(AgentBursts(duration_s=600.0), 2)
+    bursts: dict[int, list[TraceRequest]] = {}
+    joined = 0
+    for r in requests:
+        if r.after is not None and ("/" in r.session) != ("/" in requests[r.after].session):
+            joined += "/" not in r.session
+            if "/" in r.session:
+                bursts.setdefault(r.after, []).append(r)
+    bursts = {parent: siblings for parent, siblings in bursts.items() if len(siblings) >= 3}
+    assert len(bursts) > 20
+    assert joined > 10
+    for parent, siblings in bursts.items():
+        context = requests[parent].block_ids
+        assert all(s.block_ids[: len(context)] == context for s in siblings)
+        assert max(s.at_ms for s in siblings) - min(s.at_ms for s in siblings) <= 300.0
+        assert len({s.block_ids[-1] for s in siblings}) == len(siblings)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        shared_prefix.generate(SharedPrefix(share=0.05, later_share=0.5), 1),
+        prefix_groups.generate(PrefixGroups(requests=3_000, shares=(0.05,), later_shares=(0.5,)), 1),
+    ],
+    ids=["drift", "shift"],
+)
+def test_the_share_changes_in_the_middle(requests: Requests) -> None:
+    hits, middle = cached_tokens(requests), len(requests) // 2
+    early, late = (
+        sum(hits[part]) / sum(r.prompt_tokens for r in requests[part])
+        for part in (slice(middle), slice(middle, None))
+    )
+    assert early == pytest.approx(0.05, abs=0.025)
+    assert late == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_rate_changes_in_the_middle() -> None:
+    load = ToolAgent(duration_s=400.0, rate_rps=10.0, later_rate_rps=22.0, divisor=4)
+    at_s = np.array([r.at_ms for r in tool_agent.generate(load, 2)]) / 1e3
+    assert (at_s < 200.0).sum() / 200.0 == pytest.approx(10.0, rel=0.1)
+    assert (at_s >= 200.0).sum() / 200.0 == pytest.approx(22.0, rel=0.1)
+
+
+def test_hot_groups_are_replaced() -> None:
+    lasting = shared_prefix.generate(SharedPrefix(share=0.5, duration_s=900.0), 1)
+    moving = shared_prefix.generate(SharedPrefix(share=0.5, duration_s=900.0, group_life_s=200.0), 1)
+    assert len({r.user for r in moving}) > 3 * len({r.user for r in lasting})
