@@ -143,8 +143,8 @@ def compare_with_best(evidence: Evidence, among: Sequence[int]) -> list[BestInte
 
     The method is Hsu's (1981, 1984), with unequal errors as in Edwards and Hsu (1983). With probability
     `LEVEL` all intervals hold at once. For each policy i, d_i is the critical value of one comparison of i
-    with all others, so that whichever is truly the best, its own comparisons hold; the best is then among those not
-    excluded, and every other is bounded against these. ``among`` are the positions to compare.
+    with all others, so that whichever is truly the best, its own comparisons hold; the best is then among
+    those not excluded, and every other is bounded against these. ``among`` are the positions to compare.
     """
     k = len(among)
     if k == 1:

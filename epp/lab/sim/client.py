@@ -29,9 +29,6 @@ class Client:
         loop: virtual time.
         start_ms: the window's start on it.
         send: told each request's index and intended time when it is sent.
-
-    Raises:
-        ValueError: a request waits for one that does not come before it.
     """
 
     def __init__(
@@ -46,9 +43,6 @@ class Client:
         self._requests, self._loop, self._send = requests, loop, send
         self._start_ms, self._scale = start_ms, options.time_scale
         self._places = options.max_in_flight
-        self._stop_ms = float("inf")
-        if options.stop_after_s is not None:
-            self._stop_ms = start_ms + options.stop_after_s * 1e3
         self._in_flight = 0
         self._queue: deque[tuple[int, float]] = deque()  # has no place: index, intended time
         self._thinking = 0
@@ -57,8 +51,6 @@ class Client:
         for index, request in enumerate(requests):
             if request.after is None or not options.closed_loop:
                 roots.append(index)
-            elif not 0 <= request.after < index:
-                raise ValueError(f"request {index} waits for {request.after}, which does not come before it")
             else:
                 self._followers[request.after].append(index)
         roots.sort(key=lambda index: requests[index].at_ms)
@@ -75,20 +67,15 @@ class Client:
         self._in_flight -= 1
         now_ms = self._loop.now_ms
         for follower in self._followers.pop(index, ()):
+            self._thinking += 1
             due_ms = now_ms + self._requests[follower].think_ms * self._scale
-            if due_ms < self._stop_ms:
-                self._thinking += 1
-                self._loop.at(due_ms, Rank.ARRIVAL, self._thought, follower)
+            self._loop.at(due_ms, Rank.ARRIVAL, self._thought, follower)
         if self._queue:
             self._take_place(*self._queue.popleft())
 
     def _schedule_root(self) -> None:
-        if not self._roots:
-            return
-        due_ms = self._start_ms + self._requests[self._roots[0]].at_ms * self._scale
-        if due_ms >= self._stop_ms:
-            self._roots.clear()
-        else:
+        if self._roots:
+            due_ms = self._start_ms + self._requests[self._roots[0]].at_ms * self._scale
             self._loop.at(max(due_ms, self._loop.now_ms), Rank.ARRIVAL, self._root)
 
     def _root(self) -> None:

@@ -49,30 +49,6 @@ class EngineClass:
     mixed: bool = False
     state_slots: int | None = None
 
-    def __post_init__(self) -> None:
-        """Check what the model relies on.
-
-        Raises:
-            ValueError: a constant is out of range; the message names it.
-        """
-        for field in ("frontend_ms", "frontend_ms_per_token", "prefill_base_ms", "prefill_ms_per_token"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{self.name}: {field} must not be negative")
-        for field in ("chunk_tokens", "max_running", "kv_capacity_tokens", "context_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{self.name}: {field} must be at least 1")
-        if self.mixed and self.chunk_tokens <= self.max_running:
-            raise ValueError(f"{self.name}: chunk_tokens must leave room beside max_running decodes")
-        if self.state_slots is not None and self.state_slots < self.max_running:
-            raise ValueError(f"{self.name}: state_slots must be enough for max_running requests")
-        if not 0 <= self.output_reserve_ratio <= 1:
-            raise ValueError(f"{self.name}: output_reserve_ratio must be within 0 and 1")
-        sizes = [size for size, _ in self.decode_curve]
-        if not sizes or sizes != sorted(set(sizes)) or min(ms for _, ms in self.decode_curve) <= 0:
-            raise ValueError(
-                f"{self.name}: decode_curve must be ascending in batch size, with positive times"
-            )
-
     def decode_step_ms(self, batch: int) -> float:
         """Milliseconds of one decode step of ``batch`` requests, interpolated on the curve."""
         curve = self.decode_curve

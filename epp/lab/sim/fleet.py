@@ -17,13 +17,13 @@ from epp.keyed_uniform import keyed_uniform
 from epp.lab.sim.client import Client
 from epp.lab.sim.flight import Flight
 from epp.lab.sim.loop import Loop, Rank
-from epp.lab.sim.oracle import Oracle
 from epp.lab.sim.prompts import Prompts
 from epp.lab.sim.replica import Replica
-from epp.lab.sim.results import Sample, SimResult, WindowResult
+from epp.lab.sim.results import SimResult, WindowResult
 from epp.lab.sim.scenario import Happening
 from epp.lab.sim.signals import SignalFeed
 from epp.lab.sim.truth import Truth
+from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from epp.apis.usage import Usage
     from epp.lab.sim.job import Job
+    from epp.lab.sim.oracle import Oracle
     from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
-    from epp.policies.base import Policy
     from epp.schedule.decision import Decision, Outcome
     from epp.signals.paths import Travelled
 
@@ -53,6 +53,7 @@ _EXPIRE_EVERY_MS: Final = 10_000.0
 PUBLIC_MODEL: Final = "chat"
 # What a chat body holds beside its text: model, roles, options.
 _BODY_OVERHEAD_BYTES: Final = 300
+_BYTES_PER_TOKEN: Final = 4.5
 
 
 class Sender(Protocol):
@@ -102,13 +103,11 @@ class FleetSim:
             for replica in spec.replicas
         }
         self._truth = Truth(self)
-        self._policy = policy.shown(self._truth) if isinstance(policy, Oracle) else policy
+        self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
         self._picker = self._build_picker(weights)
         self._signals = SignalFeed(self._picker.fleet, self.options.config, self.loop, seed)
         self._results: list[SimResult] = []
-        self._timeline: list[Sample] = []
-        self._picked = dict.fromkeys(self.replicas, 0)
         self._pool = {replica.address: _endpoint(replica) for replica in spec.replicas if not replica.absent}
         self._picker.set_pool(list(self._pool.values()), 0.0)
         for address in self._pool:
@@ -116,31 +115,25 @@ class FleetSim:
         for event in sorted(spec.events, key=lambda event: event.at_s):
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
-        if options.timeline_s:
-            self.loop.at(self.start_ms, Rank.SIGNAL, self._sample)
         self._client = self._build_client()
 
     def run(self) -> WindowResult:
         """Everything, to the last answer."""
         self.loop.run(lambda: self._client.unfinished)
         self._results.sort(key=lambda result: result.index)
-        replicas = self.replicas.values()
         return WindowResult(
             policy=self._policy.name,
             seed=self.seed,
             requests=tuple(self._results),
             endpoints=tuple(self.replicas),
-            regions=tuple(replica.spec.region for replica in replicas),
-            counters=tuple(replica.counters() for replica in replicas),
+            counters=tuple(replica.counters() for replica in self.replicas.values()),
             duration_ms=self.loop.now_ms - self.start_ms,
-            events=self.loop.steps,
-            timeline=tuple(self._timeline),
         )
 
     def body_bytes(self, index: int) -> int:
         """Size of a request's body."""
         tokens = self.requests[index].prompt_tokens
-        return _BODY_OVERHEAD_BYTES + int(tokens * self.options.bytes_per_token)
+        return _BODY_OVERHEAD_BYTES + int(tokens * _BYTES_PER_TOKEN)
 
     def ways(self, replica: Replica, index: int) -> tuple[float, float]:
         """One-way delays of a request to a replica and back, in ms; the same whenever they are asked for."""
@@ -190,7 +183,7 @@ class FleetSim:
             prompt=self.prompts.measured(index),
             body_bytes=self.body_bytes(index),
             max_output_tokens=request.output_tokens,
-            affinity_key=self.prompts.affinity_key(index, self.options.affinity),
+            affinity_key=request.session,
             session=request.session,
             api="simulated",
             stream=True,
@@ -235,13 +228,8 @@ class FleetSim:
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
-        self._picked[decision.endpoint] += 1
-        self._decided(index, decision)
         self.decided(decision)
         flight.start(decision)
-
-    def _decided(self, index: int, decision: Decision) -> None:
-        """A request has its endpoint; for those who tell clients of it."""
 
     def _happen(self, event: Event) -> None:
         replica = self.replicas[event.address]
@@ -268,19 +256,6 @@ class FleetSim:
         for outcome in self._picker.expire(self.loop.now_ms / 1e3):
             self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
-
-    def _sample(self) -> None:
-        snapshots = [replica.snapshot() for replica in self.replicas.values()]
-        self._timeline.append(
-            Sample(
-                at_ms=self.loop.now_ms - self.start_ms,
-                running=tuple(snapshot.running for snapshot in snapshots),
-                waiting=tuple(snapshot.arriving + snapshot.waiting for snapshot in snapshots),
-                kv_held_tokens=tuple(snapshot.held_tokens for snapshot in snapshots),
-                picked=tuple(self._picked.values()),
-            )
-        )
-        self.loop.at(self.loop.now_ms + self.options.timeline_s * 1e3, Rank.SIGNAL, self._sample)
 
 
 def _with_scrapes(options: WindowOptions, interval_s: float | None) -> WindowOptions:

@@ -187,8 +187,9 @@ class RetrySim(FleetSim):
             tried_models=self._asked.tried(question),
         )
 
-    def _decided(self, index: int, decision: Decision) -> None:
-        self._asked.told(index, left=bool(untried_models(decision)))
+    def decided(self, decision: Decision) -> None:
+        """Note whether a model is left to try."""
+        self._asked.told(int(decision.id.removeprefix("r")), left=bool(untried_models(decision)))
 
     def _measure(self) -> None:
         """Rates as offline measurements tell them, one request at a time on every replica."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from epp.lab.sim.fleet import FleetSim
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import WindowOptions
-from epp.policies.registry import POLICIES, create
+from epp.policies.registry import create
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,19 +34,13 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
 
 
-def policy_names() -> tuple[str, ...]:
-    """Everything that `run_window` knows by name: registered policies, then oracles."""
-    return (*POLICIES, *ORACLES)
-
-
 def policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy | Oracle:
-    """A policy with the given parameters, the others being defaults, or an oracle, which has none.
+    """Return a policy with the given parameters, the others being defaults, or an oracle, which has none.
 
     Raises:
         ConfigError: nothing has that name, or the policy no such parameter.
     """
-    oracle = ORACLES.get(name)
-    return create(name, params) if oracle is None else oracle()
+    return ORACLES.get(name) or create(name, params)
 
 
 def run_window(

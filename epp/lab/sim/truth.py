@@ -1,6 +1,6 @@
 """What really is, for yardsticks: engines forked and run ahead, as no picker can.
 
-Owns the what-if. A forecast knows the engine's whole state, cache contents, output lengths and what is on its
+A forecast knows the engine's whole state, cache contents, output lengths and what is on its
 way there; it does not know the requests still to come, nor the future of a replica that will die.
 """
 
@@ -56,8 +56,6 @@ class Truth:
         self.index = 0
         # By address: when everybody there ends if nothing else comes, as of so many changes of the replica.
         self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
-        # By address: the same if the request asked about last is sent: its id, its arrival, the ends.
-        self._tried: dict[str, tuple[int, tuple[int, float], Mapping[int, float]]] = {}
 
     def ttft_ms(self, address: str) -> float:
         """The request's time to first token if it were sent there now."""
@@ -77,7 +75,7 @@ class Truth:
         if not replica.up:
             return _NOWHERE
         others_end = self._others(replica)
-        engine, job, arrives_ms, down_ms = self._sent(replica)
+        engine, job, _, down_ms = self._sent(replica)
         first_ms, cached = _DOWN_MS, 0
         ends: dict[int, float] = {}
         for event in engine.advance(inf):
@@ -85,7 +83,6 @@ class Truth:
                 ends[event.job_id] = event.at_ms
             elif event.job_id == job.job_id:
                 first_ms, cached = event.at_ms, event.cached_tokens
-        self._tried[address] = (replica.changes, (job.job_id, arrives_ms), ends)
         mine = job.job_id
         inflicted_ms = sum(at_ms - others_end[other] for other, at_ms in ends.items() if other != mine)
         away_ms = down_ms - self._sim.loop.now_ms
@@ -94,10 +91,6 @@ class Truth:
     def _others(self, replica: Replica) -> Mapping[int, float]:
         """When everybody ends who is there or on the way, if nothing else comes."""
         address = replica.spec.address
-        tried = self._tried.get(address)
-        if tried is not None and (replica.changes, replica.latest) == (tried[0] + 1, tried[1]):
-            # All that has changed is that the request asked about was sent, as supposed.
-            self._ends[address] = (replica.changes, tried[2])
         known = self._ends.get(address)
         if known is None or known[0] != replica.changes:
             events = self._now(replica).advance(inf)
