@@ -18,7 +18,7 @@ from tests.kit.simfleet import options, request, still_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.lab.sim.scenario import WindowRequest
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.truth import Forecast, Truth
     from epp.types import Ranking, RequestView, Snapshot
 
@@ -52,7 +52,7 @@ class Foresees(Policy):
 
 
 def foresee(
-    load: Sequence[WindowRequest], fleet: FleetSpec
+    load: Sequence[TraceRequest], fleet: FleetSpec
 ) -> tuple[Foresees, dict[int, tuple[float, float, int, str]]]:
     policy = Foresees()
     result = run_window(load, fleet, policy.show, seed=1, options=options())

@@ -27,8 +27,9 @@ from epp.policies.lodestar import FALLBACKS, Lodestar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import WindowResult
-    from epp.lab.sim.scenario import FleetSpec, WindowRequest
+    from epp.lab.sim.scenario import FleetSpec
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision, Outcome
     from epp.schedule.picker import Picker
@@ -125,7 +126,7 @@ class LearnedSim(FleetSim):
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Lodestar,
         learning: Learning,
@@ -226,7 +227,7 @@ class LearnedSim(FleetSim):
 
 
 def run_learned(
-    requests: Sequence[WindowRequest],
+    requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Lodestar,
     learning: Learning,
@@ -241,7 +242,7 @@ def run_learned(
 
 
 def trained_on(
-    requests: Sequence[WindowRequest],
+    requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Lodestar,
     settings: LearnerSettings,

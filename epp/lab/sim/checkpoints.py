@@ -78,15 +78,11 @@ class Checkpoints:
             else:
                 del self._by_block[block]
 
-    def fork(self) -> Checkpoints:
-        """An independent copy."""
+    def __deepcopy__(self, memo: object) -> Checkpoints:
+        """Return an independent copy."""
         twin = copy(self)
-        twin._detach()  # noqa: SLF001 - of the same class
+        twin._order, twin._by_block = self._order.copy(), self._by_block.copy()  # noqa: SLF001 - the same class
         return twin
-
-    def _detach(self) -> None:
-        self._order = self._order.copy()
-        self._by_block = self._by_block.copy()
 
     def _touch(self, key: tuple[int, int]) -> None:
         """Make a copy the last one to go."""

@@ -16,8 +16,9 @@ from epp.lab.sim.loop import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.loop import Loop
-    from epp.lab.sim.scenario import WindowOptions, WindowRequest
+    from epp.lab.sim.scenario import WindowOptions
 
 
 class Client:
@@ -33,7 +34,7 @@ class Client:
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         options: WindowOptions,
         *,
         loop: Loop,

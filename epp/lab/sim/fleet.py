@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.apis.usage import Usage
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.job import Job
     from epp.lab.sim.oracle import Oracle
-    from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
+    from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
     from epp.schedule.decision import Decision, Outcome
     from epp.signals.paths import Travelled
 
@@ -86,7 +87,7 @@ class FleetSim:
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Policy | Oracle,
         *,

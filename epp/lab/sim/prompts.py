@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.lab.sim.scenario import WindowRequest
+    from epp.lab.compare.trace import TraceRequest
+
 
 _PICKER_KEY: Final = 0x9E3779B97F4A7C15
 _ENGINE_KEY: Final = 0xC2B2AE3D27D4EB4F
@@ -35,7 +36,7 @@ class Prompts:
         ValueError: requests differ in block size.
     """
 
-    def __init__(self, requests: Sequence[WindowRequest]) -> None:
+    def __init__(self, requests: Sequence[TraceRequest]) -> None:
         sizes = {request.block_tokens for request in requests}
         if len(sizes) > 1:
             raise ValueError(f"one load has blocks of one size, not {sorted(sizes)}")
@@ -89,7 +90,7 @@ def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     return mixed
 
 
-def _continuations(requests: Sequence[WindowRequest]) -> list[int | None]:
+def _continuations(requests: Sequence[TraceRequest]) -> list[int | None]:
     """For each request the next one of its session whose prompt holds this prompt and its answer.
 
     That is one whose ids go on from these. Where messages are known, one of them must start where this
@@ -112,7 +113,7 @@ def _continuations(requests: Sequence[WindowRequest]) -> list[int | None]:
 _REMEMBERED_TURNS: Final = 4  # requests of a session whose answers may still be taken up
 
 
-def _extends(earlier: WindowRequest, later: WindowRequest) -> bool:
+def _extends(earlier: TraceRequest, later: TraceRequest) -> bool:
     end = earlier.prompt_tokens
     if later.prompt_tokens < end + earlier.output_tokens or not earlier.block_ids:
         return False

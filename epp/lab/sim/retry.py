@@ -21,9 +21,10 @@ from epp.schedule.retry import untried_models
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.loop import Loop
     from epp.lab.sim.results import SimResult
-    from epp.lab.sim.scenario import FleetSpec, WindowOptions, WindowRequest
+    from epp.lab.sim.scenario import FleetSpec, WindowOptions
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Ask
@@ -142,7 +143,7 @@ class RetrySim(FleetSim):
     def __init__(
         self,
         questions: Sequence[Question],
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Policy,
         *,

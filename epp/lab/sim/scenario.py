@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from epp.config.schema import Config
 from epp.lab.sim.engine_class import ENGINE_CLASSES
@@ -17,31 +17,6 @@ from epp.lab.sim.network import NetworkPath
 
 if TYPE_CHECKING:
     from epp.lab.sim.engine_class import EngineClass
-
-
-class WindowRequest(Protocol):
-    """One request of a load; `epp.lab.compare.trace.TraceRequest`, which documents the fields, is one."""
-
-    @property
-    def at_ms(self) -> float: ...  # noqa: D102 - see the class
-    @property
-    def session(self) -> str: ...  # noqa: D102 - see the class
-    @property
-    def user(self) -> str: ...  # noqa: D102 - see the class
-    @property
-    def prompt_tokens(self) -> int: ...  # noqa: D102 - see the class
-    @property
-    def output_tokens(self) -> int: ...  # noqa: D102 - see the class
-    @property
-    def block_ids(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
-    @property
-    def block_tokens(self) -> int: ...  # noqa: D102 - see the class
-    @property
-    def after(self) -> int | None: ...  # noqa: D102 - see the class
-    @property
-    def think_ms(self) -> float: ...  # noqa: D102 - see the class
-    @property
-    def turn_starts(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
 
 
 @dataclass(frozen=True, slots=True)
