@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.lab.compare.agent_sessions import AgentOptions, read_agent_sessions
 from epp.lab.compare.files import load_trace
 from epp.lab.compare.flight_records import DEFAULT_OUTPUT_TOKENS, read_flight_records
 from epp.lab.compare.plan import TUNING_SHARE, Source, part_of
@@ -47,19 +46,6 @@ MOONCAKE = [
     row(3000, 400, 0),
     row(3000, 512, 9, 9),
 ]
-SESSION: dict[str, Any] = {
-    "id": "t1",
-    "models": ["m"],
-    "block": 64,
-    "tool_tokens": 100,
-    "system_tokens": 156,
-    "requests": [
-        [0.0, 640, 80, 5.0, 0.0, [1, 10]],
-        {"sub": [[0.0, 320, 16, 2.0, 0.0, [50, 54]], [3.0, 400, 16, None, 1.0, [50, 55]]], "t": 8.0},
-        [20.0, 1280, 160, 4.0, 15.0, [1, 8, 60, 71]],
-        [2000.0, 1300, 8, 1.0, 1976.0, [1, 8, 60, 71]],
-    ],
-}
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     "2023-11-16 18:15:46.6805900,374,44\n"
@@ -89,41 +75,6 @@ class TestMooncake:
     def test_the_block_size_is_that_of_the_row_of_the_most_ids(self) -> None:
         rows = [row(0, 200, 0), row(0, 1500, 0, 1, 2), row(0, 9000, 0)]
         assert {r.block_tokens for r in read_mooncake(rows)} == {512}
-
-
-class TestAgentSessions:
-    def read(self, *sessions: dict[str, Any], **options: Any) -> list[TraceRequest]:
-        return list(read_agent_sessions(map(json.dumps, sessions), AgentOptions(**options)))
-
-    def test_a_session_is_a_chain_with_think_times_that_are_cut(self) -> None:
-        trace = self.read(SESSION)
-        main = [r for r in trace if r.session == "t1"]
-        assert [r.prompt_tokens for r in main] == [640, 1280, 1300]
-        assert main[0].after is None
-        assert (main[2].after, main[2].think_ms) == (trace.index(main[1]), 600_000.0)
-
-    @pytest.mark.parametrize(("starts_s", "waited"), [(8.0, (2, 9_000.0)), (18.0, (0, 15_000.0))])
-    def test_a_sub_agent_is_waited_for_if_it_had_finished(
-        self, starts_s: float, waited: tuple[int, float]
-    ) -> None:
-        first, agent, *rest = SESSION["requests"]
-        trace = self.read(SESSION | {"requests": [first, agent | {"t": starts_s}, *rest]})
-        assert [r.after for r in trace if r.session == "t1/1"] == [0, 1]
-        main = [r for r in trace if r.session == "t1"][1]
-        assert (main.after, main.think_ms) == waited
-
-    def test_ids_are_apart_between_sessions_but_for_the_common_prefix(self) -> None:
-        trace = self.read(SESSION, SESSION | {"id": "t2"})
-        a, b = trace[0], trace[5]
-        # 0.75 x 256 prefix tokens = 3 whole blocks of 64.
-        assert a.block_ids[:3] == b.block_ids[:3]
-        assert not set(a.block_ids[3:]) & set(b.block_ids[3:])
-        assert trace[3].block_ids[:8] == a.block_ids[:8]
-
-    def test_scale_divides_lengths_and_a_session_stops_at_a_limit(self) -> None:
-        first = self.read(SESSION, scale=8)[0]
-        assert (first.prompt_tokens, first.output_tokens, first.block_tokens) == (80, 10, 8)
-        assert [r.prompt_tokens for r in self.read(SESSION, max_prompt_tokens=1280)][-1] == 1280
 
 
 class TestFlightRecords:
@@ -163,7 +114,6 @@ class TestFiles:
         [
             (gzip.compress("\n".join(MOONCAKE).encode()), 5),
             ("\n".join(MOONCAKE).encode("utf-8-sig"), 5),
-            (json.dumps(SESSION).encode(), 5),
             (AZURE.encode(), 2),
             (msgspec.json.Encoder().encode_lines([request(0), request(5, 0, 2.5)]), 2),
         ],
@@ -196,7 +146,6 @@ class TestFiles:
             ((AZURE + "now,1,1\n").encode(), "line 4"),
             (MOONCAKE[0].encode() + b"\n{", "line 2"),
             (row(0, 1, 0).encode() + b"\n" + row(10**15, 1, 0).encode(), "milliseconds"),
-            (json.dumps(SESSION | {"block": 0}).encode(), "line 1: .*block"),
             (msgspec.json.Encoder().encode_lines([request(0, after=0)]), "line 1: waits for request 0"),
         ],
     )

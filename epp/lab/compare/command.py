@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="FILE", help="a recorded trace, as `epp trace stats` reads it")
     add("--load", type=_number(1e-6, float), default=1.0, help="factor on the load's own pace (%(default)s)")
     add("--seconds", type=_number(0, float), default=0.0, help="only so much of the load, in its own time")
-    add("--scale", type=_number(0), default=0, help="divide a trace's lengths (8 for agent sessions)")
+    add("--scale", type=_number(1), default=1, help="divide a trace's lengths")
     add(
         "--max-prompt-tokens",
         type=_number(0),

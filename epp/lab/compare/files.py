@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.lab.compare.agent_sessions import AgentOptions, read_agent_sessions
 from epp.lab.compare.flight_records import read_flight_records
 from epp.lab.compare.trace import (
     AZURE_HEADER,
@@ -33,25 +32,21 @@ _DAY_MS = 86_400_000.0
 _LONGEST_MS = 366 * _DAY_MS
 
 
-def load_trace(
-    path: str | Path, *, seed: int = 0, scale: int = 1, agents: AgentOptions | None = None
-) -> tuple[TraceRequest, ...]:
+def load_trace(path: str | Path, *, seed: int = 0, scale: int = 1) -> tuple[TraceRequest, ...]:
     """Read a whole trace in time order; its format is known by the keys of its first line.
 
     Args:
-        path: Mooncake rows, agent sessions, canonical records or the flight recorder's, one JSON object a
+        path: Mooncake rows, canonical records or the flight recorder's, one JSON object a
             line; Azure's CSV; or a folder of the recorder's files.
         seed: keys the draws that spread arrivals.
         scale: divides lengths and block sizes (canonical records are taken as they are).
-        agents: options for agent sessions; ``seed`` and ``scale`` apply when it is left out.
 
     Raises:
         TraceError: no such file, an unknown format, a line that does not fit its format, or times that
             cannot be milliseconds; names the file.
     """
-    options = agents or AgentOptions(seed=seed, scale=scale)
     try:
-        requests = in_time_order(tuple(_read(Path(path), seed, scale, options)))
+        requests = in_time_order(tuple(_read(Path(path), seed, scale)))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     if requests and requests[-1].at_ms > _LONGEST_MS:
@@ -62,7 +57,7 @@ def load_trace(
     return requests
 
 
-def _read(path: Path, seed: int, scale: int, agents: AgentOptions) -> Iterable[TraceRequest]:
+def _read(path: Path, seed: int, scale: int) -> Iterable[TraceRequest]:
     if path.is_dir() or path.suffix == ".zst":
         return read_flight_records(read_records(path))
     lines = _lines(path)
@@ -82,15 +77,13 @@ def _read(path: Path, seed: int, scale: int, agents: AgentOptions) -> Iterable[T
         # Rows that name their sessions carry real times; only the original's stand on ticks.
         tick_ms = 0.0 if "session_id" in keys else MOONCAKE_TICK_MS
         return read_mooncake(rows, seed=seed, scale=scale, tick_ms=tick_ms)
-    if {"block", "requests"} <= keys:
-        return read_agent_sessions(rows, agents)
     if {"at_ms", "block_ids"} <= keys:
         return read_canonical(rows)
     if {"kind", "schema"} <= keys:
         return read_flight_records(read_records(path))
     raise TraceError(
         f"unknown format: the first line has keys {sorted(keys)}; "
-        "known are Mooncake rows, agent sessions, Azure's CSV, canonical records and the recorder's"
+        "known are Mooncake rows, Azure's CSV, canonical records and the recorder's"
     )
 
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.lab.compare.agent_sessions import AgentOptions
 from epp.lab.compare.files import load_trace
 from epp.lab.compare.trace import TraceRequest, select
 from epp.lab.sim.scenario import ConnectionReports
@@ -31,8 +30,8 @@ class Source:
     Attributes:
         workload: name of a generated workload, ``""`` for a trace.
         trace: path of a trace file, ``""`` for a workload.
-        scale: divides a trace's lengths; 0 for the usual: 8 for agent sessions, else 1.
-        max_prompt_tokens: longer prompts of a trace are dropped (and agent sessions stop there).
+        scale: divides a trace's lengths.
+        max_prompt_tokens: longer prompts of a trace are dropped.
         until_s: only what starts before, in the source's own time; 0 for all.
         part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
         rate: of a workload: so many times as many users, each as before.
@@ -40,7 +39,7 @@ class Source:
 
     workload: str = ""
     trace: str = ""
-    scale: int = 0
+    scale: int = 1
     max_prompt_tokens: int = 24_000
     until_s: float = 0.0
     part: str = "all"
@@ -61,8 +60,7 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
         requests = workload_named(source.workload).make(seed, source.rate)
     else:
         limit = source.max_prompt_tokens or None
-        agents = AgentOptions(seed=seed, scale=source.scale or 8, max_prompt_tokens=limit)
-        requests = load_trace(source.trace, seed=seed, scale=source.scale or 1, agents=agents)
+        requests = load_trace(source.trace, seed=seed, scale=source.scale)
         requests = select(requests, max_prompt_tokens=limit)
         if source.part != "all":
             requests = part_of(requests, source.part)

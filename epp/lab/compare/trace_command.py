@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.errors import EppError
-from epp.lab.compare.agent_sessions import SESSIONS
 from epp.lab.compare.plan import Source
 from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace_stats import describe, reuse_share, session_gaps
@@ -30,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     formats = (
-        f"Mooncake rows, agent sessions (the first {SESSIONS}), Azure's CSV, canonical records, "
-        "recorder files or their folder; or the name of a generated workload"
+        "Mooncake rows, Azure's CSV, canonical records, recorder files or their folder; or the name of a "
+        "generated workload"
     )
     add("trace", metavar="FILE", help=formats)
-    add("--scale", type=int, default=0, help="divide lengths (default: 8 for agent sessions, else 1)")
+    add("--scale", type=int, default=1, help="divide lengths")
     add("--max-prompt-tokens", type=int, default=0, help="drop longer prompts (default: keep all)")
     add("--seed", type=int, default=0, help="seed of what is drawn (default: %(default)s)")
     add("--capacity", default="1M,3M,5M,10M,20M,50M", help="cache sizes in tokens (default: %(default)s)")
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = Source(
         workload=arguments.trace if is_workload else "",
         trace="" if is_workload else arguments.trace,
-        scale=max(0, arguments.scale),
+        scale=max(1, arguments.scale),
         max_prompt_tokens=max(0, arguments.max_prompt_tokens),
     )
     capacities = [parse_tokens(text) for text in arguments.capacity.split(",") if text]
