@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.sim.engine_class import H100, L40S_X2
 from epp.lab.sim.loop import Loop, Rank
-from epp.lab.sim.network import Connections, NetworkPath, SendWindow
+from epp.lab.sim.network import Connection, Connections, NetworkPath
 from epp.lab.sim.prompts import Prompts
 from epp.lab.sim.scenario import parse_fleet
 from epp.lab.workloads.art_chat import DEMO, generate
@@ -139,7 +139,7 @@ def trips(connections: Connections, at_ms: float, body_bytes: int = 80_000) -> i
     """One request that takes no time."""
     foreseen = connections.preview(body_bytes, at_ms)
     connection, round_trips = connections.take(body_bytes, at_ms)
-    connections.give_back(connection, at_ms)
+    connections.release(connection, at_ms)
     assert foreseen == round_trips
     return round_trips
 
@@ -161,7 +161,7 @@ def test_windows_grow_and_fall_back(gaps_ms: list[float], expected: list[int]) -
         found.append(trips(connections, at_ms))
     assert found == expected
     for body_bytes, extra in ((14_600, 0), (14_601, 1), (43_801, 2), (108_000, 3)):
-        assert SendWindow().upload_round_trips(body_bytes) == extra
+        assert Connection().upload_round_trips(body_bytes) == extra
 
 
 def test_idle_connections_close() -> None:
@@ -179,8 +179,8 @@ def test_each_request_has_a_connection_of_its_own() -> None:
     assert new == 1
     second, also_new = connections.take(100, 0.0)
     assert also_new == 1
-    connections.give_back(first, 1.0)
-    connections.give_back(second, 2.0)
+    connections.release(first, 1.0)
+    connections.release(second, 2.0)
     assert connections.take(100, 3.0)[1] == connections.take(100, 3.0)[1] == 0
     assert connections.take(100, 3.0)[1] == 1
 

@@ -249,7 +249,7 @@ def trained_on(
     *,
     seed: int,
 ) -> RewardModel | None:
-    """The model of one training on a run that the heuristic served: a policy learned offline.
+    """Return the model of one training on a run that the heuristic served: a policy learned offline.
 
     None when the run says too little to train on.
     """

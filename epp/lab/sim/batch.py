@@ -71,7 +71,7 @@ class Batcher:
         return budget_tokens - budget
 
     def take(self) -> list[tuple[Entry, int]]:
-        """The batch that was computed; the next one is empty."""
+        """Return the batch that was computed; the next one is empty."""
         batch, self.batch = self.batch, []
         return batch
 
@@ -97,7 +97,7 @@ class Batcher:
         return True
 
     def _set_aside(self, steps: int) -> int:
-        """Room kept for the output still to come from admitted jobs."""
+        """Return the room kept for the output still to come from admitted jobs."""
         left = sum(entry.job.output_tokens - entry.generated for entry in self.prefilling)
         for entry in self._decoding.values():
             left += entry.finish_step - steps

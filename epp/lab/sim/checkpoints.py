@@ -35,11 +35,11 @@ class Checkpoints:
         self._by_block: dict[int, tuple[int, ...]] = {}  # ascending
 
     def __len__(self) -> int:
-        """Copies kept."""
+        """Return the copies kept."""
         return len(self._order)
 
     def deepest(self, block_of: Callable[[int], int | None], limit_tokens: int) -> int:
-        """The deepest position at or before ``limit_tokens`` that has a copy, 0 for none; marks it as used.
+        """Find the deepest position at or before ``limit_tokens`` that has a copy, 0 for none; mark it as used.
 
         Args:
             block_of: the prompt's block hash by block number, None where the prompt has none.

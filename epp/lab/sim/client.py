@@ -64,7 +64,7 @@ class Client:
         return bool(self._roots or self._in_flight or self._thinking or self._queue)
 
     def answered(self, index: int) -> None:
-        """The request is over; its place is free and its followers begin to think."""
+        """Free the place of a request that is over; its followers begin to think."""
         self._in_flight -= 1
         now_ms = self._loop.now_ms
         for follower in self._followers.pop(index, ()):

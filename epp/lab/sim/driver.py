@@ -68,7 +68,7 @@ class EngineDriver:
         self._closed = False
 
     def now_ms(self) -> float:
-        """Milliseconds on the engine's clock."""
+        """Return the milliseconds on the engine's clock."""
         return (self._loop.time() - self._start_s) * 1000.0
 
     def submit(self, job: Job, answer: Answer) -> None:

@@ -61,7 +61,7 @@ class DecodeRun:
         return self.start_ms + (self.done + 1) * self.step_ms
 
     def steps_until(self, at_ms: float) -> int:
-        """Steps whose end is the first boundary at or after ``at_ms``."""
+        """Return the steps whose end is the first boundary at or after ``at_ms``."""
         start_ms, step_ms = self.start_ms, self.step_ms
         steps = max(0, ceil((at_ms - start_ms) / step_ms))
         while steps > 0 and start_ms + (steps - 1) * step_ms >= at_ms:
@@ -71,7 +71,7 @@ class DecodeRun:
         return steps
 
     def take(self, now_ms: float) -> int:
-        """The planned steps that have ended by ``now_ms`` since the last call."""
+        """Return the planned steps that have ended by ``now_ms`` since the last call."""
         if now_ms >= self.end_ms:
             ended = self.planned
         else:
@@ -148,7 +148,7 @@ class Engine:
         return events
 
     def cancel(self, job_id: int, now_ms: float) -> bool:
-        """End a job early; False if it is not here (any more).
+        """Return the end a job early; False if it is not here (any more).
 
         Its `Finished` event carries ``now_ms``. What the GPU is computing at that moment runs on to its next
         boundary, and only then is the job's room free.
@@ -182,7 +182,7 @@ class Engine:
     # What callers ask
 
     def next_event_ms(self) -> float | None:
-        """When the batch changes next by itself; None when nothing is under way."""
+        """Return when the batch changes next by itself; None when nothing is under way."""
         if self._events:
             return self._now_ms
         if self._phase != _IDLE:
@@ -190,7 +190,7 @@ class Engine:
         return max(self._arriving[0][0], self._now_ms) if self._arriving else None
 
     def next_token_ms(self) -> float | None:
-        """When the next token can appear: the next decode step's end, or the next event."""
+        """Return when the next token can appear: the next decode step's end, or the next event."""
         if self._phase == _DECODE and not self._events:
             return min(self._run.next_ms, self._phase_end_ms)
         return self.next_event_ms()
@@ -203,7 +203,7 @@ class Engine:
         return entry.generated
 
     def snapshot(self) -> EngineState:
-        """Gauges and counters as of the last call that moved time."""
+        """Return gauges and counters as of the last call that moved time."""
         kv = self._kv
         return EngineState(
             arriving=len(self._arriving),
@@ -285,7 +285,7 @@ class Engine:
     # Prefill
 
     def _prefilled(self, entry: Entry, tokens: int, at_ms: float) -> None:
-        """One chunk of a prompt is computed: share its blocks; the last one yields a token."""
+        """Share the blocks of a chunk that is computed; the last one of a prompt yields a token."""
         entry.todo -= tokens
         self._count.computed_tokens += tokens
         if entry.ended:
@@ -313,7 +313,7 @@ class Engine:
     # Decode
 
     def _plan_run_end(self) -> None:
-        """The decode run lasts until a job finishes, the pool is full, or someone can be admitted."""
+        """Let the decode run last until a job finishes, the pool is full, or someone can be admitted."""
         kv, batch = self._kv, len(self._decoding)
         order = self._finish_order
         while not self._in_order(order[0][2], order[0][0]):
@@ -327,7 +327,7 @@ class Engine:
         self._phase_end_ms = run.end_ms
 
     def _in_order(self, entry: Entry, finish_step: int) -> bool:
-        """Whether a place in the order of finishing still stands; leaving and preemption void it."""
+        """Tell whether a place in the order of finishing still stands; leaving and preemption void it."""
         return self._decoding.get(entry.job.job_id) is entry and entry.finish_step == finish_step
 
     def _break_run(self, now_ms: float) -> None:

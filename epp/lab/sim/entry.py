@@ -75,7 +75,7 @@ class Entry:
         return copy(self)
 
     def find(self, kv: KvCache, checkpoints: Checkpoints | None) -> Found:
-        """What the cache has. One token at least is left to compute: it yields the next one."""
+        """Return what the cache has. One token at least is left to compute: it yields the next one."""
         prefill_tokens = self.prefill_tokens
         if self.job.miss:
             return Found(0, 0, prefill_tokens)
@@ -92,7 +92,7 @@ class Entry:
         return Found(blocks, credit, prefill_tokens - (blocks - idle) * size)
 
     def block(self, number: int) -> int | None:
-        """Hash of a block of prompt and answer, None where it is not known."""
+        """Return the hash of a block of prompt and answer, None where it is not known."""
         if number < len(self.path):
             return self.path[number]
         return self.tail if number == self.tail_number else None

@@ -66,7 +66,7 @@ class Sender(Protocol):
         ...
 
     def answered(self, index: int) -> None:
-        """The request is over."""
+        """Go on after a request that is over."""
 
 
 class FleetSim:
@@ -132,7 +132,7 @@ class FleetSim:
         )
 
     def body_bytes(self, index: int) -> int:
-        """Size of a request's body."""
+        """Return the size of a request's body."""
         tokens = self.requests[index].prompt_tokens
         return _BODY_OVERHEAD_BYTES + int(tokens * _BYTES_PER_TOKEN)
 
@@ -142,24 +142,24 @@ class FleetSim:
         return network.one_way_ms(self.seed, key, "up"), network.one_way_ms(self.seed, key, "down")
 
     def job(self, replica: Replica, index: int) -> Job:
-        """A request as that replica's engine would see it."""
+        """Return a request as that replica's engine would see it."""
         lost = replica.spec.lost_hit_share
         key = f"{index} {replica.spec.address}"
         return self.prompts.job(index, miss=lost > 0.0 and keyed_uniform(self.seed, key, "lost hit") < lost)
 
     def over(self, result: SimResult) -> None:
-        """A request has its result."""
+        """Keep the result of a request."""
         self._results.append(result)
         self._client.answered(result.index)
 
     def report_first_token(self, decision_id: str) -> None:
-        """The picker hears of a first token."""
+        """Report a first token to the picker."""
         self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
         self, decision_id: str, cause: str, usage: Usage | None, travelled: Travelled | None
     ) -> None:
-        """The picker hears of an end."""
+        """Report an end to the picker."""
         if travelled is not None:
             self._picker.travelled(decision_id, travelled)
         if usage is not None:
@@ -169,16 +169,16 @@ class FleetSim:
             self.ended(outcome)
 
     def decided(self, decision: Decision) -> None:
-        """A decision was made, as the flight recorder would have it; for those who look on."""
+        """Look at a decision, as the flight recorder would have it; for subclasses."""
 
     def ended(self, outcome: Outcome) -> None:
-        """What the picker came to know of a decision, as the flight recorder would have it."""
+        """Look at an outcome, as the flight recorder would have it; for subclasses."""
 
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
 
     def _ask(self, index: int) -> Ask:
-        """What the picker is asked for a request."""
+        """Return what the picker is asked for a request."""
         request = self.requests[index]
         return Ask(
             prompt=self.prompts.measured(index),
@@ -260,7 +260,7 @@ class FleetSim:
 
 
 def _with_scrapes(options: WindowOptions, interval_s: float | None) -> WindowOptions:
-    """The options with engine metrics read that often, None for as they are; old is what missed three."""
+    """Set how often engine metrics are read, None for as it is; old is what missed three."""
     if interval_s is None:
         return options
     config = options.config

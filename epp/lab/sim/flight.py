@@ -50,7 +50,7 @@ class Flight:
         self._ttft_ms: float | None = None
 
     def refused(self, rule: str) -> None:
-        """The picker found nobody."""
+        """End without an endpoint."""
         self._end(f"no endpoint: {rule}", 0)
 
     def start(self, decision: Decision) -> None:
@@ -68,12 +68,12 @@ class Flight:
         loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._first_token)
 
     def on_finished(self, event: Finished) -> None:
-        """The last token is on its way back."""
+        """Send the last token on its way back."""
         loop = self._sim.loop
         loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._completed, event.generated_tokens)
 
     def on_broken(self, problem: str) -> None:
-        """The news is on its way back."""
+        """Send the news on its way back."""
         loop = self._sim.loop
         loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._failed, problem)
 
@@ -89,7 +89,7 @@ class Flight:
         self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
         arrives_ms = loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
         self._network_ms = arrives_ms - loop.now_ms
-        self._opened_ms = replica.spec.network.rtt_ms if self._connection.anew else 0.0
+        self._opened_ms = replica.spec.network.rtt_ms if self._connection.is_new else 0.0
         self._started_ms = loop.now_ms + self._opened_ms
         self._early_ms = arrives_ms + self._down_ms - self._started_ms
         replica.expect(sim.job(replica, index), arrives_ms, self)
@@ -109,7 +109,7 @@ class Flight:
     def _completed(self, tokens: int) -> None:
         replica, now_ms = self._replica, self._sim.loop.now_ms
         if replica is not None and self._connection is not None and replica.up:
-            replica.connections.give_back(self._connection, now_ms)
+            replica.connections.release(self._connection, now_ms)
         request = self._sim.requests[self._index]
         options = self._sim.options
         cached = self._cached if options.report_cached_tokens else None
@@ -128,14 +128,14 @@ class Flight:
         sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage, travelled)
 
     def _travelled(self) -> Travelled | None:
-        """What a proxy's log would tell; of several tries nobody knows which one it was of."""
+        """Return what a proxy's log would tell; of several tries nobody knows which one it was of."""
         told = self._sim.options.report_connections
         if told is ConnectionReports.NONE or self._connection is None or self._tries > 1:
             return None
         late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
         first_byte_ms = self._early_ms if told is ConnectionReports.EARLY else late_ms
-        anew = self._connection.anew
-        return Travelled(anew, self._opened_ms if anew else math.nan, first_byte_ms)
+        is_new = self._connection.is_new
+        return Travelled(is_new, self._opened_ms if is_new else math.nan, first_byte_ms)
 
     def _end(self, error: str, tokens: int) -> None:
         request, now_ms = self._sim.requests[self._index], self._sim.loop.now_ms

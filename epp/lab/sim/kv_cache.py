@@ -46,7 +46,7 @@ class KvCache:
         return len(self._holders) * self.block_tokens + self.private_tokens
 
     def match(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """Leading blocks of a path that are present, and how many of those nobody holds yet."""
+        """Return leading blocks of a path that are present, and how many of those nobody holds yet."""
         holders = self._holders
         present = idle = 0
         for block in blocks:

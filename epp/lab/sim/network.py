@@ -23,22 +23,6 @@ _SPIKE_MS = 100.0  # source [P]
 _KEEP_ALIVE_MS = 60_000.0
 
 
-@dataclass(slots=True)
-class SendWindow:
-    """The congestion window that a peer has opened on one connection."""
-
-    window_bytes: int = INITIAL_WINDOW_BYTES
-
-    def upload_round_trips(self, body_bytes: int) -> int:
-        """Whole round trips that a body adds to the first half one; the window stays as wide as it grew."""
-        sent, extra = self.window_bytes, 0
-        while sent < body_bytes:
-            self.window_bytes *= 2
-            sent += self.window_bytes
-            extra += 1
-        return extra
-
-
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
     """The way from the gateway to one replica.
@@ -54,7 +38,7 @@ class NetworkPath:
     spike_share: float = 0.02
 
     def one_way_ms(self, seed: int, key: str, salt: str) -> float:
-        """Half a round trip with its jitter, drawn by key."""
+        """Return half a round trip with its jitter, drawn by key."""
         half_ms = self.rtt_ms / 2.0
         if self.rtt_ms == 0.0:
             return 0.0
@@ -72,57 +56,62 @@ class Connection:
     """One connection between gateway and replica.
 
     Attributes:
-        window: what the gateway may send at once.
+        is_new: it was opened for the request that it was taken for.
+        window_bytes: the congestion window: what the gateway may send at once.
         idle_since_ms: end of the last request on it.
-        anew: it was opened for the request that it was taken for.
     """
 
-    window: SendWindow
+    is_new: bool = False
+    window_bytes: int = INITIAL_WINDOW_BYTES
     idle_since_ms: float = 0.0
-    anew: bool = False
+
+    def upload_round_trips(self, body_bytes: int) -> int:
+        """Return the round trips that a body adds to the first half one; the window stays as it grew."""
+        sent, extra = self.window_bytes, 0
+        while sent < body_bytes:
+            self.window_bytes *= 2
+            sent += self.window_bytes
+            extra += 1
+        return extra
 
 
 class Connections:
     """The gateway's pool of connections to one replica: the one used last is used next."""
-
-    __slots__ = ("_idle", "_path")
 
     def __init__(self, path: NetworkPath) -> None:
         self._path = path
         self._idle: list[Connection] = []  # the oldest first
 
     def take(self, body_bytes: int, now_ms: float) -> tuple[Connection, int]:
-        """A connection for a body, and the round trips that it adds to the half one of every request."""
-        found = self._newest(now_ms)
-        if found is not None:
+        """Return a connection for a body, and the round trips that it adds to every request's half one."""
+        found = self._prepared(body_bytes, now_ms)
+        if self._idle:
             self._idle.pop()
-        connection, extra = self._prepare(found, now_ms)
-        return connection, extra + connection.window.upload_round_trips(body_bytes)
+        return found
 
     def preview(self, body_bytes: int, now_ms: float) -> int:
-        """The round trips that `take` would name; nothing is taken."""
-        connection, extra = self._prepare(self._newest(now_ms), now_ms)
-        return extra + connection.window.upload_round_trips(body_bytes)
+        """Return the round trips that `take` would name; nothing is taken."""
+        return self._prepared(body_bytes, now_ms)[1]
 
-    def give_back(self, connection: Connection, now_ms: float) -> None:
-        """The answer is through."""
+    def release(self, connection: Connection, now_ms: float) -> None:
+        """Keep a connection whose answer is through."""
         connection.idle_since_ms = now_ms
         self._idle.append(connection)
 
     def close(self) -> None:
-        """All idle connections are gone: the peer is."""
+        """Drop all idle connections: the peer is gone."""
         self._idle.clear()
 
-    def _newest(self, now_ms: float) -> Connection | None:
+    def _prepared(self, body_bytes: int, now_ms: float) -> tuple[Connection, int]:
+        """Return a copy of the newest connection as wide as it is now, or a new one, and its round trips."""
         if self._idle and now_ms - self._idle[-1].idle_since_ms > _KEEP_ALIVE_MS:
             self._idle.clear()  # the newest is too old, and so are the others
-        return self._idle[-1] if self._idle else None
-
-    def _prepare(self, found: Connection | None, now_ms: float) -> tuple[Connection, int]:
-        """A copy of the connection as wide as it is now, and its handshake's round trips."""
-        if found is None:
-            return Connection(SendWindow(), anew=True), 1
+        if not self._idle:
+            connection = Connection(is_new=True)
+            return connection, 1 + connection.upload_round_trips(body_bytes)
+        newest = self._idle[-1]
         # Halved for every retransmission timeout that it idles (RFC 2861, Linux's default).
-        timeouts = int((now_ms - found.idle_since_ms) / (_RTO_FLOOR_MS + self._path.rtt_ms))
-        width = max(INITIAL_WINDOW_BYTES, found.window.window_bytes >> min(timeouts, 40))
-        return Connection(SendWindow(width)), 0
+        timeouts = int((now_ms - newest.idle_since_ms) / (_RTO_FLOOR_MS + self._path.rtt_ms))
+        width = max(INITIAL_WINDOW_BYTES, newest.window_bytes >> min(timeouts, 40))
+        connection = Connection(window_bytes=width)
+        return connection, connection.upload_round_trips(body_bytes)

@@ -57,14 +57,14 @@ class Prompts:
         self._goes_on = _continuations(requests)
 
     def measured(self, index: int) -> MeasuredPrompt:
-        """The prompt as the picker measures it: full blocks only."""
+        """Return the prompt as the picker measures it: full blocks only."""
         request = self._requests[index]
         full = request.prompt_tokens // self.block_tokens
         blocks = self._slice(self._picker, index)[:full]
         return MeasuredPrompt(0, request.prompt_tokens, blocks, float(self.block_tokens))
 
     def job(self, index: int, *, miss: bool) -> Job:
-        """The request as an engine sees it."""
+        """Return the request as an engine sees it."""
         request = self._requests[index]
         answer: Sequence[int] = ()
         after = self._goes_on[index]

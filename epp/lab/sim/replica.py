@@ -53,14 +53,14 @@ class Replica:
         self.changes = 0
 
     def expect(self, job: Job, arrives_ms: float, flight: Flight) -> None:
-        """A job is on its way."""
+        """Expect a job that is on its way."""
         self.changes += 1
         self.on_wire[job.job_id] = (arrives_ms, job)
         self._flights[job.job_id] = flight
         self._loop.at(arrives_ms, Rank.REPORT, self._arrived, job.job_id)
 
     def die(self) -> None:
-        """The process is gone, and with it everything that was there or on its way."""
+        """End the process, and with it everything that is there or on its way."""
         if not self.up:
             return
         self.changes += 1
@@ -76,7 +76,7 @@ class Replica:
             flight.on_broken("connection reset")
 
     def start(self) -> None:
-        """A new, cold process listens at the address."""
+        """Let a new, cold process listen at the address."""
         if self.up:
             return
         self.changes += 1
@@ -94,12 +94,12 @@ class Replica:
             self._run()
 
     def snapshot(self) -> EngineState:
-        """The engine's true state at this moment."""
+        """Return the engine's true state at this moment."""
         self._run()
         return self.engine.snapshot()
 
     def sample(self) -> EngineSample:
-        """What a scrape would find at this moment."""
+        """Return what a scrape would find at this moment."""
         snapshot = self.snapshot()
         counters = snapshot.counters
         return EngineSample(

@@ -87,5 +87,5 @@ class WindowResult:
     duration_ms: float
 
     def digest(self) -> str:
-        """A hash of everything above: equal for equal runs, whatever machine and process they ran in."""
+        """Return a hash of everything above, equal for equal runs on any machine."""
         return xxhash.xxh3_128_hexdigest(repr(self).encode())

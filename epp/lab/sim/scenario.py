@@ -147,7 +147,7 @@ REGION_RTT_MS = {"us-ashburn": 20.0, "eu-frankfurt": 102.0, "ap-seoul": 211.0}
 
 
 def regional_fleet(engine_class: EngineClass) -> FleetSpec:
-    """The published fleet: one replica of a class in each of `REGION_RTT_MS`."""
+    """Return the published fleet: one replica of a class in each of `REGION_RTT_MS`."""
     return FleetSpec(
         tuple(
             ReplicaSpec(f"{region}:8000", engine_class, NetworkPath(rtt_ms), region)
@@ -157,7 +157,7 @@ def regional_fleet(engine_class: EngineClass) -> FleetSpec:
 
 
 def parse_fleet(text: str) -> FleetSpec:
-    """A fleet from ``class@rtt_ms[*count]`` parts joined by commas; equal round trips share a region.
+    """Return a fleet from ``class@rtt_ms[*count]`` parts joined by commas; equal round trips share a region.
 
     Raises:
         ValueError: a part cannot be read; names it and what would do.

@@ -53,7 +53,7 @@ class SignalFeed:
                 loop.at(first_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_s * 1e3)
 
     def stop(self, replica: Replica) -> None:
-        """The replica left the pool."""
+        """Stop watching a replica that left the pool."""
         self._watched.pop(replica.spec.address, None)
 
     def _repeat(

@@ -58,7 +58,7 @@ class Truth:
         self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
 
     def ttft_ms(self, address: str) -> float:
-        """The request's time to first token if it were sent there now."""
+        """Return the request's time to first token if it were sent there now."""
         replica = self._sim.replicas[address]
         if not replica.up:
             return _DOWN_MS
@@ -70,7 +70,7 @@ class Truth:
         return _DOWN_MS
 
     def forecast(self, address: str) -> Forecast:
-        """Everything that would follow if it were sent there now."""
+        """Return everything that would follow if it were sent there now."""
         replica = self._sim.replicas[address]
         if not replica.up:
             return _NOWHERE
@@ -89,7 +89,7 @@ class Truth:
         return Forecast(first_ms + away_ms, ends.get(mine, _DOWN_MS) + away_ms, inflicted_ms, cached)
 
     def _others(self, replica: Replica) -> Mapping[int, float]:
-        """When everybody ends who is there or on the way, if nothing else comes."""
+        """Return when everybody ends who is there or on the way, if nothing else comes."""
         address = replica.spec.address
         known = self._ends.get(address)
         if known is None or known[0] != replica.changes:
@@ -99,14 +99,14 @@ class Truth:
         return known[1]
 
     def _now(self, replica: Replica, *also: tuple[float, Job]) -> Engine:
-        """A fork of the replica's engine to which all that is on its way has been submitted."""
+        """Return a fork of the replica's engine to which all that is on its way has been submitted."""
         engine = replica.engine.fork()
         for arrives_ms, job in sorted((*replica.on_wire.values(), *also), key=lambda item: item[0]):
             engine.submit(job, arrives_ms)
         return engine
 
     def _sent(self, replica: Replica) -> tuple[Engine, Job, float, float]:
-        """A fork with the request on its way too: engine, job, arrival, way back in ms."""
+        """Return a fork with the request on its way too: engine, job, arrival, way back in ms."""
         sim, index = self._sim, self.index
         up_ms, down_ms = sim.ways(replica, index)
         round_trips = replica.connections.preview(sim.body_bytes(index), sim.loop.now_ms)

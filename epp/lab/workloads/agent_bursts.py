@@ -150,7 +150,7 @@ class _Generator:
         return folded
 
     def _send(self, thread: _Thread, user: str) -> int | None:
-        """One request; its answer's tokens, or None when the thread has to stop here."""
+        """Return one request; its answer's tokens, or None when the thread has to stop here."""
         p = self._p
         if thread.at_s >= p.duration_s or thread.prompt.tokens > p.max_prompt_tokens:
             return None
@@ -170,7 +170,7 @@ class _Generator:
         return output_tokens
 
     def _continue(self, thread: _Thread, answer_tokens: int, *, think_s: float | None = None) -> None:
-        """The answer and a new message are appended; the thread's next request comes after a pause."""
+        """Append the answer and a new message; the thread's next request comes after a pause."""
         p = self._p
         thread.think_s = min(p.max_think_s, p.think_s.draw(self._rng)) if think_s is None else think_s
         thread.at_s += thread.think_s

@@ -37,7 +37,7 @@ class Lognormal:
     z: float
 
     def draw(self, rng: Generator) -> float:
-        """One value."""
+        """Return one value."""
         sigma = np.log(self.high / self.p50) / self.z
         return float(self.p50 * np.exp(sigma * rng.standard_normal()))
 
@@ -138,7 +138,7 @@ class _Generator:
         self._templates: dict[tuple[int, int], Prompt] = {}
 
     def run(self) -> list[TraceRequest]:
-        """All requests, session by session, the bot last."""
+        """Return all requests, session by session, the bot last."""
         p, rng = self._p, self._rng
         start_weight = p.template + p.new
         mean_length = (start_weight + p.repeat + p.extend + p.branch) / start_weight

@@ -36,7 +36,7 @@ class Quantiles:
     points: tuple[tuple[float, float], ...]
 
     def draw(self, rng: Generator) -> float:
-        """One value."""
+        """Return one value."""
         shares, values = zip(*self.points, strict=True)
         return float(np.exp(np.interp(rng.random(), shares, np.log(values))))
 

@@ -62,7 +62,7 @@ class Workload:
     tuning: str = ""
 
     def make(self, seed: int, rate: float = 1.0) -> tuple[TraceRequest, ...]:
-        """The load for a seed, in time order, ``rate`` times as much as usual."""
+        """Return the load for a seed, in time order, ``rate`` times as much as usual."""
         return self.generate(busier(self.parameters, rate) if rate != 1.0 else self.parameters, seed)
 
 
@@ -155,7 +155,7 @@ def _groups() -> tuple[Workload, ...]:
 
 
 def _lodestar() -> tuple[Workload, ...]:
-    """The loads of Lodestar's evaluation (source [L], section 5), at rates near what its pools can do."""
+    """Return the loads of Lodestar's evaluation (source [L], section 5), at rates near its pools' best."""
     calls, groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
     mixed = (0.1, 0.3, 0.5, 0.7)
 

@@ -154,7 +154,7 @@ class _Calls:
 
 
 def _dealt(p: ToolAgent, rng: Generator) -> list[int]:
-    """Blocks of each tool's template, the most called first: shares of calls as close as they come."""
+    """Return the blocks of each tool's template, the most called first, by shares of calls."""
     weights = 1.0 / np.arange(1, p.tools + 1) ** _ZIPF
     owed = np.zeros(len(_TEMPLATE_BLOCKS))
     shares = np.array([share for share, _ in _TEMPLATE_BLOCKS])

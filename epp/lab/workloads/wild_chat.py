@@ -103,7 +103,7 @@ def _prompt(content: Content, preamble: Prompt, rng: np.random.Generator) -> Pro
 
 
 def _popular(content: Content, rng: np.random.Generator) -> Prompt:
-    """A prompt that many send: of ordinary length, or a single one would decide a window's statistics."""
+    """Return a prompt that many send, of ordinary length: one alone must not decide the statistics."""
     tokens = _PROMPT_TOKENS.draw(rng)
     while not 0.75 * _POPULAR_TOKENS <= tokens <= 1.33 * _POPULAR_TOKENS:
         tokens = _PROMPT_TOKENS.draw(rng)
