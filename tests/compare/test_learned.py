@@ -86,15 +86,6 @@ def test_until_there_is_a_model_it_is_the_heuristic() -> None:
     assert lesson.rounds == []
 
 
-def test_frozen_it_holds_no_further_round() -> None:
-    _, lesson = run_learned(
-        LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S, freeze_at_s=30.0), seed=1
-    )
-    assert lesson.rounds
-    assert max(held.at_s for held in lesson.rounds) < 30.0
-    assert len(lesson.rounds) < len(learned()[1].rounds)
-
-
 def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     other = generate(ToolAgent(duration_s=40.0, rate_rps=12.0, divisor=4), 2)
     model = trained_on(other, pool(), Lodestar(), SETTINGS, seed=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from epp.lab.compare.trace import TraceRequest
@@ -202,16 +201,3 @@ def test_the_share_changes_in_the_middle(requests: Requests) -> None:
     )
     assert early == pytest.approx(0.05, abs=0.025)
     assert late == pytest.approx(0.5, abs=0.05)
-
-
-def test_the_rate_changes_in_the_middle() -> None:
-    load = ToolAgent(duration_s=400.0, rate_rps=10.0, later_rate_rps=22.0, divisor=4)
-    at_s = np.array([r.at_ms for r in tool_agent.generate(load, 2)]) / 1e3
-    assert (at_s < 200.0).sum() / 200.0 == pytest.approx(10.0, rel=0.1)
-    assert (at_s >= 200.0).sum() / 200.0 == pytest.approx(22.0, rel=0.1)
-
-
-def test_hot_groups_are_replaced() -> None:
-    lasting = shared_prefix.generate(SharedPrefix(share=0.5, duration_s=900.0), 1)
-    moving = shared_prefix.generate(SharedPrefix(share=0.5, duration_s=900.0, group_life_s=200.0), 1)
-    assert len({r.user for r in moving}) > 3 * len({r.user for r in lasting})

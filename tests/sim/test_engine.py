@@ -89,16 +89,6 @@ def test_several_prompts_share_a_prefill_batch_in_order_of_arrival() -> None:
     assert [firsts[job_id].at_ms for job_id in (1, 2, 3, 4)] == [16, 126, 161, 161]
 
 
-def test_admission_stops_at_the_cap_and_the_queue_waits_its_turn() -> None:
-    engine = Engine(PLAIN)
-    for job_id in range(6):
-        engine.submit(Job(job_id, 1, 10), 0.0)
-    engine.advance(20.0)
-    snapshot = engine.snapshot()
-    assert (snapshot.running, snapshot.waiting) == (4, 2)
-    assert sorted(first_tokens(drain(engine))) == [4, 5]
-
-
 def test_a_larger_batch_makes_every_step_slower() -> None:
     def itl_ms(batch: int) -> float:
         engine = Engine(L40S_X2)
@@ -177,23 +167,3 @@ def test_a_cancelled_decode_leaves_the_batch_at_the_next_step() -> None:
     events = drain(engine)
     assert ends(events)[1].at_ms == 25 + 3 + 98 * 2
     assert ends(events)[2].generated_tokens == 1
-
-
-def test_slowdown_takes_effect_at_the_next_boundary() -> None:
-    engine = Engine(PLAIN)
-    engine.submit(Job(1, 5, 11), 0.0)  # first token at 20
-    engine.set_slowdown(10.0, 21.0)
-    assert ends(drain(engine))[1].at_ms == 20 + 2 + 9 * 20
-
-
-def test_single_tokens_can_be_followed() -> None:
-    engine = Engine(PLAIN)
-    engine.submit(Job(1, 5, 4), 0.0)
-    times, now_ms = [], engine.next_token_ms()
-    while now_ms is not None:
-        engine.advance(now_ms)
-        times.append(now_ms)
-        if now_ms in (22.0, 24.0):
-            assert engine.generated(1) == (2 if now_ms == 22.0 else 3)
-        now_ms = engine.next_token_ms()
-    assert times == [5.0, 20.0, 22.0, 24.0, 26.0]

@@ -106,10 +106,3 @@ def test_a_session_goes_on_after_a_failed_answer() -> None:
     assert first.error == "connection reset"
     assert second.ok
     assert second.intended_ms == pytest.approx(550.0 + 2000.0)
-
-
-def test_nobody_left() -> None:
-    results = run(still_fleet(events=[Event(2.0, "r0:1", Happening.DIE)]))
-    assert {r.error for r in results if at(r) > 2.1} == {
-        "connection refused"
-    }  # one endpoint is never ejected

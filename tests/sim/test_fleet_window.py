@@ -103,14 +103,6 @@ def test_a_limited_client_never_has_more_in_flight(places: int) -> None:
     assert starts == sorted(starts)  # first come, first sent
 
 
-def test_what_fits_nowhere_is_refused() -> None:
-    load = [request(0.0, prompt_tokens=5_000), request(10.0)]
-    refused, served = run_window(load, still_fleet(), "gorgo", options=options()).requests
-    assert refused.error == "no endpoint: context"
-    assert refused.endpoint == ""
-    assert served.ok
-
-
 @dataclass
 class Spy(Policy):
     """Picks the first endpoint and remembers what it was shown."""

@@ -74,17 +74,6 @@ def test_what_is_foreseen_comes_true_when_nothing_else_comes() -> None:
         assert policy.ttft_ms[index] == {n: f.ttft_ms for n, f in policy.seen[index].items()}
 
 
-def test_the_last_of_a_burst_is_foreseen_though_others_are_on_their_way() -> None:
-    load = [request(n * 7.0, family=n, prompt_tokens=60, output_tokens=20) for n in range(9)]
-    policy, outcomes = foresee(load, LOSSY_STILL)
-    ttft_ms, e2e_ms, cached, endpoint = outcomes[8]
-    foreseen = policy.seen[8][endpoint]
-    assert foreseen.ttft_ms == pytest.approx(ttft_ms)
-    assert foreseen.e2e_ms == pytest.approx(e2e_ms)
-    assert foreseen.cached_tokens == cached
-    assert foreseen.inflicted_ms > 0.0
-
-
 LOSSY_STILL = FleetSpec(tuple(replace(r, lost_hit_share=0.5) for r in still_fleet(2).replicas))
 
 

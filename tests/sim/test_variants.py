@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.sim.checkpoints import Checkpoints
 from epp.lab.sim.engine import Engine
 from epp.lab.sim.engine_class import ENGINE_CLASSES, EngineClass
 from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
@@ -63,14 +62,6 @@ def test_decodes_go_on_beside_prompts() -> None:
     assert first[0].at_ms == pytest.approx(35.0 + 4 * 59.0 + 14.0)
 
 
-def test_a_mixed_step_of_one_decode_is_never_faster_than_its_parts() -> None:
-    cls = replace(MIXED, decode_curve=((1, 20.0), (2, 40.0)))
-    assert cls.mixed_step_ms(0, 30) == 40.0
-    assert cls.mixed_step_ms(1, 30) == 40.0  # the weights are read for both
-    assert cls.mixed_step_ms(2, 30) == 60.0
-    assert cls.mixed_step_ms(2, 1) == 40.0  # the decodes' own step is the longer one
-
-
 # Checkpoints
 
 
@@ -98,19 +89,6 @@ def test_states_are_few() -> None:
     # One slot is the running request's own, so of six prompts' states the last three are left.
     assert cached(engine, job(21, 75, family=6), job(22, 75, family=2)) == [55, 0]
     assert engine.snapshot().idle_tokens > 300  # the attention layers' tokens are all still there
-
-
-def test_checkpoints_leave_in_order_of_use() -> None:
-    kept = Checkpoints(3, 10)
-    for block in (1, 2, 3):
-        kept.keep(block, 10, running=0)
-    assert kept.deepest(lambda number: (1, 9)[number] if number < 2 else None, 20) == 10  # used: 1
-    kept.keep(4, 10, running=0)
-    assert kept.deepest([2].__getitem__, 10) == 0
-    assert kept.deepest([1].__getitem__, 10) == 10
-    assert kept.deepest([1].__getitem__, 9) == 0
-    kept.make_room(running=2)
-    assert len(kept) == 1
 
 
 # Constants and curves
