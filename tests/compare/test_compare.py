@@ -17,7 +17,7 @@ from epp.lab.compare.evidence import Evidence, compare_with_best, mean_interval,
 from epp.lab.compare.load import RequestResult
 from epp.lab.compare.resample import Statistic, by_cluster, politis_white_block, stationary
 from epp.lab.compare.stats import percentile
-from epp.lab.compare.table import LiveState, comparison_table, live_table
+from epp.lab.compare.table import comparison_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -149,9 +149,6 @@ def test_tables_show_who_served_what_and_how_fast() -> None:
     text = shown(comparison_table(runs))
     for words in ("40 (0)", "40 (1)", "30 %", "75 %", "2.00 s"):
         assert words in text
-    live = shown(live_table(LiveState("b", 50, ["x", "y"], runs["b"])))
-    for words in ("b: 40 of 50 answered", "1 failed, last: no route", "100 %"):
-        assert words in live
 
 
 def seeds(means: list[float], *, trial: int, units: int = 20, noise: float = 0.04) -> Evidence:

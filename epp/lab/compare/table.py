@@ -1,14 +1,11 @@
-"""Tables of requests over HTTP: what is going on during a run, and policies side by side after it."""
+"""Runs over HTTP side by side."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from epp.lab.compare.compare import interval
 from epp.lab.compare.resample import Statistic
@@ -17,54 +14,7 @@ from epp.lab.compare.stats import percentile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
-
     from epp.lab.compare.load import RequestResult
-
-
-@dataclass(slots=True)
-class LiveState:
-    """A run so far.
-
-    Attributes:
-        title: heading of the table, e.g. the policy's name.
-        total: requests planned.
-        regions: names by which answers say who served them; a row each from the start.
-        results: of the requests that have finished.
-    """
-
-    title: str
-    total: int
-    regions: Sequence[str]
-    results: list[RequestResult] = field(default_factory=list)
-
-
-def live_table(state: LiveState) -> RenderableType:
-    """Lay a run out: one row a region, totals below."""
-    table = Table(
-        title=f"{state.title}: {len(state.results)} of {state.total} answered", title_justify="left"
-    )
-    table.add_column("region", no_wrap=True)
-    for heading in ("reqs", "share", "TTFT\np50", "TTFT\np95", "E2E\np50", "E2E\np95", "cached"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    ok = [r for r in state.results if r.ok]
-    for region in dict.fromkeys((*state.regions, *(r.served_by or "unknown" for r in ok))):
-        table.add_row(region, *_cells([r for r in ok if (r.served_by or "unknown") == region], len(ok)))
-    table.add_section()
-    table.add_row("all", *_cells(ok, len(ok)), style="bold")
-    failed = [r.error for r in state.results if not r.ok]
-    if not failed:
-        return table
-    return Group(table, Text(f"{len(failed)} failed, last: {failed[-1][:100]}", style="red"))
-
-
-def _cells(results: Sequence[RequestResult], served: int) -> list[str]:
-    return [
-        str(len(results)),
-        _share(len(results) / served if served else 0.0),
-        *(_ms(_percentile(results, metric, q)) for metric in ("ttft_ms", "e2e_ms") for q in (50, 95)),
-        _share(_cached(results)),
-    ]
 
 
 def comparison_table(runs: Mapping[str, Sequence[RequestResult]]) -> Table:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 from rich.console import Console
-from rich.live import Live
 
 from epp.config.schema import PolicySection
 from epp.lab.compare.compare import compare, sentence
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
 from epp.lab.compare.resample import Statistic
-from epp.lab.compare.table import LiveState, comparison_table, live_table
+from epp.lab.compare.table import comparison_table
 from epp.lab.demo.example import at_least, end_like_ctrl_c, output
 from epp.lab.demo.load import exit_status, load_of
 from epp.lab.demo.pool_change import change_pool
@@ -116,14 +115,8 @@ async def _run_all(
 async def _run_one(
     requests: Sequence[TraceRequest], policy: str, stack: Stack, console: Console
 ) -> list[RequestResult]:
-    state = LiveState(title=policy, total=len(requests), regions=[r.name for r in REGIONS])
-    options = LoadOptions(base_url=stack.url, model=MODEL)
-    try:
-        with Live(console=console, get_renderable=lambda: live_table(state)):
-            results = await run_load(requests, options, on_result=state.results.append)
-    finally:
-        if not console.is_terminal:  # where nothing is live, the table ends without a line break
-            console.print()
+    console.print(f"{policy}: {len(requests)} requests", highlight=False)
+    results = await run_load(requests, LoadOptions(base_url=stack.url, model=MODEL))
     (stack.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
 

@@ -39,7 +39,7 @@ class Checkpoints:
         return len(self._order)
 
     def deepest(self, block_of: Callable[[int], int | None], limit_tokens: int) -> int:
-        """Find the deepest position at or before ``limit_tokens`` that has a copy, 0 for none; mark it as used.
+        """Find the deepest position up to ``limit_tokens`` that has a copy, 0 for none; mark it as used.
 
         Args:
             block_of: the prompt's block hash by block number, None where the prompt has none.
