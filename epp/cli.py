@@ -32,7 +32,6 @@ COMMANDS = (
         ("demo",), "epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
     Command(("bench",), "epp.lab.bench.command", "what requests cost here, goals beside measurements"),
-    Command(("replay",), "epp.lab.compare.command", "compare policies on one load, simulated or over HTTP"),
     Command(("records", "show"), "epp.ops.records_show", "recorded requests as a table"),
     Command(("records", "filter"), "epp.ops.records_filter", "the lines of the requests that are wanted"),
     Command(("records", "follow"), "epp.ops.records_follow", "decisions and outcomes as they are written"),
@@ -42,10 +41,12 @@ COMMANDS = (
         "epp.learn.capability.command",
         "how likely each model is right, from checked answers",
     ),
+    Command(("lab", "compare"), "epp.lab.compare.command", "policies on one load, simulated or over HTTP"),
     Command(
-        ("trace", "stats"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
+        ("lab", "trace"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
     ),
     Command(("lab", "experiment"), "epp.lab.command", "run an experiment: cells, entries, seeds, a table"),
+    Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
     Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
     Command(
         ("learn",),
@@ -58,20 +59,13 @@ COMMANDS = (
     Command(("weights", "history"), "epp.learn.weights.history", "the weights so far"),
     Command(("weights", "rollback"), "epp.learn.weights.rollback", "earlier weights again, search frozen"),
     Command(
-        ("sim", "serve"),
-        "epp.lab.sim.serve",
-        "run simulated replicas that speak OpenAI chat completions and completions",
-    ),
-    Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
     ),
 )
 GROUPS = {
     "records": "what was decided, on file",
     "laar": "models that answer differently well",
-    "trace": "traces and workloads",
-    "lab": "experiments",
-    "sim": "simulated replicas",
+    "lab": "comparisons, simulated replicas, experiments",
     "weights": "the policy's weights",
     "envoy": "Envoy configuration",
 }

@@ -99,7 +99,16 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
 
 class TestCommand:
     def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
-        line = ["replay", "--workload", "toolagent-like", "--fleet", "a30*2,v100*3", "--seconds", "25"]
+        line = [
+            "lab",
+            "compare",
+            "--workload",
+            "toolagent-like",
+            "--fleet",
+            "a30*2,v100*3",
+            "--seconds",
+            "25",
+        ]
         line += ["--policy", "lodestar,prefix-cache-and-load", "--seeds", "1", "--workers", "1"]
         assert main([*line, "--warmup", "5", "--out", str(out), *flags]) == 0
         return " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""`epp replay` and `epp trace stats` end to end, on loads of seconds, simulated and over HTTP."""
+"""`epp lab compare` and `epp lab trace` end to end, on loads of seconds, simulated and over HTTP."""
 
 from __future__ import annotations
 

@@ -331,8 +331,8 @@ def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
         sys.executable,
         "-m",
         "epp.cli",
+        "lab",
         "sim",
-        "serve",
         "--replica",
         "name=a,rtt_ms=1",
         "--replica",
@@ -355,7 +355,7 @@ def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
 
 
 def test_an_address_that_cannot_be_had_ends_the_command_with_a_word() -> None:
-    command = [sys.executable, "-m", "epp.cli", "sim", "serve", "--host", "192.0.2.1", "--replica", "name=a"]
+    command = [sys.executable, "-m", "epp.cli", "lab", "sim", "--host", "192.0.2.1", "--replica", "name=a"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("cannot listen")

@@ -1,4 +1,4 @@
-"""`epp replay`: many policies on the same load, in the simulator or over HTTP, compared honestly."""
+"""`epp lab compare`: many policies on the same load, in the simulator or over HTTP, compared honestly."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument_group("load").add_argument
     add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
-    add("--trace", metavar="FILE", help="a recorded trace, as `epp trace stats` reads it")
+    add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
     add("--load", type=_number(1e-6, float), default=1.0, help="factor on the load's own pace (%(default)s)")
     add("--seconds", type=_number(0, float), default=0.0, help="only so much of the load, in its own time")
     add("--scale", type=_number(1), default=1, help="divide a trace's lengths")
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         _list(console)
         return 0
     if bool(arguments.workload) == bool(arguments.trace):
-        raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
+        raise EppError("give either --workload or --trace (`epp lab compare --list` lists the workloads)")
     _check_folder(arguments.out)
     failed: list[str] = []
     if arguments.over_http:

@@ -1,4 +1,4 @@
-"""Live gateways under the loads and statistics of a comparison: `epp replay --over-http`.
+"""Live gateways under the loads and statistics of a comparison: `epp lab compare --over-http`.
 
 Gateways are driven one after the other with the same requests; latencies count from the intended send time
 (`epp.lab.compare.load`). What differs between gateways may also be the time at which each was driven, and

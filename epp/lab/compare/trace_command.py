@@ -1,4 +1,4 @@
-"""`epp trace stats`: what a trace is like - lengths, reuse, gaps, and what fits in which cache."""
+"""`epp lab trace`: what a trace is like - lengths, reuse, gaps, and what fits in which cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``epp sim serve``: one or several simulated replicas in one process."""
+"""The command ``epp lab sim``: one or several simulated replicas in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named workloads: what `epp replay --workload` knows.
+"""Named workloads: what `epp lab compare --workload` knows.
 
 Owns the names, and for each how it is paced by default and what policies are tuned on for it.
 """
