@@ -50,7 +50,7 @@ def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
     result, lesson = learned()
     assert all(request.ok for request in result.requests)
     first = lesson.rounds[0]
-    assert first.told.seen == SETTINGS.data.first
+    assert first.training.seen == SETTINGS.data.first
     assert lesson.first_model_s >= first.at_s + TRAINING_S
     words = [(at_s, code) for at_s, code, _ in lesson.chosen]
     assert {code for at_s, code in words if at_s < lesson.first_model_s} == {1}  # no model

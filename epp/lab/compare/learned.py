@@ -70,12 +70,12 @@ class Held:
     Attributes:
         at_s: when it began, in seconds after the start of the window.
         in_force_s: when its model began to decide, NaN where it never did.
-        told: what the learner says of it.
+        training: what the learner says of it.
     """
 
     at_s: float
     in_force_s: float
-    told: Round
+    training: Round
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Lesson:
     @property
     def passed(self) -> int:
         """Rounds whose model was let through."""
-        return sum(held.told.verdict.passed for held in self.rounds)
+        return sum(held.training.verdict.passed for held in self.rounds)
 
     def share(self, word: str) -> float:
         """Share of decisions made by this, among those made once there was a model."""
@@ -190,13 +190,13 @@ class LearnedSim(FleetSim):
         before = self.learner.incumbent
         began_s = self.now_s
         self.learner.train(ZERO_WALL_S + self.loop.now_ms / 1e3)
-        told = self.learner.last
+        training = self.learner.last
         after = self.learner.incumbent
-        if told is None:
+        if training is None:
             return
         changes = after is not before
         in_force_s = began_s + self._learning.training_s if changes and after is not None else math.nan
-        self.lesson.rounds.append(Held(began_s, in_force_s, told))
+        self.lesson.rounds.append(Held(began_s, in_force_s, training))
         if changes:
             self._training = True
             due_ms = self.loop.now_ms + self._learning.training_s * 1e3

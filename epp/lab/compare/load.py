@@ -184,11 +184,11 @@ class _Run:
         headers["x-session-id"] = request.session
         body = self._body(request, answers)
         answer, status, error = _Answer(), 0, ""
-        told: Mapping[str, str] = {}
+        response_headers: Mapping[str, str] = {}
         sent_s = self._clock()
         try:
             async with self._client.post(self._url, data=body, headers=headers) as response:
-                status, told = response.status, response.headers
+                status, response_headers = response.status, response.headers
                 if status == 200:
                     async for chunk in response.content.iter_any():
                         answer.feed(chunk, self._clock())
@@ -209,8 +209,8 @@ class _Run:
             itl_ms=None if first_s is None or tokens < 2 else (ended_s - first_s) * 1000.0 / (tokens - 1),
             status=status,
             error=error or answer.error or ("" if answer.ended else "the stream stopped before its end"),
-            served_by=told.get("x-served-by", ""),
-            decision_id=told.get("x-epp-decision-id", ""),
+            served_by=response_headers.get("x-served-by", ""),
+            decision_id=response_headers.get("x-epp-decision-id", ""),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=tokens,
             cached_tokens=usage.cached_tokens,

@@ -29,7 +29,7 @@ class Client:
         options: limits and pace.
         loop: virtual time.
         start_ms: the window's start on it.
-        send: told each request's index and intended time when it is sent.
+        send: called with each request's index and intended time when it is sent.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A simulated fleet: replicas, the picker that serves it, the signals and the clients, on one virtual clock.
 
 Owns their composition and the schedule of what happens to replicas. The picker is the production object: it
-is built as the server builds it, gets the same calls in the same order, and is told only what it would be
-told live, as late as it would be told. Nothing here decides anything.
+is built as the server builds it, gets the same calls in the same order, and hears only what it would hear
+live, as late as it would. Nothing here decides anything.
 """
 
 from __future__ import annotations

@@ -129,11 +129,11 @@ class Flight:
 
     def _travelled(self) -> Travelled | None:
         """Return what a proxy's log would tell; of several tries nobody knows which one it was of."""
-        told = self._sim.options.report_connections
-        if told is ConnectionReports.NONE or self._connection is None or self._tries > 1:
+        reports = self._sim.options.report_connections
+        if reports is ConnectionReports.NONE or self._connection is None or self._tries > 1:
             return None
         late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
-        first_byte_ms = self._early_ms if told is ConnectionReports.EARLY else late_ms
+        first_byte_ms = self._early_ms if reports is ConnectionReports.EARLY else late_ms
         is_new = self._connection.is_new
         return Travelled(is_new, self._opened_ms if is_new else math.nan, first_byte_ms)
 

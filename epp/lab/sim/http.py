@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from epp import __version__
 from epp.errors import ClientError
 from epp.lab.sim import api
 from epp.lab.sim.answers import Answer, error_body
@@ -172,7 +171,6 @@ class SimReplica:
                 web.post("/v1/completions", self._complete),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
-                web.get("/version", self._version),
                 web.get("/metrics", self._metrics),
             ]
         )
@@ -256,9 +254,6 @@ class SimReplica:
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
         return web.Response()
-
-    async def _version(self, _: web.Request) -> web.StreamResponse:
-        return _json(200, msgspec.json.encode({"version": __version__}))
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         text = exposition(

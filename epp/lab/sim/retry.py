@@ -2,7 +2,7 @@
 
 Owns the questions' state: which attempt is under way, which models have failed. So many questions at a time;
 a further attempt follows a wrong answer at once. Answers are given: decoding is greedy, so that a model's
-answer to a question is right or wrong once and for all. What the client is told and tells back is the retry
+answer to a question is right or wrong once and for all. What goes to the client and comes back is the retry
 protocol of the live picker: the model that served, how many are untried, those that were tried.
 """
 

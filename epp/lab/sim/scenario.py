@@ -31,7 +31,7 @@ class ReplicaSpec:
         absent: not there at the start: an `Event` of kind ``ADD`` brings it.
         lost_hit_share: share of requests that find nothing of their prompt in the cache although it is there,
             drawn by (request, replica). An invention to study caches less reliable than a radix tree.
-        known_as: engine class that the picker is told, ``""`` for the true one.
+        known_as: engine class that the picker believes it is, ``""`` for the true one.
         probe_factor: what probes measure, as a multiple of the true round trip.
         kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
         model: what its engine calls the model, where replicas of a fleet serve different ones.
