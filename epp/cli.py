@@ -48,7 +48,6 @@ COMMANDS = (
         ("demo",), "epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
     Command(("bench",), "epp.lab.bench.command", "what requests cost here, goals beside measurements"),
-    Command(("replay",), "epp.lab.compare.command", "compare policies on one load, simulated or over HTTP"),
     Command(("records", "show"), "epp.ops.records:show", "recorded requests as a table"),
     Command(("records", "filter"), "epp.ops.records:filter", "the lines of the requests that are wanted"),
     Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
@@ -58,10 +57,12 @@ COMMANDS = (
         "epp.learn.capability.command",
         "how likely each model is right, from checked answers",
     ),
+    Command(("lab", "compare"), "epp.lab.compare.command", "policies on one load, simulated or over HTTP"),
     Command(
-        ("trace", "stats"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
+        ("lab", "trace"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
     ),
     Command(("lab", "experiment"), "epp.lab.command", "run an experiment: cells, entries, seeds, a table"),
+    Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
     Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
     Command(
         ("learn",),
@@ -70,11 +71,6 @@ COMMANDS = (
     ),
     Command(("weights",), "epp.learn.tuner.weights", "the policy's weights: in force, pinned, earlier ones"),
     Command(
-        ("sim", "serve"),
-        "epp.lab.sim.serve",
-        "run simulated replicas that speak OpenAI chat completions and completions",
-    ),
-    Command(
         ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
     ),
 )
@@ -82,9 +78,7 @@ GROUPS = {
     "config": "the picker's configuration",
     "records": "what was decided, on file",
     "laar": "models that answer differently well",
-    "trace": "traces and workloads",
-    "lab": "experiments",
-    "sim": "simulated replicas",
+    "lab": "comparisons, simulated replicas, experiments",
     "envoy": "Envoy configuration",
 }
 

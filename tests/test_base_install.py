@@ -90,8 +90,8 @@ def test_what_needs_none_works(base: Path, tmp_path: Path) -> None:
     assert "envoy render" in commands
     for words in (
         *(f"epp {command} --help" for command in commands),
-        "epp replay --list",
-        "epp replay --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random",
+        "epp lab compare --list",
+        "epp lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random",
         "epp bench core --rounds 1 --sizes 200 --endpoints 3",
     ):
         done = called(base, tmp_path, *words.split())

@@ -41,8 +41,8 @@ LONG = "n" * 300
     [
         ["records", "show", LONG],
         ["explain", "--records", LONG],
-        ["replay", "--trace", LONG],
-        ["trace", "stats", LONG],
+        ["lab", "compare", "--trace", LONG],
+        ["lab", "trace", LONG],
     ],
 )
 def test_what_no_file_can_be_is_told_in_a_line(
@@ -64,7 +64,7 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_so_is_a_full_disk(environment: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = (sys.executable, "-m", "epp", "replay", "--list")
+        command = (sys.executable, "-m", "epp", "lab", "compare", "--list")
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False
         )
@@ -73,7 +73,7 @@ def test_so_is_a_full_disk(environment: dict[str, str]) -> None:
 
 def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[str, str]) -> None:
     with subprocess.Popen(
-        (sys.executable, "-m", "epp", "replay", "--list"),
+        (sys.executable, "-m", "epp", "lab", "compare", "--list"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -86,7 +86,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[st
         assert command.wait() in {1, 141}  # tables' library has a status of its own for this
 
 
-REPLAY = ("replay", "--workload", "demo", "--seconds", "3", "--warmup", "0", "--seeds", "1")
+REPLAY = ("lab", "compare", "--workload", "demo", "--seconds", "3", "--warmup", "0", "--seeds", "1")
 
 
 def test_results_are_written_for_a_reader_who_has_left(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ class Stack:
 
     def start_replica(self, name: str) -> None:
         """Start a replica on the port that it has, or had; its name may go on with `,model=M`."""
-        words = [*EPP, "sim", "serve", "--replica", f"name={name},port={self.ports[name]}"]
+        words = [*EPP, "lab", "sim", "--replica", f"name={name},port={self.ports[name]}"]
         self.replicas[name] = self.start(name.partition(",")[0], words)
 
     def write_pool(self, *names: str) -> None:

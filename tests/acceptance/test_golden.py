@@ -43,7 +43,18 @@ LEARNER = {
 def digests(load: str, folder: Path) -> dict[str, str]:
     """Simulate a minute of a load under each policy; a digest of all that was measured of each."""
     run(
-        *("replay", "--workload", load, "--seconds", "60", "--warmup", "0", "--policy", ",".join(POLICIES)),
+        *(
+            "lab",
+            "compare",
+            "--workload",
+            load,
+            "--seconds",
+            "60",
+            "--warmup",
+            "0",
+            "--policy",
+            ",".join(POLICIES),
+        ),
         *("--seeds", "1", "--workers", "1", "--out", str(folder)),
         timeout_s=110,
     )

@@ -31,7 +31,7 @@ def trace(folder: Path) -> str:
 
 def test_policies_are_compared_on_a_generated_load_and_it_repeats(tmp_path: Path) -> None:
     words = (
-        "replay",
+        *("lab", "compare"),
         "--workload",
         "demo",
         "--policy",
@@ -60,10 +60,10 @@ def _figures(result: object) -> object:
 
 
 def test_a_trace_is_read_and_replayed(tmp_path: Path) -> None:
-    stats = json.loads(run("trace", "stats", trace(tmp_path), "--json"))
+    stats = json.loads(run("lab", "trace", trace(tmp_path), "--json"))
     assert "60" in json.dumps(stats)
     printed = run(
-        *("replay", "--trace", trace(tmp_path), "--policy", "gorgo-ms,round-robin", "--warmup", "0"),
+        *("lab", "compare", "--trace", trace(tmp_path), "--policy", "gorgo-ms,round-robin", "--warmup", "0"),
         *("--workers", "1", "--out", str(tmp_path / "out")),
         timeout_s=110,
     )

@@ -66,7 +66,7 @@ def test_a_policy_serves_and_its_decisions_verify(stack: Stack, policy: str) -> 
 
 
 def test_the_list_of_policies_is_complete() -> None:
-    listed = run("replay", "--list").partition("policies")[2].partition("yardsticks")[0]
+    listed = run("lab", "compare", "--list").partition("policies")[2].partition("yardsticks")[0]
     assert sorted(listed.replace(",", " ").split()) == POLICIES
 
 
@@ -89,5 +89,5 @@ def test_the_guides_policy_of_another_package_serves_and_is_compared(
     until(stack.ready)
     until(lambda: "x-epp-decision-id" in stack.chat().headers)
     assert "policy tidal" in stack.epp("explain", "--url", stack.picker_url)
-    compared = run("replay", "--workload", "demo", "--policy", "tidal,round-robin", timeout_s=100)
+    compared = run("lab", "compare", "--workload", "demo", "--policy", "tidal,round-robin", timeout_s=100)
     assert "tidal" in compared

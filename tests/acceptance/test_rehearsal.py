@@ -64,7 +64,20 @@ def test_a_rehearsal_goes_with_no_other_action(config: Path) -> None:
 
 def test_policies_are_tuned_under_one_budget_before_they_are_compared(tmp_path: Path) -> None:
     run(
-        *("replay", "--workload", "demo", "--seconds", "40", "--warmup", "0", "--tune", "4", "--seeds", "1"),
+        *(
+            "lab",
+            "compare",
+            "--workload",
+            "demo",
+            "--seconds",
+            "40",
+            "--warmup",
+            "0",
+            "--tune",
+            "4",
+            "--seeds",
+            "1",
+        ),
         *("--policy", "gorgo,round-robin", "--workers", "1", "--out", str(tmp_path)),
         timeout_s=110,
     )

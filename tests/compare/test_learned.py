@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import pytest
 
 from epp.cli import main
-from epp.lab.compare.console import lesson_sentence
 from epp.lab.compare.learned import Held, Learning, Lesson, run_learned, trained_on
-from epp.lab.compare.plan import Cell, Source
-from epp.lab.compare.simulate import Outcome, PolicyChoice, Task, run_task
+from epp.lab.compare.report import lesson_sentence
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.tool_agent import ToolAgent, generate
@@ -26,6 +23,8 @@ from epp.policies.lodestar import Lodestar
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from epp.lab.sim.results import WindowResult
 
@@ -51,7 +50,7 @@ def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
     result, lesson = learned()
     assert all(request.ok for request in result.requests)
     first = lesson.rounds[0]
-    assert first.told.seen == SETTINGS.data.first
+    assert first.training.seen == SETTINGS.data.first
     assert lesson.first_model_s >= first.at_s + TRAINING_S
     words = [(at_s, code) for at_s, code, _ in lesson.chosen]
     assert {code for at_s, code in words if at_s < lesson.first_model_s} == {1}  # no model
@@ -87,15 +86,6 @@ def test_until_there_is_a_model_it_is_the_heuristic() -> None:
     assert lesson.rounds == []
 
 
-def test_frozen_it_holds_no_further_round() -> None:
-    _, lesson = run_learned(
-        LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S, freeze_at_s=30.0), seed=1
-    )
-    assert lesson.rounds
-    assert max(held.at_s for held in lesson.rounds) < 30.0
-    assert len(lesson.rounds) < len(learned()[1].rounds)
-
-
 def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     other = generate(ToolAgent(duration_s=40.0, rate_rps=12.0, divisor=4), 2)
     model = trained_on(other, pool(), Lodestar(), SETTINGS, seed=2)
@@ -107,22 +97,18 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     assert lesson.rounds == []
 
 
-def outcome_of(name: str) -> Outcome:
-    cell = Cell("calls", Source(workload="toolagent-like", until_s=12.0), warmup_s=0.0)
-    choice = PolicyChoice(name, learning=Learning(SETTINGS, TRAINING_S) if name == "lodestar" else None)
-    return run_task(Task(cell, pool(), choice, 1))
-
-
-@pytest.mark.parametrize("name", ["lodestar", "prefix-cache-and-load"])
-def test_a_task_brings_its_lesson_back(name: str) -> None:
-    outcome = outcome_of(name)
-    assert outcome.figures.requests > 200
-    assert (outcome.lesson is not None) == (name == "lodestar")
-
-
 class TestCommand:
     def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
-        line = ["replay", "--workload", "toolagent-like", "--fleet", "a30*2,v100*3", "--seconds", "25"]
+        line = [
+            "lab",
+            "compare",
+            "--workload",
+            "toolagent-like",
+            "--fleet",
+            "a30*2,v100*3",
+            "--seconds",
+            "25",
+        ]
         line += ["--policy", "lodestar,prefix-cache-and-load", "--seeds", "1", "--workers", "1"]
         assert main([*line, "--warmup", "5", "--out", str(out), *flags]) == 0
         return " ".join(capsys.readouterr().out.split())
@@ -134,16 +120,6 @@ class TestCommand:
         assert "Against lodestar" in text
         assert "lodestar learned within each run: of" in text
         assert "lodestar learned within" in (tmp_path / "report.html").read_text()
-
-    def test_too_short_a_run_says_that_nothing_was(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        text = self.run(capsys, tmp_path)
-        assert "of 0 models its gate let 0 through, and its fallback decided throughout" in text
-
-    def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit):
-            main(["replay", "--workload", "toolagent-like", "--learn-first", "x", "--out", str(tmp_path)])
 
 
 def test_words_for_every_case() -> None:

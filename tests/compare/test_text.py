@@ -18,7 +18,7 @@ def flat(messages: list[tuple[str, str]]) -> str:
 
 
 def chat(r: TraceRequest) -> list[tuple[str, str]]:
-    return [(m.role, m.content) for m in chat_messages(r)]
+    return [(m["role"], m["content"]) for m in chat_messages(r)]
 
 
 @given(
@@ -41,16 +41,6 @@ def test_common_ids_are_common_bytes_and_others_are_not(
         assert text_a[common : common + 64] != text_b[common : common + 64]
 
 
-def test_four_bytes_a_token_ids_or_not() -> None:
-    assert len(prompt_text(request(100, (1, 2)))) == 400
-    assert len(prompt_text(request(30, (1, 2)))) == 120
-    assert prompt_text(request(100, (1, 2)))[128:] != prompt_text(request(101, (1, 2)))[128:400]
-
-
-def test_a_partial_block_is_the_head_of_the_whole_one() -> None:
-    assert prompt_text(request(32, (1, 2))).startswith(prompt_text(request(21, (1, 2))))
-
-
 def test_known_turns_alternate_and_cut_where_told() -> None:
     messages = chat(request(64, (1, 2, 3, 4), turns=(10, 30, 50)))
     assert [role for role, _ in messages] == ["system", "user", "assistant", "user"]
@@ -67,7 +57,7 @@ def test_an_extended_prompt_repeats_the_messages_before_it() -> None:
 def test_a_received_answer_takes_the_place_of_the_invented_one() -> None:
     r = request(90, (1, 2, 3, 4, 5, 6), turns=(10, 40, 56))
     told = chat_messages(r, {40: 'as it "was"', 10: "not an answer", 99: "elsewhere"})
-    assert [(m.role, m.content) for m in told[2:3]] == [("assistant", 'as it "was"')]
+    assert told[2] == {"role": "assistant", "content": 'as it "was"'}
     assert [told[i] for i in (0, 1, 3)] == [chat_messages(r)[i] for i in (0, 1, 3)]
 
 
@@ -79,10 +69,3 @@ def test_without_known_turns_a_longer_prompt_still_continues_the_shorter(ids: li
     assert longer[-1][0] == short[-1][0] == "user"
     own = short[:-1] if short[-1][1] == "Go on." else short
     assert flat(longer).startswith(flat(own))
-
-
-def test_a_prompt_without_ids_shares_nothing_between_sessions() -> None:
-    a = TraceRequest(0.0, "a", "u", 50, 8, (), 16)
-    b = TraceRequest(0.0, "b", "u", 50, 8, (), 16)
-    assert prompt_text(a)[:40] != prompt_text(b)[:40]
-    assert [m.role for m in chat_messages(a)][-1] == "user"

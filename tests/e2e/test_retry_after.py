@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.envoy.settings import Variant
-from epp.lab.sim.fault import Fault
 from tests.e2e.test_faults import under_load, until_seen
 from tests.kit.picker import Serving
 
@@ -24,7 +23,7 @@ async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path,
         victim = serving.replicas[0]
         stop, tasks, seen = await under_load(serving, clients=8)
         await until_seen(seen, 50)
-        victim.set_fault(Fault(error_rate=1.0, error_status=429, error_retry_after_s=60))
+        victim.refusal = (429, 60)
         await serving.picker.until_metric(
             LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
         )

@@ -47,15 +47,6 @@ def test_what_runs_on_a_dying_replica_is_lost() -> None:
     assert {r.intended_ms + r.e2e_ms for r in lost} == {1050.0}  # half a round trip after it died
 
 
-def test_without_retries_a_refused_connection_is_an_error() -> None:
-    fleet = still_fleet(2, events=[Event(5.0, "r0:1", Happening.DIE)])
-    results = run(fleet, retries=0)
-    errors = [r.error for r in results if r.error and at(r) > 5.1]
-    assert errors
-    assert set(errors) == {"connection refused"}
-    assert all(r.ok for r in results if at(r) > 12.0)  # ejected by then
-
-
 def test_a_revived_replica_is_cold_and_its_cache_is_forgotten() -> None:
     events = [Event(8.0, "r0:1", Happening.DIE), Event(9.0, "r0:1", Happening.REVIVE)]
     results = run(still_fleet(events=events), "gorgo")
@@ -115,17 +106,3 @@ def test_a_session_goes_on_after_a_failed_answer() -> None:
     assert first.error == "connection reset"
     assert second.ok
     assert second.intended_ms == pytest.approx(550.0 + 2000.0)
-
-
-def test_nobody_left() -> None:
-    results = run(still_fleet(events=[Event(2.0, "r0:1", Happening.DIE)]))
-    assert {r.error for r in results if at(r) > 2.1} == {
-        "connection refused"
-    }  # one endpoint is never ejected
-
-
-def test_events_must_name_a_replica() -> None:
-    with pytest.raises(ValueError, match="no replica r9:1"):
-        still_fleet(2, events=[Event(0.0, "r9:1", Happening.DIE)])
-    with pytest.raises(ValueError, match="out of range"):
-        still_fleet(2, events=[Event(0.0, "r0:1", Happening.SLOW, factor=0.0)])

@@ -1,27 +1,33 @@
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-from dataclasses import replace
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import aiohttp
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.lab.sim.http import SimConfig, SimReplica
-from tests.kit.logs import own_lines
+from epp.errors import ConfigError
+from epp.lab.sim import api
+from epp.lab.sim.http import SimReplica
+from epp.lab.sim.serve import add_arguments, replica_configs
 from tests.kit.replicas import (
     CHAT,
     MODEL,
-    QUICK,
     SLOW,
     chat_body,
     metric,
     post,
     quick_config,
-    running_fleet,
 )
 from tests.kit.waiting import until
 
@@ -98,24 +104,6 @@ async def test_completions_take_text_and_token_ids(replica: SimReplica, http: ai
     assert len(chunks[0]["choices"][0]["text"]) == 4
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br"])
-@pytest.mark.parametrize("path", [CHAT, "/sim/fault"])
-async def test_a_body_that_is_encoded_is_no_json(
-    replica: SimReplica,
-    http: aiohttp.ClientSession,
-    path: str,
-    encoding: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As with engines, which take a body as it came; nothing of it is an error of the replica's."""
-    headers = {"content-encoding": encoding}
-    async with http.post(replica.url + path, data=b"damaged", headers=headers) as response:
-        assert response.status == 400
-        error = (await response.json())["error"]
-    assert error["type"] == "invalid_request_error"
-    assert not own_lines(caplog, loggers=("epp", "aiohttp"))
-
-
 @pytest.mark.parametrize(
     ("fields", "tokens", "reason"),
     [
@@ -154,33 +142,13 @@ async def test_the_next_turn_hits_prompt_and_answer(replica: SimReplica, http: a
         assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_cached_tokens_can_be_left_unreported(http: aiohttp.ClientSession) -> None:
-    async with SimReplica(quick_config(report_cached_tokens=False)) as replica:
-        _, answer = await post(http, replica, chat_body("hi"))
-        assert "prompt_tokens_details" not in answer["usage"]
-
-
-async def test_answers_are_the_same_everywhere(http: aiohttp.ClientSession) -> None:
-    async with running_fleet([quick_config("a"), quick_config("b")]) as fleet:
-        answers = [await post(http, replica, chat_body("what is it")) for replica in fleet]
-        assert answers[0][1]["choices"] == answers[1][1]["choices"]
-        for replica in fleet:
-            async with http.get(f"{replica.url}/health") as response:
-                assert response.headers["x-served-by"] == replica.config.name
-
-
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"{", 400, "not valid JSON"),
-        (b'"\xff"', 400, "not valid JSON"),
-        (b"[" * 100_000, 400, "not valid JSON"),
-        (b"[]", 400, "JSON object"),
+        (b"{", 400, "not a request"),
         (b'{"model": "sim-model"}', 400, "messages"),
         (b'{"model": "sim-model", "messages": [{"content": "x"}]}', 400, "role"),
-        (b'{"model": "sim-model", "messages": [{"role": "user", "content": 3}]}', 400, "content"),
         (b'{"model": "sim-model", "messages": [{"role": "user"}], "max_tokens": 0}', 400, "max_tokens"),
-        (b'{"model": "sim-model", "messages": [{"role": "user"}], "n": 2}', 400, "one choice"),
         (
             b'{"model": "sim-model", "messages": [{"role": "user"}], "max_tokens": 99999}',
             400,
@@ -197,16 +165,6 @@ async def test_errors_are_openai_s(
         error = (await response.json())["error"]
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
-
-
-async def test_unknown_paths_are_a_404_in_the_same_format(
-    replica: SimReplica, http: aiohttp.ClientSession
-) -> None:
-    async with http.get(f"{replica.url}/nothing") as response:
-        assert response.status == 404
-        assert (await response.json())["error"]["type"] == "not_found_error"
-    async with http.get(f"{replica.url}/version") as response:
-        assert "version" in await response.json()
 
 
 # Load and leaving
@@ -237,32 +195,6 @@ async def test_a_client_that_leaves_cancels_its_job(http: aiohttp.ClientSession,
         await until(lambda: replica.snapshot().held_tokens == 0)
 
 
-async def test_a_client_that_leaves_at_once_is_no_error(
-    replica: SimReplica, caplog: pytest.LogCaptureFixture
-) -> None:
-    body = json.dumps(chat_body("hi", stream=True, max_tokens=50)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    host, port = replica.address.split(":")
-    for _ in range(20):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head + body)
-        writer.write_eof()  # arrives with the body: the server closes before its answer's head is out
-        await reader.read()
-        writer.close()
-    await until(lambda: not replica.snapshot().running)
-    assert not own_lines(caplog, loggers=("epp", "aiohttp"))
-
-
-async def test_tokens_come_as_they_are_generated(http: aiohttp.ClientSession) -> None:
-    async with SimReplica(quick_config(engine_class=SLOW)) as replica:
-        body = chat_body("hi", stream=True, max_tokens=5000, ignore_eos=True)
-        async with http.post(replica.url + CHAT, json=body) as response:
-            for _ in range(4):
-                await response.content.readuntil(b"\n\n")
-            assert replica.snapshot().running == 1
-            assert replica.snapshot().counters.generated_tokens < 100
-
-
 # Distance
 
 
@@ -282,72 +214,23 @@ async def test_every_endpoint_is_a_round_trip_away_and_the_order_is_kept(http: a
     assert text == whole["choices"][0]["message"]["content"]
 
 
-async def test_a_large_body_on_a_cold_connection_costs_extra_round_trips(http: aiohttp.ClientSession) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def elapsed_s(replica: SimReplica) -> float:
-        start_s = loop.time()
-        await post(http, replica, chat_body("x" * 40_000, max_tokens=1))
-        return loop.time() - start_s
-
-    async with SimReplica(quick_config(rtt_ms=100.0, slow_start=True)) as replica:
-        assert await elapsed_s(replica) >= 0.198  # 14.6 kB, then 29.2 kB in a second flight
-        windows = [window.window_bytes for window in replica._windows.values()]
-        assert windows == [29_200]
+# Metrics and lives
 
 
-# Metrics
-
-
-@pytest.mark.parametrize(
-    ("engine", "names"),
-    [
-        ("vllm", {"running": "vllm:num_requests_running", "usage": "vllm:kv_cache_usage_perc"}),
-        ("sglang", {"running": "sglang:num_running_reqs", "usage": "sglang:token_usage"}),
-    ],
-)
-async def test_metrics_under_each_engine_s_names(
-    http: aiohttp.ClientSession, engine: str, names: dict[str, str]
-) -> None:
-    async with SimReplica(quick_config(engine_class=SLOW, engine=engine)) as replica:
-        task = asyncio.create_task(
-            post(http, replica, chat_body("hi " * 500, max_tokens=5000, ignore_eos=True))
-        )
-        await until(lambda: replica.snapshot().counters.generated_tokens > 0)
-        async with http.get(f"{replica.url}/metrics") as response:
-            text = await response.text()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert metric(text, names["running"]) == 1
-    assert 0 < metric(text, names["usage"]) < 0.01
-    prefix = {"vllm": "vllm:", "sglang": "sglang:"}[engine]
-    families = {family.name for family in text_string_to_metric_families(text)}
-    assert all(name == "process_start_time_seconds" or name.startswith(prefix) for name in families)
-
-
-async def test_both_names_at_once_and_the_pool_s_size(
-    replica: SimReplica, http: aiohttp.ClientSession
-) -> None:
-    for _ in range(2):
-        await post(http, replica, chat_body("hi " * 500))
-    async with http.get(f"{replica.url}/metrics") as response:
-        text = await response.text()
-    assert metric(text, "sglang:max_total_num_tokens") == QUICK.kv_capacity_tokens
-    assert metric(text, "vllm:cache_config_info", {"block_size": "16", "num_gpu_blocks": "61471"}) == 1
-    assert metric(text, "vllm:prefix_cache_hits_total") > 300
-    assert metric(text, "vllm:time_to_first_token_seconds_count") == 2
-    assert metric(text, "sglang:num_requests_total") == 2
-    assert metric(text, "process_start_time_seconds") > 1e9
-
-
-async def test_answers_are_counted_by_the_reason_for_which_they_ended(
-    replica: SimReplica, http: aiohttp.ClientSession
-) -> None:
+async def test_metrics_are_those_of_vllm(replica: SimReplica, http: aiohttp.ClientSession) -> None:
     for limit in (4, 40, 40):
-        await post(http, replica, chat_body("hi", max_tokens=limit))
+        await post(http, replica, chat_body("hi " * 500, max_tokens=limit))
     await stream(http, replica, chat_body("hi", stream=True, max_tokens=4))
     async with http.get(f"{replica.url}/metrics") as response:
         text = await response.text()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert all(name == "process_start_time_seconds" or name.startswith("vllm:") for name in names)
+    assert metric(text, "vllm:cache_config_info", {"block_size": "16", "num_gpu_blocks": "61471"}) == 1
+    assert metric(text, "vllm:prefix_cache_hits_total") > 300
+    assert metric(text, "vllm:num_requests_running") == 0
+    assert metric(text, "process_start_time_seconds") > 1e9
+    name = "vllm:time_to_first_token_seconds"
+    assert metric(text, f"{name}_bucket", {"le": "+Inf"}) == metric(text, f"{name}_count") == 4
     counted = {
         reason: metric(text, "vllm:request_success_total", {"finished_reason": reason})
         for reason in ("stop", "length", "abort")
@@ -355,10 +238,124 @@ async def test_answers_are_counted_by_the_reason_for_which_they_ended(
     assert counted == {"stop": 2, "length": 2, "abort": 0}
 
 
-# Configuration
+async def test_death_resets_streams_and_a_new_life_is_cold_on_the_same_port(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with SimReplica(quick_config(engine_class=SLOW)) as replica:
+        address, started = replica.address, replica._start_time_s
+        body = chat_body("hi " * 500, stream=True, max_tokens=5000, ignore_eos=True)
+        async with http.post(replica.url + CHAT, json=body) as response:
+            await response.content.readuntil(b"\n\n")
+            await replica.kill()
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await post(http, replica, chat_body("hi"))
+        await replica.start()
+        assert replica.address == address
+        assert replica._start_time_s > started
+        _, answer = await post(http, replica, chat_body("hi " * 500, max_tokens=1))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("changes", [{"rtt_ms": -1.0}, {"engine": "x"}, {"answer_tokens": 0}, {"models": ()}])
-def test_a_configuration_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="sim:"):
-        replace(SimConfig(), **changes)
+# Text
+
+
+def read(body: object) -> api.SimRequest:
+    return api.parse(json.dumps(body).encode(), chat=True)
+
+
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=5), st.integers(1, 60))
+def test_a_conversation_goes_on_where_its_cache_ends(turns: list[str], answer_tokens: int) -> None:
+    turns = turns if len(turns) % 2 else turns[:-1]
+    first = read(chat_body(*turns))
+    words = api.answer_words(first, answer_tokens)
+    path = api.chain_blocks(first, words, 4)
+    second = read(chat_body(*turns, "".join(words), "and then?"))
+    longer = api.chain_blocks(second, [], 4)
+    assert second.text.startswith(first.text + "".join(words).encode())
+    assert longer[: len(path)] == path
+    assert len(path) == (len(first.text) // 4 + answer_tokens) // 4
+    assert not set(path) & set(api.chain_blocks(read({**chat_body(*turns), "model": "m"}), words, 4))
+
+
+def test_parts_and_plain_text_are_the_same_prompt() -> None:
+    parts = chat_body("hello")
+    parts["messages"][0]["content"] = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    assert read(parts).text == read(chat_body("hello")).text
+
+
+# The command
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_replicas_take_what_they_leave_out_from_the_options() -> None:
+    words = (
+        "--model",
+        "m",
+        "--replica",
+        "name=near",
+        "--replica",
+        "name=far,port=9002,rtt_ms=211,class=h100",
+    )
+    near, far = replica_configs(parse(*words))
+    assert (near.name, near.port, near.rtt_ms, near.engine_class.name) == ("near", 0, 0.0, "l40s-x2")
+    assert (far.name, far.port, far.rtt_ms, far.engine_class.name) == ("far", 9002, 211.0, "h100")
+    assert near.models == far.models == ("m",)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        (["nam=x"], "nam: unknown key"),
+        (["name=x,port=http"], "http"),
+        (["name=x,class=b200"], "class: unknown class 'b200' .*h100"),
+        (["name=x", "name=x"], "name: 'x' is given twice"),
+        (["name=x,rtt_ms=inf"], "x: rtt_ms must be"),
+        (["name=x,port=70000"], "x: port 70000 is not"),
+        (["name=x,model="], "x: name and models"),
+    ],
+)
+def test_wrong_options_are_named_with_the_fix(replicas: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replica_configs(parse(*(word for text in replicas for word in ("--replica", text))))
+
+
+def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "epp.cli",
+        "lab",
+        "sim",
+        "--replica",
+        "name=a,rtt_ms=1",
+        "--replica",
+        "name=b",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2)]
+            assert [line.split(":")[0] for line in lines] == ["a", "b"]
+            for line in lines:
+                body = json.dumps(chat_body("hi " * 8000, stream=True, max_tokens=3)).encode()
+                with urlopen(line.split()[1] + CHAT, body, timeout=10) as response:  # noqa: S310 - loopback
+                    assert response.read().count(b"data: {") == 4
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_an_address_that_cannot_be_had_ends_the_command_with_a_word() -> None:
+    command = [sys.executable, "-m", "epp.cli", "lab", "sim", "--host", "192.0.2.1", "--replica", "name=a"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("cannot listen")

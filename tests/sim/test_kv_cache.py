@@ -1,18 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.lab.sim.kv_cache import KvCache
-
-
-def test_released_paths_stay_and_are_found_from_the_root() -> None:
-    kv = KvCache(100, 10)
-    kv.hold([1, 2, 3])
-    kv.release([1, 2, 3])
-    assert kv.match([1, 2, 9, 3]) == (2, 2)
-    assert (kv.held_tokens, kv.idle_tokens) == (0, 30)
 
 
 def test_the_least_recently_used_path_goes_first_and_its_leaf_before_its_root() -> None:
@@ -28,21 +19,6 @@ def test_the_least_recently_used_path_goes_first_and_its_leaf_before_its_root() 
     assert kv.match([4, 5, 6])[0] == 2
     kv.make_room(40)
     assert (kv.match([4, 5, 6])[0], kv.match([1, 2])[0]) == (0, 2)
-
-
-def test_held_blocks_are_never_evicted() -> None:
-    kv = KvCache(40, 10)
-    kv.hold([1, 2])
-    kv.hold([1, 2, 3])
-    kv.release([1, 2])
-    with pytest.raises(RuntimeError, match="all held"):
-        kv.make_room(11)
-    assert kv.match([1, 2, 3]) == (3, 0)
-
-
-def test_a_pool_too_small_for_a_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="no block"):
-        KvCache(9, 10)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=60))

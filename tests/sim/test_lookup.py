@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.errors import ConfigError
 from epp.lab.demo.laar import question
 from epp.lab.sim.api import parse
-from epp.lab.sim.lookup import Lookup, lookups
+from epp.lab.sim.lookup import Lookup
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from epp.lab.sim.api import SimRequest
 
 from epp.apis.language import language_of
@@ -50,24 +47,7 @@ def test_answers_are_right_as_often_as_said_and_always_the_same() -> None:
     assert Lookup("m", {}).words(asked(questions[0].prompt)) != [questions[0].value]
 
 
-def test_models_err_on_different_questions() -> None:
-    questions = [question(number, "en", 4096) for number in range(60)]
-    right = [
-        [
-            "".join(Lookup(model, {Cell("en", 4096): 0.5}).words(asked(one.prompt))) == one.value
-            for one in questions
-        ]
-        for model in ("a", "b")
-    ]
-    assert right[0] != right[1]
-
-
 def test_other_prompts_are_no_lookups() -> None:
     lookup = Lookup("m", {Cell("en", 1024): 1.0})
     assert lookup.words(asked("hello")) == []
     assert lookup.words(asked("Key: 6ab6ea3e-f288-4f33-bad6-7f42bb75b03f")) == []
-
-
-def test_a_file_that_is_no_truth_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no-such"):
-        lookups(tmp_path / "no-such.yaml")

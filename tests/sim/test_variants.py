@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.sim.checkpoints import Checkpoints
 from epp.lab.sim.engine import Engine
-from epp.lab.sim.engine_class import ENGINE_CLASSES, L40S_X2, EngineClass, scaled
+from epp.lab.sim.engine_class import ENGINE_CLASSES, EngineClass
 from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from tests.kit.simfleet import PLAIN
 
@@ -63,19 +62,6 @@ def test_decodes_go_on_beside_prompts() -> None:
     assert first[0].at_ms == pytest.approx(35.0 + 4 * 59.0 + 14.0)
 
 
-def test_a_mixed_step_of_one_decode_is_never_faster_than_its_parts() -> None:
-    cls = replace(MIXED, decode_curve=((1, 20.0), (2, 40.0)))
-    assert cls.mixed_step_ms(0, 30) == 40.0
-    assert cls.mixed_step_ms(1, 30) == 40.0  # the weights are read for both
-    assert cls.mixed_step_ms(2, 30) == 60.0
-    assert cls.mixed_step_ms(2, 1) == 40.0  # the decodes' own step is the longer one
-
-
-def test_mixed_needs_room_beside_the_decodes() -> None:
-    with pytest.raises(ValueError, match="chunk_tokens"):
-        replace(MIXED, chunk_tokens=4)
-
-
 # Checkpoints
 
 
@@ -88,20 +74,12 @@ def test_a_prefix_is_taken_up_only_at_a_checkpoint() -> None:
     assert cached(Engine(exact, 10), first, again, longer) == [0, 150, 150]
 
 
-def test_short_prompts_sent_again_find_nothing() -> None:
-    assert cached(Engine(HYBRID, 10), job(1, 55), job(2, 55), job(3, 75)) == [0, 0, 55]
-
-
 def test_a_conversation_goes_on_after_its_answer() -> None:
     # 45 tokens and an answer of 10: the state after 54 was kept, the 55th token was never an input.
     first = Job(1, 45, 10, path(45), (4, 5))
     assert cached(Engine(HYBRID, 10), first, job(2, 90)) == [0, 54]
     # Where the trace does not say what follows, only the prompt's end is known.
     assert cached(Engine(HYBRID, 10), job(1, 45, 10), job(2, 90)) == [0, 45]
-
-
-def test_another_prompt_shares_no_checkpoint() -> None:
-    assert cached(Engine(HYBRID, 10), job(1, 55), job(2, 75, family=1)) == [0, 0]
 
 
 def test_states_are_few() -> None:
@@ -113,38 +91,7 @@ def test_states_are_few() -> None:
     assert engine.snapshot().idle_tokens > 300  # the attention layers' tokens are all still there
 
 
-def test_checkpoints_leave_in_order_of_use() -> None:
-    kept = Checkpoints(3, 10)
-    for block in (1, 2, 3):
-        kept.keep(block, 10, running=0)
-    assert kept.deepest(lambda number: (1, 9)[number] if number < 2 else None, 20) == 10  # used: 1
-    kept.keep(4, 10, running=0)
-    assert kept.deepest([2].__getitem__, 10) == 0
-    assert kept.deepest([1].__getitem__, 10) == 10
-    assert kept.deepest([1].__getitem__, 9) == 0
-    kept.make_room(running=2)
-    assert len(kept) == 1
-
-
-def test_slots_must_do_for_the_batch() -> None:
-    with pytest.raises(ValueError, match="state_slots"):
-        replace(HYBRID, state_slots=2)
-
-
 # Constants and curves
-
-
-def test_scaled_constants() -> None:
-    slow = scaled(L40S_X2, "slow", prefill=1.5, decode=0.5)
-    assert slow.prefill_batch_ms(1000) == pytest.approx(1.5 * L40S_X2.prefill_batch_ms(1000))
-    assert slow.decode_step_ms(30) == pytest.approx(0.5 * L40S_X2.decode_step_ms(30))
-    assert slow.frontend_ms == L40S_X2.frontend_ms
-
-
-def test_classes_are_named_as_they_are_listed() -> None:
-    assert all(cls.name == name for name, cls in ENGINE_CLASSES.items())
-    assert ENGINE_CLASSES["l40s-x2-steep"].decode_step_ms(21) == pytest.approx(7.37 + 20 * 1.32)
-    assert not ENGINE_CLASSES["v100"].prefix_cache
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE_CLASSES))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.lab.wan.network import HUB, Network, WanError, remove_stale
+from epp.lab.wan.network import HUB, Network, remove_stale
 from epp.lab.wan.shape import Shape
 from tests.kit.wan import require_network, running, timed
 
@@ -67,22 +67,6 @@ def test_links_change_while_they_run(wan: Network) -> None:
     assert timed(wan, "far", [])[0] >= FAR_S
 
 
-def test_kernel_settings_are_the_namespaces_own(wan: Network) -> None:
-    file = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-    outside = Path(file).read_text()
-    wan.set_kernel("near", "ipv4.tcp_slow_start_after_idle", "0")
-    seen = {
-        place: subprocess.run(
-            wan.command(place, "cat", file), check=True, capture_output=True, text=True
-        ).stdout
-        for place in ("near", "far")
-    }
-    assert seen == {"near": "0\n", "far": "1\n"}
-    assert Path(file).read_text() == outside
-    with pytest.raises(WanError):
-        wan.set_kernel("near", "ipv4.there_is_no_such", "1")
-
-
 def test_what_runs_in_joined_is_inside(wan: Network) -> None:
     inside = ("ip", "-o", "link")
     with wan.joined(HUB):
@@ -119,22 +103,3 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     child.stdin.close()
     remove_stale()
     assert not namespaces(child.pid)
-
-
-def test_a_tun_file_without_a_device_behind_it_is_told_in_a_line() -> None:
-    """As in containers: the file is there, and opening it or asking it for a device fails."""
-    require_network()
-    asks = "from epp.lab.wan.network import why_not; print(why_not())"
-    script = 'mount --bind /dev/null /dev/net/tun && exec "$0" -c "$1"'
-    command = ("unshare", "--mount", "sh", "-c", script, sys.executable, asks)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "no TUN device can be made: Inappropriate ioctl for device (/dev/net/tun)\n"
-
-
-def test_a_link_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_network()
-    before = namespaces()
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(WanError), Network({"one": Shape()}):
-        pass
-    assert namespaces() == before

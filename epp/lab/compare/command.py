@@ -1,27 +1,37 @@
-"""`epp replay`: many policies on the same load, in the simulator or over HTTP, compared honestly."""
+"""`epp lab compare`: many policies on the same load, in the simulator or over HTTP, compared honestly."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
-from epp.lab.compare.cells import cells_of, is_sweep, sweep_cells
-from epp.lab.compare.comparison import Comparer, Plan
-from epp.lab.compare.console import PLAIN_WIDTH, page, progress, tables, tell
-from epp.lab.compare.document import encode
 from epp.lab.compare.evidence import MIN_UNITS
-from epp.lab.compare.files import check_folder, save_report
-from epp.lab.compare.fleets import FLEETS, fleet_from_text, fleet_from_yaml, with_lost_hits
-from epp.lab.compare.http_runs import compare_gateways
+from epp.lab.compare.fleets import FLEETS, fleet_named
+from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.learned import UNTRIED, Learning
-from epp.lab.compare.simulate import PolicyChoice
+from epp.lab.compare.plan import Cell, Source
+from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
+from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
+from epp.lab.compare.simulate import (
+    Outcome,
+    PolicyChoice,
+    Task,
+    Tuned,
+    TuningTask,
+    run_all,
+    run_task,
+    tunable,
+    tune,
+)
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.learn.reward_model.settings import Data
@@ -29,75 +39,76 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable, Mapping, Sequence
 
-    from epp.lab.compare.document import Document
     from epp.lab.sim.scenario import FleetSpec
 
+    #: Called with what is going on, how much of it is done, and how much there is.
+    Step = Callable[[str, int, int], None]
+
 DEFAULT_SEEDS = 20
-DEFAULT_SWEEP_SEEDS = 5
 #: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
 DEFAULT_LEARNED_SEEDS = MIN_UNITS
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
+#: What a policy may be worse by and still count as not inferior.
+MARGIN = 0.05
+
+
+def _number(least: float, kind: type[int | float] = int) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value < inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least:g}, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
-    load = parser.add_argument_group("load")
-    load.add_argument("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
-    load.add_argument("--trace", metavar="FILE", help="a recorded trace, as `epp trace stats` reads it")
-    load.add_argument("--sweep", choices=["load"], help="run at rising loads and print each policy's knee")
-    load.add_argument("--loads", metavar="X,..", help="factors on the load's own pace for --sweep")
-    load.add_argument("--load", type=float, default=1.0, help="factor on the load's own pace (%(default)s)")
-    load.add_argument(
-        "--shape", help="GuideLLM's shapes: concurrent:N, poisson:RATE, throughput, or sweep[:STEPS]"
+    """Declare the command's arguments."""
+    add = parser.add_argument_group("load").add_argument
+    add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
+    add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
+    add("--load", type=_number(1e-6, float), default=1.0, help="factor on the load's own pace (%(default)s)")
+    add("--seconds", type=_number(0, float), default=0.0, help="only so much of the load, in its own time")
+    add("--scale", type=_number(1), default=1, help="divide a trace's lengths")
+    add(
+        "--max-prompt-tokens",
+        type=_number(0),
+        default=24_000,
+        help="drop a trace's longer prompts (%(default)s)",
     )
-    load.add_argument("--seconds", type=float, default=0.0, help="only so much of the load, in its own time")
-    load.add_argument("--scale", type=int, default=0, help="divide a trace's lengths (8 for agent sessions)")
-    load.add_argument(
-        "--max-prompt-tokens", type=int, default=24_000, help="drop a trace's longer prompts (%(default)s)"
+    add("--max-in-flight", type=_number(0), help="the client's limit; 0 for none (default: the load's)")
+    add("--warmup", type=_number(0, float), metavar="S", help="seconds dropped (300, or a sixth if shorter)")
+    add = parser.add_argument_group("runs").add_argument
+    add("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
+    add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
+    add("--fleet", default="paper", help="named, or `class@rtt_ms*n,..` (%(default)s)")
+    add("--seeds", type=_number(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
+    add("--first-seed", type=_number(0), default=1, help="the first of them (%(default)s)")
+    add(
+        "--tune",
+        type=_number(0),
+        default=0,
+        metavar="N",
+        help="try N weights of every policy that has any, first",
     )
-    load.add_argument(
-        "--max-in-flight", type=int, help="the client's limit; 0 for none (default: the load's)"
+    add("--workers", type=_number(1), default=2, help="processes (%(default)s)")
+    add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
+    add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
+    group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
+    group.add_argument(
+        "--learn-first", type=_number(1), metavar="N", help="samples before the first model (5000)"
     )
-    load.add_argument(
-        "--open-loop", action="store_true", help="send follow-ups at their times, answered or not"
+    group.add_argument(
+        "--learn-every", type=_number(1), metavar="N", help="samples between further ones (1000)"
     )
-    load.add_argument(
-        "--warmup", type=float, metavar="S", help="seconds dropped (300, or a sixth if shorter)"
-    )
-    runs = parser.add_argument_group("runs")
-    runs.add_argument("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
-    runs.add_argument(
-        "--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)"
-    )
-    runs.add_argument(
-        "--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a YAML file (%(default)s)"
-    )
-    runs.add_argument("--lost-hits", type=float, help="share of cache hits that replicas lose")
-    runs.add_argument(
-        "--seeds", type=int, help="loads drawn (20; 8 to judge lodestar; 5 in a sweep; 1 for a trace)"
-    )
-    runs.add_argument("--first-seed", type=int, default=1, help="the first of them (%(default)s)")
-    runs.add_argument(
-        "--tune", type=int, default=0, metavar="N", help="try N weights of every policy that has any, first"
-    )
-    runs.add_argument(
-        "--margin", type=float, default=5.0, help="non-inferiority margin, per cent (%(default)s)"
-    )
-    runs.add_argument("--workers", type=int, default=2, help="processes (%(default)s)")
-    runs.add_argument("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
-    runs.add_argument("--list", action="store_true", help="list workloads, fleets and policies, and stop")
-    learns = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
-    learns.add_argument("--learn-first", type=int, metavar="N", help="samples before the first model (5000)")
-    learns.add_argument("--learn-every", type=int, metavar="N", help="samples between further ones (1000)")
-    live = parser.add_argument_group("live")
-    live.add_argument(
-        "--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare"
-    )
-    live.add_argument("--model", default="default", help="model name sent to gateways (%(default)s)")
-    live.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
+    add = parser.add_argument_group("live").add_argument
+    add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
+    add("--model", default="default", help="model name sent to gateways (%(default)s)")
+    add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,155 +118,232 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         _list(console)
         return 0
-    _check(arguments)
-    check_folder(arguments.out)
+    if bool(arguments.workload) == bool(arguments.trace):
+        raise EppError("give either --workload or --trace (`epp lab compare --list` lists the workloads)")
+    _check_folder(arguments.out)
     failed: list[str] = []
     if arguments.over_http:
-        document, failed = compare_gateways(arguments, console)
+        document, failed = _driven(arguments)
     else:
         document = _simulated(arguments)
     # Before the tables, whose reader may have closed the pipe.
-    written = save_report(arguments.out, encode(document), page(document))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "results.json").write_bytes(encode(document))
+    (arguments.out / "report.html").write_text(page(document), encoding="utf-8")
     console.print(*tables(document), sep="\n")
-    console.print(f"\n{written}", markup=False)
-    return tell(failed)
+    console.print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html", markup=False)
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _simulated(arguments: argparse.Namespace) -> Document:
-    policies = _learning(policies_of(arguments.policy, yardsticks=not arguments.sweep), arguments)
-    candidate = candidate_of(arguments.candidate, policies)
-    seeds = seeds_of(arguments, candidate)
-    plan = Plan(
-        fleet=fleet_of(arguments),
-        policies=policies,
-        candidate=candidate,
-        seeds=tuple(range(arguments.first_seed, arguments.first_seed + seeds)),
-        margin=arguments.margin / 100.0,
-        tune_budget=arguments.tune,
-        workers=arguments.workers,
-        by_request=bool(arguments.trace),
-    )
-    cells = cells_of(arguments)
-    with progress(sys.stderr) as step:
-        comparer = Comparer(plan, step)
-        if arguments.sweep:
-            cells = sweep_cells(cells, arguments.loads)
-        elif is_sweep(arguments.shape):
-            cells = comparer.guidellm_sweep(cells[0], arguments.shape)
-        return comparer.document(cells, sweep=len(cells) > 1 and bool(arguments.sweep or arguments.shape))
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before the runs whose report it is to hold."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise EppError(f"--out {folder}: {there} is no folder that can be written to")
 
 
-def seeds_of(arguments: argparse.Namespace, candidate: str) -> int:
-    """How many loads are drawn."""
-    if arguments.seeds is not None:
-        return int(arguments.seeds)
-    if arguments.trace:
-        return 1
-    if arguments.sweep:
-        return DEFAULT_SWEEP_SEEDS
-    return DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
+def cells_of(arguments: argparse.Namespace) -> list[Cell]:
+    """Return the cells that the flags ask for.
+
+    Raises:
+        EppError: unknown workload.
+    """
+    cells = []
+    names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
+    for name in names:
+        workload = workload_named(name)
+        cell = Cell(
+            name=name,
+            source=Source(workload=name, until_s=arguments.seconds),
+            time_scale=workload.time_scale,
+            max_in_flight=workload.max_in_flight,
+            tuning=Source(workload=workload.tuning or name, until_s=arguments.seconds),
+        )
+        cells.append(cell)
+    if not names:
+        source = Source(
+            trace=str(arguments.trace),
+            scale=arguments.scale,
+            max_prompt_tokens=arguments.max_prompt_tokens,
+            until_s=arguments.seconds,
+            part="judge" if arguments.tune else "all",
+        )
+        name = Path(arguments.trace).name.split(".")[0]
+        cells = [Cell(name=name, source=source, tuning=replace(source, part="tune"))]
+    if arguments.max_in_flight is not None:
+        cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
+    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup) for cell in cells]
 
 
-def policies_of(text: str, *, yardsticks: bool) -> tuple[PolicyChoice, ...]:
-    """The policies asked for, in that order, each once.
+def policies_of(text: str) -> tuple[PolicyChoice, ...]:
+    """Return the policies asked for, in that order, each once.
 
     Raises:
         EppError: nothing has that name.
     """
+    known = (*POLICIES, *ORACLES)
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",") if piece.strip()):
-        if part == "all":
-            names += [*POLICIES, *(ORACLES if yardsticks else ())]
-        elif part in POLICIES or part in ORACLES:
-            names.append(part)
-        else:
-            raise EppError(f"unknown policy {part!r}; one of: {', '.join((*POLICIES, *ORACLES))}")
+        if part != "all" and part not in known:
+            raise EppError(f"unknown policy {part!r}; one of: {', '.join(known)}")
+        names += known if part == "all" else [part]
     if not names:
         raise EppError("--policy names no policy")
     return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
 
 
 def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace) -> tuple[PolicyChoice, ...]:
-    """The policies with what the flags say of learning."""
+    """Give policies that learn what the flags say of learning."""
     asked = {"first": arguments.learn_first, "every": arguments.learn_every}
     data = {name: value for name, value in asked.items() if value is not None}
-    if not data:
-        return policies
-    settings = msgspec.structs.replace(UNTRIED, data=Data(**data))
+    learning = Learning(msgspec.structs.replace(UNTRIED, data=Data(**data)) if data else UNTRIED)
     return tuple(
-        replace(policy, learning=Learning(settings)) if policy.name == Lodestar.name else policy
-        for policy in policies
+        replace(policy, learning=learning) if policy.name == Lodestar.name else policy for policy in policies
     )
 
 
-def candidate_of(asked: str | None, policies: tuple[PolicyChoice, ...]) -> str:
-    """The policy that is judged.
+def candidate_of(asked: str | None, names: Sequence[str]) -> str:
+    """Return the policy that is judged.
 
     Raises:
         EppError: the one asked for does not run, or is a yardstick.
     """
-    names = [p.name for p in policies if p.name not in ORACLES]
-    if asked is None and policies[0].name == Lodestar.name:
-        return Lodestar.name
     if asked is None:
-        return next((name for name in CANDIDATES if name in names), (names or [policies[0].name])[0])
-    if asked not in names:
-        raise EppError(f"--candidate {asked} is not among the policies that run: {', '.join(names)}")
+        real = [name for name in names if name not in ORACLES] or list(names)
+        usual = () if names[0] == Lodestar.name else CANDIDATES
+        return next((name for name in usual if name in real), real[0])
+    if asked not in names or asked in ORACLES:
+        raise EppError(f"--candidate {asked} is not among what runs: {', '.join(names)}")
     return asked
 
 
-def fleet_of(arguments: argparse.Namespace) -> FleetSpec:
-    """The fleet asked for: a file when there is one of that name.
+def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
+    policies = _learning(policies_of(arguments.policy), arguments)
+    candidate = candidate_of(arguments.candidate, [policy.name for policy in policies])
+    count = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
+    count = arguments.seeds or (1 if arguments.trace else count)
+    seeds = range(arguments.first_seed, arguments.first_seed + count)
+    fleet, cells = fleet_named(arguments.fleet), cells_of(arguments)
+    with progress(sys.stderr) as step:
+        tuned = _tuned(cells, policies, fleet, arguments, step)
+        chosen = [[_with_weights(policy, found) for policy in policies] for found in tuned]
+        tasks = [
+            Task(cell, fleet, policy, seed)
+            for cell, choices in zip(cells, chosen, strict=True)
+            for policy in choices
+            for seed in seeds
+        ]
+        title = f"{len(policies)} policies x {count} seeds x {len(cells)} loads"
+        outcomes = iter(_run_all(run_task, tasks, title, arguments.workers, step))
+    entries = []
+    for cell, choices, found in zip(cells, chosen, tuned, strict=True):
+        runs = {policy.name: [next(outcomes) for _ in seeds] for policy in choices}
+        weights = {policy.name: policy.weights for policy in choices}
+        tuning = [asdict(one) for one in found.values()]
+        entries.append(
+            _entry(cell, runs, weights, seeds[0], candidate, by_request=bool(arguments.trace), tuning=tuning)
+        )
+    return _document(fleet, seeds, candidate, entries)
 
-    Raises:
-        EppError: no such fleet, or a file that is none.
-    """
-    path = Path(arguments.fleet)
-    if arguments.fleet not in FLEETS and (path.suffix in {".yaml", ".yml"} or path.is_file()):
-        try:
-            fleet = fleet_from_yaml(path.read_text(encoding="utf-8"), str(path))
-        except OSError as error:
-            raise EppError(f"{path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise EppError(f"{path}: not a YAML file: {error}") from error
-    else:
-        fleet = fleet_from_text(arguments.fleet)
-    if arguments.lost_hits is not None:
-        if not 0.0 <= arguments.lost_hits <= 1.0:
-            raise EppError(f"--lost-hits is a share between 0 and 1, not {arguments.lost_hits:g}")
-        fleet = with_lost_hits(fleet, arguments.lost_hits)
-    return fleet
+
+def _run_all(
+    work: Callable[[Any], Any], tasks: Sequence[Any], title: str, workers: int, step: Step
+) -> list[Any]:
+    step(title, 0, len(tasks))
+    return run_all(work, tasks, workers=workers, on_done=lambda done: step(title, done, len(tasks)))
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    if bool(arguments.workload) == bool(arguments.trace):
-        raise EppError("give either --workload or --trace (`epp replay --list` lists the workloads)")
-    names = {name.strip() for name in (arguments.workload or "").split(",")}
-    if not arguments.trace and names == {""}:
-        raise EppError("--workload names no workload (`epp replay --list` lists them)")
-    for name in sorted(names - {""}):
-        workload_named(name)
-    if arguments.sweep and arguments.shape:
-        raise EppError("--sweep and --shape exclude each other; `--shape sweep` is GuideLLM's sweep")
-    least = {
-        "seeds": 1,
-        "first_seed": 0,
-        "workers": 1,
-        "tune": 0,
-        "margin": 0,
-        "load": 1e-9,
-        "learn_first": 1,
-        "learn_every": 1,
-        "warmup": 0,
-        "seconds": 0,
-        "scale": 0,
-        "max_prompt_tokens": 0,
-        "max_in_flight": 0,
+def _tuned(
+    cells: Sequence[Cell],
+    policies: Sequence[PolicyChoice],
+    fleet: FleetSpec,
+    arguments: argparse.Namespace,
+    step: Step,
+) -> list[dict[str, Tuned]]:
+    """Return what tuning found for each cell, by policy."""
+    policies = [policy for policy in policies if arguments.tune and tunable(policy.name)]
+    tasks = [TuningTask(cell, fleet, policy, arguments.tune) for cell in cells for policy in policies]
+    title = f"tuning {len(policies)} policies, {arguments.tune} weights each"
+    found = iter(_run_all(tune, tasks, title, arguments.workers, step) if tasks else ())
+    return [{policy.name: next(found) for policy in policies} for _ in cells]
+
+
+def _with_weights(policy: PolicyChoice, tuned: Mapping[str, Tuned]) -> PolicyChoice:
+    found = tuned.get(policy.name)
+    return policy if found is None else replace(policy, weights=dict(found.weights))
+
+
+def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Drive gateways; what they did, and a sentence for each that answered nothing."""
+    if arguments.tune:
+        raise EppError("--tune is for simulated fleets")
+    seed, cells = arguments.first_seed, cells_of(arguments)
+    names = list(parse_gateways(arguments.over_http))
+    candidate = candidate_of(arguments.candidate or names[0], names)
+    with progress(sys.stderr) as step:
+        driven, failed = drive_gateways(
+            cells, arguments.over_http, seed, model=arguments.model, headers=arguments.header, step=step
+        )
+    candidate = candidate if candidate in driven else next(iter(driven))
+    entries = [
+        _entry(
+            cell, {name: [found[at]] for name, found in driven.items()}, {}, seed, candidate, by_request=True
+        )
+        for at, cell in enumerate(cells)
+    ]
+    return _document(None, [seed], candidate, entries), failed
+
+
+def _entry(
+    cell: Cell,
+    outcomes: Mapping[str, Sequence[Outcome]],
+    weights: Mapping[str, Mapping[str, float]],
+    seed: int,
+    candidate: str,
+    *,
+    by_request: bool,
+    tuning: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return the section of one load."""
+    roles = {name: "yardstick" if name in ORACLES else "baseline" for name in outcomes} | {
+        candidate: "candidate"
     }
-    for name, low in least.items():
-        value = getattr(arguments, name)
-        if value is not None and not low <= value < inf:
-            raise EppError(f"--{name.replace('_', '-')} must be at least {low:g}, not {value:g}")
+    comparisons = compare_policies(outcomes, roles, by_request=by_request)
+    lessons = {name: [run.lesson for run in runs if run.lesson] for name, runs in outcomes.items()}
+    return {
+        "name": cell.name,
+        "load": load_entry(cell, seed, outcomes),
+        "warmup_s": cell.warmup(cell.source.requests(seed)),
+        "policies": [
+            policy_entry(name, roles[name], weights.get(name, {}), [run.figures for run in runs])
+            for name, runs in outcomes.items()
+        ],
+        "comparisons": comparisons,
+        "tuning": list(tuning),
+        "conclusion": [
+            *conclusion(comparisons, candidate, MARGIN),
+            *(lesson_sentence(name, found) for name, found in lessons.items() if found),
+        ],
+    }
+
+
+def _document(
+    fleet: FleetSpec | None, seeds: Sequence[int], candidate: str, cells: list[dict[str, Any]]
+) -> dict[str, Any]:
+    replicas = [
+        {
+            "address": replica.address,
+            "engine_class": replica.engine_class.name,
+            "rtt_ms": replica.network.rtt_ms,
+            "region": replica.region,
+            "lost_hit_share": replica.lost_hit_share,
+        }
+        for replica in (fleet.replicas if fleet else ())
+    ]
+    whole = {"schema": SCHEMA, "fleet": replicas, "seeds": list(seeds), "candidate": candidate}
+    return whole | {"margin": MARGIN, "cells": cells}
 
 
 def _list(console: Console) -> None:

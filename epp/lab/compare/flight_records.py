@@ -1,8 +1,4 @@
-"""Flight-recorder records as a trace: what was served is a load to replay.
-
-Owns the reading of what a decision's record says of its request: when, which session, how long, and the
-coarse prefix-cumulative block ids. Of the rest of a record it knows nothing. Pure: records come in.
-"""
+"""Flight-recorder records as a trace: what was served is a load to replay. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class _Outcome(msgspec.Struct):
 
 
 def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequest, ...]:
-    """Requests in the order of their decisions, open loop.
+    """Read requests in the order of their decisions, open loop.
 
     Times are those of the decisions. The answer's length is the engine's count, else the client's limit. A
     prompt is as long as the engine counted it, else as the picker did; counts below 0 are none. Requests
@@ -75,27 +71,19 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
     block_tokens = max(1, round(statistics.median(sizes))) if sizes else _BLOCK_TOKENS
     start_s = min(d.at for d in decisions)
     numbers: dict[str, int] = {}
-    return in_time_order([_request(d, outcomes.get(d.id), start_s, block_tokens, numbers) for d in decisions])
-
-
-def _request(
-    decision: _Decision, outcome: _Outcome | None, start_s: float, block_tokens: int, numbers: dict[str, int]
-) -> TraceRequest:
-    request = decision.request
-    output_tokens = _told(outcome.completion_tokens if outcome else None) or request.max_output_tokens
-    prompt_tokens = _told(outcome.prompt_tokens if outcome else None) or request.prompt_tokens
-    session = decision.session or request.affinity_key or decision.id
-    return TraceRequest(
-        at_ms=round((decision.at - start_s) * 1000.0, 3),
-        session=session,
-        user=session,
-        prompt_tokens=prompt_tokens,
-        output_tokens=max(1, output_tokens or DEFAULT_OUTPUT_TOKENS),
-        block_ids=tuple(numbers.setdefault(block, len(numbers)) for block in decision.blocks),
-        block_tokens=block_tokens,
-    )
-
-
-def _told(count: int | None) -> int:
-    """An engine's count; 0 where it told none, or one that none can be."""
-    return max(0, count or 0)
+    requests = []
+    for decision in decisions:
+        request, outcome = decision.request, outcomes.get(decision.id, _Outcome(""))
+        session = decision.session or request.affinity_key or decision.id
+        output_tokens = max(0, outcome.completion_tokens or 0) or request.max_output_tokens
+        found = TraceRequest(
+            at_ms=round((decision.at - start_s) * 1000.0, 3),
+            session=session,
+            user=session,
+            prompt_tokens=max(0, outcome.prompt_tokens or 0) or request.prompt_tokens,
+            output_tokens=max(1, output_tokens or DEFAULT_OUTPUT_TOKENS),
+            block_ids=tuple(numbers.setdefault(block, len(numbers)) for block in decision.blocks),
+            block_tokens=block_tokens,
+        )
+        requests.append(found)
+    return in_time_order(requests)

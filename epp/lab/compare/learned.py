@@ -1,9 +1,9 @@
 """A policy that learns while it serves, in virtual time: a simulated fleet and a learner beside it.
 
-Owns who hears what when. Picker, policy and learner are the production objects: the learner is told every
-decision and outcome that the flight recorder would hold, trains when its settings say so, and a model that
-its gate lets through decides so many seconds later as training and the hand-over of the file take. Nothing
-is learned before the run unless a model is given: the first requests are the heuristic's.
+Picker, policy and learner are the production objects: the learner takes every decision and outcome that the
+flight recorder would hold, trains when its settings say so, and a model that its gate lets through decides so
+many seconds later as training and the hand-over of the file take. Nothing is learned before the run unless a
+model is given: the first requests are the heuristic's.
 
 What differs from a live learner: samples come at once, not when a file is read; and there is no trial between
 gate and promotion (`promotion: screen`), because a trial takes hours.
@@ -27,8 +27,9 @@ from epp.policies.lodestar import FALLBACKS, Lodestar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import WindowResult
-    from epp.lab.sim.scenario import FleetSpec, WindowRequest
+    from epp.lab.sim.scenario import FleetSpec
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision, Outcome
     from epp.schedule.picker import Picker
@@ -69,12 +70,12 @@ class Held:
     Attributes:
         at_s: when it began, in seconds after the start of the window.
         in_force_s: when its model began to decide, NaN where it never did.
-        told: what the learner says of it.
+        training: what the learner says of it.
     """
 
     at_s: float
     in_force_s: float
-    told: Round
+    training: Round
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class Lesson:
     @property
     def passed(self) -> int:
         """Rounds whose model was let through."""
-        return sum(held.told.verdict.passed for held in self.rounds)
+        return sum(held.training.verdict.passed for held in self.rounds)
 
     def share(self, word: str) -> float:
         """Share of decisions made by this, among those made once there was a model."""
@@ -125,7 +126,7 @@ class LearnedSim(FleetSim):
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Lodestar,
         learning: Learning,
@@ -189,13 +190,13 @@ class LearnedSim(FleetSim):
         before = self.learner.incumbent
         began_s = self.now_s
         self.learner.train(ZERO_WALL_S + self.loop.now_ms / 1e3)
-        told = self.learner.last
+        training = self.learner.last
         after = self.learner.incumbent
-        if told is None:
+        if training is None:
             return
         changes = after is not before
         in_force_s = began_s + self._learning.training_s if changes and after is not None else math.nan
-        self.lesson.rounds.append(Held(began_s, in_force_s, told))
+        self.lesson.rounds.append(Held(began_s, in_force_s, training))
         if changes:
             self._training = True
             due_ms = self.loop.now_ms + self._learning.training_s * 1e3
@@ -226,7 +227,7 @@ class LearnedSim(FleetSim):
 
 
 def run_learned(
-    requests: Sequence[WindowRequest],
+    requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Lodestar,
     learning: Learning,
@@ -241,14 +242,14 @@ def run_learned(
 
 
 def trained_on(
-    requests: Sequence[WindowRequest],
+    requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Lodestar,
     settings: LearnerSettings,
     *,
     seed: int,
 ) -> RewardModel | None:
-    """The model of one training on a run that the heuristic served: a policy learned offline.
+    """Return the model of one training on a run that the heuristic served: a policy learned offline.
 
     None when the run says too little to train on.
     """

@@ -1,7 +1,6 @@
-"""What is run: cells (a load at a pace), and how a cell's requests come about.
+"""What is run: cells, which are loads at a pace, and how a cell's requests come about.
 
-Owns the sources of load, the split of a trace into a part to tune on and a part to judge on, and the small
-cache that lets the policies of one worker share a load. Values are picklable: they travel to workers.
+Values are picklable: they travel to worker processes.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from functools import lru_cache
 
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.lab.compare.agent_sessions import AgentOptions
 from epp.lab.compare.files import load_trace
 from epp.lab.compare.trace import TraceRequest, select
 from epp.lab.sim.scenario import ConnectionReports
-from epp.lab.workloads import shapes
 from epp.lab.workloads.registry import workload_named
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
@@ -23,35 +20,7 @@ TUNING_SEED = 1_000_000
 #: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
 TUNING_SHARE = 1 / 3
 WARMUP_S = 300.0
-MOST_DAYS = 31
 _WARMUP_SHARE = 1 / 6
-_STREAM_NOMINAL_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One of GuideLLM's shapes (`epp.lab.workloads.shapes`).
-
-    Attributes:
-        kind: ``concurrent``, ``poisson`` or ``throughput``.
-        value: streams, or requests per second; unused for throughput.
-    """
-
-    kind: str
-    value: float = 0.0
-
-    @property
-    def label(self) -> str:
-        """E.g. ``poisson:4``."""
-        return self.kind if self.kind == "throughput" else f"{self.kind}:{self.value:.4g}"
-
-    def applied(self, requests: tuple[TraceRequest, ...], seed: int) -> tuple[TraceRequest, ...]:
-        """The requests at this shape's pace."""
-        if self.kind == "concurrent":
-            return shapes.concurrent(requests, int(self.value), nominal_s=_STREAM_NOMINAL_S)
-        if self.kind == "poisson":
-            return shapes.poisson(requests, self.value, seed)
-        return shapes.throughput(requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +30,23 @@ class Source:
     Attributes:
         workload: name of a generated workload, ``""`` for a trace.
         trace: path of a trace file, ``""`` for a workload.
-        scale: divides a trace's lengths; 0 for the usual: 8 for agent sessions, else 1.
-        max_prompt_tokens: longer prompts of a trace are dropped (and agent sessions stop there).
+        scale: divides a trace's lengths.
+        max_prompt_tokens: longer prompts of a trace are dropped.
         until_s: only what starts before, in the source's own time; 0 for all.
         part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
-        shape: another pace, None for the source's own.
         rate: of a workload: so many times as many users, each as before.
     """
 
     workload: str = ""
     trace: str = ""
-    scale: int = 0
+    scale: int = 1
     max_prompt_tokens: int = 24_000
     until_s: float = 0.0
     part: str = "all"
-    shape: Shape | None = None
     rate: float = 1.0
 
     def requests(self, seed: int) -> tuple[TraceRequest, ...]:
-        """The load for a seed, in time order. Loads are remembered: policies of one seed share them.
+        """Return the load for a seed, in time order; the last ones are remembered, for the next policy.
 
         Raises:
             EppError: unknown workload, unreadable trace, or nothing left of it.
@@ -93,8 +60,7 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
         requests = workload_named(source.workload).make(seed, source.rate)
     else:
         limit = source.max_prompt_tokens or None
-        agents = AgentOptions(seed=seed, scale=source.scale or 8, max_prompt_tokens=limit)
-        requests = load_trace(source.trace, seed=seed, scale=source.scale or 1, agents=agents)
+        requests = load_trace(source.trace, seed=seed, scale=source.scale)
         requests = select(requests, max_prompt_tokens=limit)
         if source.part != "all":
             requests = part_of(requests, source.part)
@@ -102,30 +68,29 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
         requests = select(requests, until_ms=source.until_s * 1000.0)
     if not requests:
         raise EppError(f"{source.workload or source.trace}: no request is left to replay")
-    return requests if source.shape is None else source.shape.applied(requests, seed)
+    return requests
 
 
 def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest, ...]:
-    """The part of a trace to tune on or to judge on.
+    """Return the part of a trace to tune on or to judge on.
 
-    An open-loop trace is cut in time; of closed-loop sessions whole users fall to one part or the other, by a
-    keyed draw, since a session cut in two would be tuned and judged on the same content.
+    An open-loop trace is cut in time. Of closed-loop sessions whole users fall to one part or the other,
+    since a session cut in two would be tuned and judged on the same content.
     """
     tune = part == "tune"
+    cut_ms = requests[-1].at_ms * TUNING_SHARE
     if any(r.after is not None for r in requests):
         chosen = [(keyed_uniform(0, r.user, "part") < TUNING_SHARE) == tune for r in requests]
-        offset_ms = 0.0
+        cut_ms = 0.0
     else:
-        cut_ms = requests[-1].at_ms * TUNING_SHARE
         chosen = [(r.at_ms < cut_ms) == tune for r in requests]
-        offset_ms = 0.0 if tune else cut_ms
     position: dict[int, int] = {}
     kept: list[TraceRequest] = []
     for index, (request, wanted) in enumerate(zip(requests, chosen, strict=True)):
         if wanted:
             position[index] = len(kept)
             after = None if request.after is None else position[request.after]
-            kept.append(replace(request, at_ms=request.at_ms - offset_ms, after=after))
+            kept.append(replace(request, at_ms=request.at_ms - (0.0 if tune else cut_ms), after=after))
     return tuple(kept)
 
 
@@ -136,8 +101,8 @@ class Reports:
     Attributes:
         usage: of any usage (prompt, completion and cached tokens).
         cached_tokens: of cached tokens.
-        delay_ms: how late first tokens and ends are told.
-        connections: of the connections that they travelled on.
+        delay_ms: how late first tokens and ends are reported.
+        connections: of the connections that they took.
     """
 
     usage: bool = True
@@ -159,7 +124,7 @@ class Cell:
         closed_loop: whether followers wait for answers.
         warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
         tuning: what policies are tuned on.
-        reports: what the picker is told.
+        reports: what the picker hears.
     """
 
     name: str
@@ -174,24 +139,11 @@ class Cell:
 
     @property
     def pace(self) -> float:
-        """What send times and think times are multiplied by."""
+        """Factor on send times and think times."""
         return self.time_scale / self.load
 
-    def check_length(self, requests: tuple[TraceRequest, ...]) -> None:
-        """Refuse a pace at which the load would not end: probes and scrapes go on through every pause.
-
-        Raises:
-            EppError: it lasts longer than `MOST_DAYS`.
-        """
-        days = requests[-1].at_ms * self.pace / 86_400_000.0
-        if not days <= MOST_DAYS:
-            raise EppError(
-                f"{self.name}: at this pace the load lasts {days:,.0f} days, and {MOST_DAYS} are the most:"
-                " a larger --load or rate, or fewer --seconds"
-            )
-
     def warmup(self, requests: tuple[TraceRequest, ...]) -> float:
-        """Seconds dropped at the start.
+        """Return the seconds dropped at the start.
 
         Raises:
             EppError: nothing would be left to judge.

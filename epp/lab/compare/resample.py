@@ -1,8 +1,6 @@
-"""Bootstrap for dependent data.
+"""Bootstrap for dependent data: whole sessions, or stretches of time, are drawn again.
 
-Owns: how samples are drawn again - whole sessions, or stretches of time - and statistics of what was drawn.
-Pure; numpy only; randomness from explicit seeds. A resample is a row of counts: how often each value is in
-it.
+A resample is a row of counts: how often each value is in it. Pure; randomness from explicit seeds.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ _MIN_SERIES = 8  # a shorter series says nothing about its own correlation
 _BATCH = 200  # replicates at once: bounds memory at _BATCH x n numbers
 
 
-# ---- statistics of resampled samples -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Statistic:
     """What is compared: the mean, or a percentile. ``q`` is None for the mean."""
@@ -40,15 +35,7 @@ class Statistic:
         return "mean" if self.q is None else f"p{self.q:g}"
 
     def weighted(self, values: Floats, counts: Counts) -> Floats:
-        """The statistic of each resampled sample.
-
-        Args:
-            values: n values.
-            counts: one row a replicate: how often each value is in it (R x n, no row all zero).
-
-        Returns:
-            R numbers, each equal to the statistic of the values repeated ``counts`` times.
-        """
+        """Return the statistic of each resample: of the values repeated as often as a row of counts says."""
         if self.q is None:
             return np.asarray(counts @ values / counts.sum(axis=1), dtype=float)
         order = np.argsort(values, kind="stable")
@@ -60,15 +47,17 @@ class Statistic:
         at_high = ranked[(upto > high[:, None]).argmax(axis=1)]
         return np.asarray(at_low + (at_high - at_low) * (position - low), dtype=float)
 
-
-# ---- resampling ----------------------------------------------------------------------------------------
+    def block(self, values: Floats) -> float:
+        """Return the mean block for a series: of the values, or of who is above the percentile."""
+        known = values[~np.isnan(values)]
+        if self.q is None or not len(known):
+            return politis_white_block(known)
+        return politis_white_block((known > np.percentile(known, self.q)).astype(float))
 
 
 def by_cluster(keys: Sequence[str], seed: int) -> Resampler:
     """Resample whole clusters (sessions): as many as there are, with replacement."""
-    names = dict.fromkeys(keys)
-    number = {key: position for position, key in enumerate(names)}
-    member = np.array([number[key] for key in keys], dtype=np.int64)
+    names, member = np.unique(np.array(keys), return_inverse=True)
     rng = np.random.default_rng(seed)
 
     def resample(replicates: int) -> Counts:
@@ -79,7 +68,7 @@ def by_cluster(keys: Sequence[str], seed: int) -> Resampler:
 
 
 def stationary(n: int, mean_block: float, seed: int) -> Resampler:
-    """Stationary bootstrap (Politis and Romano 1994) of n values in time order.
+    """Resample n values in time order by the stationary bootstrap (Politis and Romano 1994).
 
     Blocks of geometric length with the given mean start anywhere and wrap around the end.
     """
@@ -99,13 +88,12 @@ def stationary(n: int, mean_block: float, seed: int) -> Resampler:
     return resample
 
 
-def politis_white_block(values: Sequence[float] | Floats) -> float:
-    """Mean block length for the stationary bootstrap of a series, from its own autocorrelation.
+def politis_white_block(series: Floats) -> float:
+    """Return the mean block length for the stationary bootstrap of a series, from its own autocorrelation.
 
     Politis and White (2004) with the correction of Patton, Politis and White (2009): flat-top window up to
     twice the lag after which correlations stay insignificant; at least 1, at most min(3 sqrt n, n / 3).
     """
-    series = np.asarray(values, dtype=float)
     n = len(series)
     if n < _MIN_SERIES or float(series.std()) == 0.0:
         return 1.0
@@ -129,32 +117,6 @@ def politis_white_block(values: Sequence[float] | Floats) -> float:
 
 
 def replicate(statistic: Callable[[Counts], Floats], resample: Resampler, replicates: int) -> Floats:
-    """The statistic of so many resamples."""
+    """Return the statistic of so many resamples, one row or number each."""
     sizes = [min(_BATCH, replicates - first) for first in range(0, replicates, _BATCH)]
     return np.concatenate([statistic(resample(size)) for size in sizes])
-
-
-def mean_interval(
-    values: Sequence[float], *, seed: int, level: float = 0.95, replicates: int = 4000
-) -> tuple[float, float]:
-    """Interval for the mean of independent units (one value a seed or window), studentised bootstrap.
-
-    Studentised, because with 5 to 30 units the plain percentile interval is too narrow.
-
-    Raises:
-        ValueError: fewer than three values: no interval can be honest.
-    """
-    sample = np.asarray(values, dtype=float)
-    n = len(sample)
-    if n < 3:
-        raise ValueError(f"an interval needs at least three units, not {n}")
-    mean, error = float(sample.mean()), float(sample.std(ddof=1)) / n**0.5
-    if error == 0.0:
-        return mean, mean
-    drawn = sample[np.random.default_rng(seed).integers(0, n, size=(replicates, n))]
-    errors = drawn.std(axis=1, ddof=1) / n**0.5
-    usable = errors > 1e-12 * error  # a resample of one value repeated has no spread to divide by
-    t = (drawn.mean(axis=1)[usable] - mean) / errors[usable]
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(t, [tail, 100.0 - tail])
-    return mean - float(high) * error, mean - float(low) * error

@@ -1,14 +1,13 @@
 """Text for trace requests: from block ids to chat messages, the same bytes for the same ids.
 
-Owns: the vocabulary and the rule from id to text. Must not know: HTTP, files, randomness other than the ids.
 Two requests whose ids agree up to a token offset have equal text up to there, so that every prefix that the
 trace says is shared is shared byte by byte by whoever tokenises or hashes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import shake_128
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,16 +41,8 @@ _MESSAGE_TOKENS = 325
 _CLOSING = "Go on."
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message: role (``system``, ``user``, ``assistant``) and text."""
-
-    role: str
-    content: str
-
-
 def prompt_text(request: TraceRequest) -> str:
-    """The whole prompt as one text of four bytes a token."""
+    """Return the whole prompt as one text of four bytes a token."""
     size, parts, left = request.block_tokens, [], request.prompt_tokens
     for block_id in request.block_ids:
         take = min(size, left)
@@ -68,8 +59,8 @@ def prompt_text(request: TraceRequest) -> str:
     return words.tobytes().decode("ascii")
 
 
-def chat_messages(request: TraceRequest, answers: Mapping[int, str] | None = None) -> list[Message]:
-    """The prompt as a chat: system, then user and assistant in turns, the user last.
+def chat_messages(request: TraceRequest, answers: Mapping[int, str] | None = None) -> list[dict[str, str]]:
+    """Return the prompt as a chat: system, then user and assistant in turns, the user last.
 
     Args:
         request: what to realise. Where it does not say where turns start, message starts are drawn per
@@ -80,23 +71,25 @@ def chat_messages(request: TraceRequest, answers: Mapping[int, str] | None = Non
     text, starts = prompt_text(request), request.turn_starts or _drawn_starts(request)
     known = answers or {}
     messages = []
-    if not starts or starts[0] > 0:
-        end = starts[0] if starts else request.prompt_tokens
-        messages.append(Message("system", text[: end * _BYTES_PER_TOKEN].lstrip()))
-    for turn, start in enumerate(starts):
-        end = starts[turn + 1] if turn + 1 < len(starts) else request.prompt_tokens
+
+    def add(role: str, start: int, end: int) -> None:
         content = text[start * _BYTES_PER_TOKEN : end * _BYTES_PER_TOKEN].lstrip()
-        role = "assistant" if turn % 2 else "user"
-        if role == "assistant":
-            content = known.get(start, content)
-        messages.append(Message(role, content))
-    if messages[-1].role != "user":
-        messages.append(Message("user", _CLOSING))
+        messages.append(
+            {"role": role, "content": known.get(start, content) if role == "assistant" else content}
+        )
+
+    edges = (*starts, request.prompt_tokens)
+    if edges[0] > 0:
+        add("system", 0, edges[0])
+    for turn, (start, end) in enumerate(pairwise(edges)):
+        add("assistant" if turn % 2 else "user", start, end)
+    if messages[-1]["role"] != "user":
+        messages.append({"role": "user", "content": _CLOSING})
     return messages
 
 
 def _drawn_starts(request: TraceRequest) -> tuple[int, ...]:
-    """Message starts for a prompt without known turns.
+    """Draw message starts for a prompt without known turns.
 
     The first block is the system message and further starts are drawn per block id, so that they depend on
     nothing behind them; a prompt of less than one block is one message of the user's.

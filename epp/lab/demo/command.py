@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 from rich.console import Console
-from rich.live import Live
 
 from epp.config.schema import PolicySection
-from epp.lab.compare.compare import Metric, compare, interval, sentence
+from epp.lab.compare.compare import compare, sentence
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
 from epp.lab.compare.resample import Statistic
-from epp.lab.compare.stats import summarise
-from epp.lab.compare.table import LiveState, PolicyRun, comparison_table, live_table
+from epp.lab.compare.table import comparison_table
 from epp.lab.demo.example import at_least, end_like_ctrl_c, output
 from epp.lab.demo.load import exit_status, load_of
 from epp.lab.demo.pool_change import change_pool
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 #: cores.
 DURATION_S = 16.0
 BASELINES = ("least-request", "session-affinity")
-COMPARED: tuple[Metric, ...] = ("ttft_ms", "e2e_ms")
+COMPARED = ("ttft_ms", "e2e_ms")
 TUNER = Sidecar("tuner", ("tune",), ready="weights.yaml")
 
 
@@ -116,39 +114,23 @@ async def _run_all(
 async def _run_one(
     requests: Sequence[TraceRequest], policy: str, stack: Stack, console: Console
 ) -> list[RequestResult]:
-    state = LiveState(title=policy, total=len(requests), regions={r.name: r.name for r in REGIONS})
-    options = LoadOptions(base_url=stack.url, model=MODEL)
-    try:
-        with Live(console=console, get_renderable=lambda: live_table(state)):
-            results = await run_load(requests, options, on_send=state.sent, on_result=state.result)
-    finally:
-        if not console.is_terminal:  # where nothing is live, the table ends without a line break
-            console.print()
+    console.print(f"{policy}: {len(requests)} requests", highlight=False)
+    results = await run_load(requests, LoadOptions(base_url=stack.url, model=MODEL))
     (stack.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
 
 
 def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
     """Print the policies side by side, then what may be said of the differences."""
-    mean, p95 = Statistic(None), Statistic(95)
-    rows = [
-        PolicyRun(
-            policy,
-            summarise(results),
-            ttft_p95_interval_ms=interval(results, "ttft_ms", p95),
-            e2e_p95_interval_ms=interval(results, "e2e_ms", p95),
-        )
-        for policy, results in runs.items()
-    ]
-    console.print(comparison_table(rows))
+    console.print(comparison_table(runs))
     console.print(
         "Intervals are 95 %, resampled by conversation and by stretches of time, within this one load:"
     )
     (first, ours), *others = runs.items()
     for policy, results in others:
         for metric in COMPARED:
-            for statistic in (mean, p95):
-                found = compare(ours, results, metric, statistic)
+            for q in (None, 95):
+                found = compare(ours, results, metric, Statistic(q))
                 console.print(f"  {sentence(first, policy, found)}", highlight=False)
 
 

@@ -33,7 +33,7 @@ def load_of(arguments: argparse.Namespace) -> Sequence[TraceRequest]:
     """
     if arguments.seconds * arguments.rate > MOST_REQUESTS:
         raise EppError(
-            f"a demo sends at most {MOST_REQUESTS:,} requests; `epp replay` simulates longer loads"
+            f"a demo sends at most {MOST_REQUESTS:,} requests; `epp lab compare` simulates longer loads"
         )
     if arguments.trace is None:
         parameters = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)

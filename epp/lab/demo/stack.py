@@ -82,7 +82,7 @@ class Stack:
         replicas: the pool.
         sections: of the picker's configuration, beside those that every demo has.
         sidecar: what runs beside the picker.
-        simulator: further arguments of ``epp sim serve``.
+        simulator: further arguments of ``epp lab sim``.
         envoy: settings that differ from the demos'.
 
     Attributes:
@@ -172,7 +172,7 @@ class Stack:
         return await self._exit.enter_async_context(Child(name, words, self.folder))
 
     async def _start_replicas(self) -> None:
-        words = ["sim", "serve", *self._simulator]
+        words = ["lab", "sim", *self._simulator]
         for replica in self._replicas:
             where = f"name={replica.name},port=0,rtt_ms={replica.rtt_ms:g}"
             words += ["--replica", f"{where},class={replica.engine_class},model={replica.model}"]

@@ -94,7 +94,7 @@ class Route(Stack):
             await asyncio.gather(*(self.start_relay(name) for name in self.endpoints))
 
     async def _start_replica(self, region: str) -> None:
-        words = ("sim", "serve", "--model", MODEL, "--host", self._network.address(region))
+        words = ("lab", "sim", "--model", MODEL, "--host", self._network.address(region))
         program = (*EPP, *words, "--replica", f"name={region},port={ENGINE_PORT}")
         await self._run_inside(region, f"replica-{region}", program, ENGINE_PORT)
 

@@ -2,7 +2,7 @@
 
 The paper's own baselines run in two ways: as its router has them, with engine metrics read each 30 s (source
 [G]), and with metrics read as often as the fleet has it. Tuned entries have the weights of
-``policy_weights.json``, found by `epp replay --tune` on loads that nothing is compared on.
+``policy_weights.json``, found by `epp lab compare --tune` on loads that nothing is compared on.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.lab.sim.oracle import Oracle
-    from epp.lab.sim.scenario import FleetSpec
     from epp.lab.sim.truth import Truth
     from epp.types import Ranking, RequestView, Snapshot
 
@@ -40,25 +39,6 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "knows caches and answers": frozenset({"caches", "answer"}),
 }
 ORACLE = "oracle"
-
-
-class Informed:
-    """`GorgoMs` over true signals; an `epp.lab.sim.oracle.Oracle`.
-
-    Args:
-        fleet: the replicas, for how often each loses hits.
-        known: of ``lost``, ``caches`` and ``answer``.
-    """
-
-    name = GorgoMs.name
-
-    def __init__(self, fleet: FleetSpec, known: frozenset[str]) -> None:
-        self._lost_share = {spec.address: spec.lost_hit_share for spec in fleet.replicas}
-        self._known = known
-
-    def shown(self, truth: Truth) -> InformedPolicy:
-        """Return the policy over a fleet."""
-        return InformedPolicy(truth, self._known, self._lost_share)
 
 
 class InformedPolicy(Policy):
@@ -106,9 +86,14 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     options = WindowOptions(
         time_scale=load.pace, max_in_flight=load.max_in_flight, closed_loop=load.closed_loop
     )
-    policy: Oracle = GreedyOracleTotal() if entry == ORACLE else Informed(fleet, KNOWN[entry])
+    lost_share = {spec.address: spec.lost_hit_share for spec in fleet.replicas}
+
+    def informed(truth: Truth) -> Policy:
+        return InformedPolicy(truth, KNOWN[entry], lost_share)
+
+    policy: Oracle = GreedyOracleTotal if entry == ORACLE else informed
     result = run_window(requests, fleet, policy, seed=seed, options=options)
-    figures = outcome_of(load, seed, from_window(result, len(requests)), columns=False).figures
+    figures = outcome_of(load, seed, from_window(result, len(requests))).figures
     return {
         "TTFT p95 ms": figures.ttft_ms.p95,
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,

@@ -15,7 +15,7 @@ from epp.lab.sim.engine_class import EngineClass
 def _model(
     name: str, prefill_ms_per_token: float, decode: tuple[float, float], kv_capacity_tokens: int
 ) -> EngineClass:
-    """One model on vLLM; ``decode`` is the step of one and of eight long sequences."""
+    """Return one model on vLLM; ``decode`` is the step of one and of eight long sequences."""
     return EngineClass(
         name=name,
         frontend_ms=30.0,

@@ -1,14 +1,14 @@
 """OpenAI request bodies as a simulated engine reads them: text to tokens, blocks and a deterministic answer.
 
-Owns the simulator's tokenizer, which is exact about itself and an estimate of real ones: four bytes are one
-token, and a token id is one token. Must not know the picker's own hashing: an engine is a stranger to it.
-Rule: a prompt that repeats an earlier prompt and its answer has that text as a byte prefix.
+The simulator's tokenizer is exact about itself and an estimate of real ones: four bytes are one token, and a
+token id is one token. The picker's own hashing is not used: an engine is a stranger to it. A prompt that
+repeats an earlier prompt and its answer has that text as a byte prefix.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import xxhash
@@ -17,10 +17,9 @@ from epp.apis.decode import decode_repaired
 from epp.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 BYTES_PER_TOKEN: Final = 4
-_DECODER: Final = msgspec.json.Decoder(Any)
 _VOCABULARY: Final = (
     " the and for are but not you all any can had her was one our out day get has him his how man new now old"
     " see two way who boy did its let put say she too use dad mom run map key sum log set row box car dog cat"
@@ -58,11 +57,11 @@ class SimRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt, at least 1."""
+        """Return the length of the prompt, at least 1."""
         return max(1, len(self.text) // BYTES_PER_TOKEN)
 
     def answer_tokens(self, natural_tokens: int, context_tokens: int) -> tuple[int, str]:
-        """Length of the answer and its finish reason.
+        """Return the length of the answer and its finish reason.
 
         Args:
             natural_tokens: where the model would stop by itself.
@@ -87,6 +86,36 @@ class SimRequest:
         return (natural, "stop") if natural < limit else (limit, "length")
 
 
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: Any = None
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Body(msgspec.Struct):
+    model: str = ""
+    messages: list[_Message] = []
+    prompt: Any = None
+    tools: Any = None
+    stream: bool | None = None
+    stream_options: _Options | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
 def parse(body: bytes, *, chat: bool) -> SimRequest:
     """Read a body.
 
@@ -96,76 +125,44 @@ def parse(body: bytes, *, chat: bool) -> SimRequest:
     try:
         data = decode_repaired(_DECODER, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ClientError(400, f"The body is not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ClientError(400, "The body must be a JSON object.")
-    if data.get("n", 1) not in (1, None):
-        raise ClientError(400, "This replica generates one choice per request.", "n")
-    options = data.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise ClientError(400, "stream_options must be an object.", "stream_options")
-    limit_key = "max_completion_tokens" if data.get("max_completion_tokens") is not None else "max_tokens"
-    limit = _count(data, limit_key, least=1)
-    if limit is None and not chat:
-        limit = 16  # the default of the completions API
+        raise ClientError(400, f"The body is not a request: {error}") from None
     return SimRequest(
         chat=chat,
-        model=str(data.get("model") or ""),
-        text=_chat_text(data) if chat else _prompt_text(data),
-        stream=bool(data.get("stream")),
-        include_usage=bool(options.get("include_usage")),
-        max_tokens=limit,
-        min_tokens=_count(data, "min_tokens", least=0) or 0,
-        ignore_eos=bool(data.get("ignore_eos")),
-        salt=str(data.get("cache_salt") or ""),
+        model=data.model,
+        text=_chat_text(data) if chat else _prompt_text(data.prompt),
+        stream=bool(data.stream),
+        include_usage=bool(data.stream_options and data.stream_options.include_usage),
+        # 16 is the default of the completions API.
+        max_tokens=data.max_completion_tokens or data.max_tokens or (None if chat else 16),
+        min_tokens=data.min_tokens or 0,
+        ignore_eos=bool(data.ignore_eos),
+        salt=data.cache_salt or "",
     )
 
 
-def _count(data: Mapping[str, Any], key: str, least: int) -> int | None:
-    value = data.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ClientError(400, f"{key} must be an integer of at least {least}.", key)
-    return value
-
-
-def _chat_text(data: Mapping[str, Any]) -> bytes:
-    """Messages under a chat template, ending where the assistant speaks."""
-    messages = data.get("messages")
-    if not isinstance(messages, list) or not messages:
+def _chat_text(data: _Body) -> bytes:
+    """Put messages under a chat template that ends where the assistant speaks."""
+    if not data.messages:
         raise ClientError(400, "messages must be a non-empty list.", "messages")
-    pieces: list[bytes] = []
-    if data.get("tools"):
-        pieces += [b"<|tools|>", msgspec.json.encode(data["tools"]), b"\n"]
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ClientError(400, f"messages[{index}] must be an object with a role.", f"messages[{index}]")
-        pieces += [b"<|", message["role"].encode(), b"|>", _content(message.get("content"), index)]
-        if message.get("tool_calls"):
-            pieces.append(msgspec.json.encode(message["tool_calls"]))
+    pieces = [b"<|tools|>", msgspec.json.encode(data.tools), b"\n"] if data.tools else []
+    for message in data.messages:
+        parts = [message.content] if isinstance(message.content, str) else message.content or []
+        pieces += [b"<|", message.role.encode(), b"|>", *map(_part_text, parts)]
+        if message.tool_calls:
+            pieces.append(msgspec.json.encode(message.tool_calls))
         pieces.append(b"\n")
-    pieces.append(b"<|assistant|>")
-    return b"".join(pieces)
+    return b"".join((*pieces, b"<|assistant|>"))
 
 
-def _content(content: object, index: int) -> bytes:
-    if content is None:
-        return b""
-    if isinstance(content, str):
-        return content.encode()
-    if isinstance(content, list):
-        return b"".join(
-            str(part["text"]).encode()
-            if isinstance(part, dict) and "text" in part
-            else msgspec.json.encode(part)
-            for part in content
-        )
-    raise ClientError(400, f"messages[{index}].content must be text or parts.", f"messages[{index}].content")
+def _part_text(part: Any) -> bytes:
+    if isinstance(part, str):
+        return part.encode()
+    if isinstance(part, dict) and "text" in part:
+        return str(part["text"]).encode()
+    return msgspec.json.encode(part)
 
 
-def _prompt_text(data: Mapping[str, Any]) -> bytes:
-    prompt = data.get("prompt")
+def _prompt_text(prompt: Any) -> bytes:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
@@ -176,7 +173,7 @@ def _prompt_text(data: Mapping[str, Any]) -> bytes:
 
 
 def answer_words(request: SimRequest, tokens: int) -> list[str]:
-    """The answer, one word per token: the same prompt gets the same answer on every replica."""
+    """Return the answer, one word per token: the same prompt gets the same answer on every replica."""
     key = xxhash.xxh3_128_digest(request.text, 1)
     words: list[str] = []
     for index in range(0, tokens, 16):
@@ -185,7 +182,7 @@ def answer_words(request: SimRequest, tokens: int) -> list[str]:
 
 
 def chain_blocks(request: SimRequest, words: Sequence[str], block_tokens: int) -> list[int]:
-    """Chained hashes of the full blocks of prompt and answer together, root first."""
+    """Return chained hashes of the full blocks of prompt and answer together, root first."""
     text = request.text + "".join(words).encode()
     size = block_tokens * BYTES_PER_TOKEN
     parent = xxhash.xxh3_64_intdigest(f"{request.model}\x00{request.salt}".encode())

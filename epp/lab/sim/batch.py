@@ -30,8 +30,6 @@ class Batcher:
         decoding: the engine's decode batch by job id, read only.
     """
 
-    __slots__ = ("_checkpoints", "_cls", "_decoding", "_kv", "batch", "prefilling", "waiting")
-
     def __init__(
         self, cls: EngineClass, kv: KvCache, checkpoints: Checkpoints | None, decoding: Mapping[int, Entry]
     ) -> None:
@@ -73,7 +71,7 @@ class Batcher:
         return budget_tokens - budget
 
     def take(self) -> list[tuple[Entry, int]]:
-        """The batch that was computed; the next one is empty."""
+        """Return the batch that was computed; the next one is empty."""
         batch, self.batch = self.batch, []
         return batch
 
@@ -99,7 +97,7 @@ class Batcher:
         return True
 
     def _set_aside(self, steps: int) -> int:
-        """Room kept for the output still to come from admitted jobs."""
+        """Return the room kept for the output still to come from admitted jobs."""
         left = sum(entry.job.output_tokens - entry.generated for entry in self.prefilling)
         for entry in self._decoding.values():
             left += entry.finish_step - steps
@@ -111,17 +109,3 @@ class Batcher:
         entry.grow(self._kv, entry.prefill_tokens - entry.todo + tokens)
         self.batch.append((entry, tokens))
         return tokens
-
-    def fork(
-        self,
-        kv: KvCache,
-        checkpoints: Checkpoints | None,
-        decoding: Mapping[int, Entry],
-        copies: Mapping[int, Entry],
-    ) -> Batcher:
-        """The same state over other stores, with entries replaced by their copies (by `id`)."""
-        twin = Batcher(self._cls, kv, checkpoints, decoding)
-        twin.waiting.extend(copies[id(entry)] for entry in self.waiting)
-        twin.prefilling = [copies[id(entry)] for entry in self.prefilling]
-        twin.batch = [(copies[id(entry)], tokens) for entry, tokens in self.batch]
-        return twin

@@ -35,11 +35,11 @@ class Checkpoints:
         self._by_block: dict[int, tuple[int, ...]] = {}  # ascending
 
     def __len__(self) -> int:
-        """Copies kept."""
+        """Return the copies kept."""
         return len(self._order)
 
     def deepest(self, block_of: Callable[[int], int | None], limit_tokens: int) -> int:
-        """The deepest position at or before ``limit_tokens`` that has a copy, 0 for none; marks it as used.
+        """Find the deepest position up to ``limit_tokens`` that has a copy, 0 for none; mark it as used.
 
         Args:
             block_of: the prompt's block hash by block number, None where the prompt has none.
@@ -78,15 +78,11 @@ class Checkpoints:
             else:
                 del self._by_block[block]
 
-    def fork(self) -> Checkpoints:
-        """An independent copy."""
+    def __deepcopy__(self, memo: object) -> Checkpoints:
+        """Return an independent copy."""
         twin = copy(self)
-        twin._detach()  # noqa: SLF001 - of the same class
+        twin._order, twin._by_block = self._order.copy(), self._by_block.copy()  # noqa: SLF001 - the same class
         return twin
-
-    def _detach(self) -> None:
-        self._order = self._order.copy()
-        self._by_block = self._by_block.copy()
 
     def _touch(self, key: tuple[int, int]) -> None:
         """Make a copy the last one to go."""

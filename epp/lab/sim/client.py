@@ -16,8 +16,9 @@ from epp.lab.sim.loop import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.loop import Loop
-    from epp.lab.sim.scenario import WindowOptions, WindowRequest
+    from epp.lab.sim.scenario import WindowOptions
 
 
 class Client:
@@ -28,15 +29,12 @@ class Client:
         options: limits and pace.
         loop: virtual time.
         start_ms: the window's start on it.
-        send: told each request's index and intended time when it is sent.
-
-    Raises:
-        ValueError: a request waits for one that does not come before it.
+        send: called with each request's index and intended time when it is sent.
     """
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         options: WindowOptions,
         *,
         loop: Loop,
@@ -46,9 +44,6 @@ class Client:
         self._requests, self._loop, self._send = requests, loop, send
         self._start_ms, self._scale = start_ms, options.time_scale
         self._places = options.max_in_flight
-        self._stop_ms = float("inf")
-        if options.stop_after_s is not None:
-            self._stop_ms = start_ms + options.stop_after_s * 1e3
         self._in_flight = 0
         self._queue: deque[tuple[int, float]] = deque()  # has no place: index, intended time
         self._thinking = 0
@@ -57,8 +52,6 @@ class Client:
         for index, request in enumerate(requests):
             if request.after is None or not options.closed_loop:
                 roots.append(index)
-            elif not 0 <= request.after < index:
-                raise ValueError(f"request {index} waits for {request.after}, which does not come before it")
             else:
                 self._followers[request.after].append(index)
         roots.sort(key=lambda index: requests[index].at_ms)
@@ -71,24 +64,19 @@ class Client:
         return bool(self._roots or self._in_flight or self._thinking or self._queue)
 
     def answered(self, index: int) -> None:
-        """The request is over; its place is free and its followers begin to think."""
+        """Free the place of a request that is over; its followers begin to think."""
         self._in_flight -= 1
         now_ms = self._loop.now_ms
         for follower in self._followers.pop(index, ()):
+            self._thinking += 1
             due_ms = now_ms + self._requests[follower].think_ms * self._scale
-            if due_ms < self._stop_ms:
-                self._thinking += 1
-                self._loop.at(due_ms, Rank.ARRIVAL, self._thought, follower)
+            self._loop.at(due_ms, Rank.ARRIVAL, self._thought, follower)
         if self._queue:
             self._take_place(*self._queue.popleft())
 
     def _schedule_root(self) -> None:
-        if not self._roots:
-            return
-        due_ms = self._start_ms + self._requests[self._roots[0]].at_ms * self._scale
-        if due_ms >= self._stop_ms:
-            self._roots.clear()
-        else:
+        if self._roots:
+            due_ms = self._start_ms + self._requests[self._roots[0]].at_ms * self._scale
             self._loop.at(max(due_ms, self._loop.now_ms), Rank.ARRIVAL, self._root)
 
     def _root(self) -> None:

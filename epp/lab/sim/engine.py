@@ -18,18 +18,16 @@ the batch, not per token. Whoever wants single tokens asks `next_token_ms` and `
 from __future__ import annotations
 
 import heapq
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
 from epp.lab.sim.batch import Batcher
 from epp.lab.sim.checkpoints import Checkpoints
-from epp.lab.sim.decode_run import DecodeRun
 from epp.lab.sim.entry import Entry
 from epp.lab.sim.job import Counters, EngineEvent, EngineState, Finished, FinishReason, FirstToken, Job
 from epp.lab.sim.kv_cache import KvCache
-from epp.lab.sim.kv_fork import ForkedKv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +37,51 @@ if TYPE_CHECKING:
 _IDLE: Final = 0
 _PREFILL: Final = 1
 _DECODE: Final = 2
+
+
+class DecodeRun:
+    """Decode steps of one length in closed form: so many planned, so many done.
+
+    Division rounds: a boundary must be the one that multiplication, which moves time, agrees with, so every
+    question is answered by multiplication in the end.
+    """
+
+    def __init__(self, start_ms: float, step_ms: float) -> None:
+        self.start_ms, self.step_ms = start_ms, step_ms
+        self.planned = self.done = 0
+
+    @property
+    def end_ms(self) -> float:
+        """End of the last planned step."""
+        return self.start_ms + self.planned * self.step_ms
+
+    @property
+    def next_ms(self) -> float:
+        """End of the step under way."""
+        return self.start_ms + (self.done + 1) * self.step_ms
+
+    def steps_until(self, at_ms: float) -> int:
+        """Return the steps whose end is the first boundary at or after ``at_ms``."""
+        start_ms, step_ms = self.start_ms, self.step_ms
+        steps = max(0, ceil((at_ms - start_ms) / step_ms))
+        while steps > 0 and start_ms + (steps - 1) * step_ms >= at_ms:
+            steps -= 1
+        while start_ms + steps * step_ms < at_ms:
+            steps += 1
+        return steps
+
+    def take(self, now_ms: float) -> int:
+        """Return the planned steps that have ended by ``now_ms`` since the last call."""
+        if now_ms >= self.end_ms:
+            ended = self.planned
+        else:
+            ended = self.steps_until(now_ms)
+            if self.start_ms + ended * self.step_ms > now_ms:
+                ended -= 1
+            ended = min(ended, self.planned)
+        new = max(0, ended - self.done)
+        self.done += new
+        return new
 
 
 class Engine:
@@ -105,7 +148,7 @@ class Engine:
         return events
 
     def cancel(self, job_id: int, now_ms: float) -> bool:
-        """End a job early; False if it is not here (any more).
+        """Return the end a job early; False if it is not here (any more).
 
         Its `Finished` event carries ``now_ms``. What the GPU is computing at that moment runs on to its next
         boundary, and only then is the job's room free.
@@ -130,13 +173,7 @@ class Engine:
         return True
 
     def set_slowdown(self, factor: float, now_ms: float) -> None:
-        """Stretch all GPU work from the next boundary on by ``factor`` (1 is the class's own speed).
-
-        Raises:
-            ValueError: the factor is not positive.
-        """
-        if not factor > 0:
-            raise ValueError(f"slowdown must be positive: {factor}")
+        """Stretch all GPU work from the next boundary on by ``factor`` (1 is the class's own speed)."""
         self._run_until(now_ms)
         self._slowdown = factor
         if self._phase == _DECODE:
@@ -145,7 +182,7 @@ class Engine:
     # What callers ask
 
     def next_event_ms(self) -> float | None:
-        """When the batch changes next by itself; None when nothing is under way."""
+        """Return when the batch changes next by itself; None when nothing is under way."""
         if self._events:
             return self._now_ms
         if self._phase != _IDLE:
@@ -153,24 +190,20 @@ class Engine:
         return max(self._arriving[0][0], self._now_ms) if self._arriving else None
 
     def next_token_ms(self) -> float | None:
-        """When the next token can appear: the next decode step's end, or the next event."""
+        """Return when the next token can appear: the next decode step's end, or the next event."""
         if self._phase == _DECODE and not self._events:
             return min(self._run.next_ms, self._phase_end_ms)
         return self.next_event_ms()
 
     def generated(self, job_id: int) -> int:
-        """Tokens that a job has generated up to the last call that moved time.
-
-        Raises:
-            KeyError: the job is not here.
-        """
+        """Return the tokens that a job has generated up to the last call that moved time."""
         entry = self._entries[job_id]
         if job_id in self._decoding:
             return entry.generated + self._steps - entry.joined_step
         return entry.generated
 
     def snapshot(self) -> EngineState:
-        """Gauges and counters as of the last call that moved time."""
+        """Return gauges and counters as of the last call that moved time."""
         kv = self._kv
         return EngineState(
             arriving=len(self._arriving),
@@ -179,7 +212,7 @@ class Engine:
             held_tokens=kv.held_tokens,
             idle_tokens=kv.idle_tokens,
             capacity_tokens=kv.capacity_tokens,
-            counters=self._count.copied(kv.evicted_blocks),
+            counters=replace(self._count, evicted_blocks=kv.evicted_blocks),
         )
 
     # Time
@@ -252,7 +285,7 @@ class Engine:
     # Prefill
 
     def _prefilled(self, entry: Entry, tokens: int, at_ms: float) -> None:
-        """One chunk of a prompt is computed: share its blocks; the last one yields a token."""
+        """Share the blocks of a chunk that is computed; the last one of a prompt yields a token."""
         entry.todo -= tokens
         self._count.computed_tokens += tokens
         if entry.ended:
@@ -280,7 +313,7 @@ class Engine:
     # Decode
 
     def _plan_run_end(self) -> None:
-        """The decode run lasts until a job finishes, the pool is full, or someone can be admitted."""
+        """Let the decode run last until a job finishes, the pool is full, or someone can be admitted."""
         kv, batch = self._kv, len(self._decoding)
         order = self._finish_order
         while not self._in_order(order[0][2], order[0][0]):
@@ -294,7 +327,7 @@ class Engine:
         self._phase_end_ms = run.end_ms
 
     def _in_order(self, entry: Entry, finish_step: int) -> bool:
-        """Whether a place in the order of finishing still stands; leaving and preemption void it."""
+        """Tell whether a place in the order of finishing still stands; leaving and preemption void it."""
         return self._decoding.get(entry.job.job_id) is entry and entry.finish_step == finish_step
 
     def _break_run(self, now_ms: float) -> None:
@@ -356,25 +389,5 @@ class Engine:
             entry.keep(self._checkpoints, filled, self._batcher.running)
 
     def fork(self) -> Engine:
-        """An independent engine in the same state, to try out what would happen; events start anew.
-
-        Its cache reads through to this one's (`ForkedKv`): it is of no use once this engine has moved on.
-        """
-        twin = copy(self)
-        twin._detach()  # noqa: SLF001 - of the same class
-        return twin
-
-    def _detach(self) -> None:
-        copies = {id(entry): entry.copy() for entry in (*self._entries.values(), *self._leaving)}
-        self._kv = ForkedKv(self._kv)
-        self._entries = {job_id: copies[id(entry)] for job_id, entry in self._entries.items()}
-        self._arriving = [(at_ms, seq, copies[id(entry)]) for at_ms, seq, entry in self._arriving]
-        self._decoding = {job_id: copies[id(entry)] for job_id, entry in self._decoding.items()}
-        self._checkpoints = None if self._checkpoints is None else self._checkpoints.fork()
-        self._batcher = self._batcher.fork(self._kv, self._checkpoints, self._decoding, copies)
-        self._leaving = [copies[id(entry)] for entry in self._leaving]
-        # Places that do not stand any more keep their old entries, which are in nobody's batch.
-        self._finish_order = [(step, join, copies.get(id(e), e)) for step, join, e in self._finish_order]
-        self._run = self._run.copy()
-        self._events = []
-        self._count = replace(self._count)
+        """Return an independent engine in the same state, to try out what would happen; events start anew."""
+        return deepcopy(self, {id(self.cls): self.cls, id(self._events): []})

@@ -49,32 +49,8 @@ class EngineClass:
     mixed: bool = False
     state_slots: int | None = None
 
-    def __post_init__(self) -> None:
-        """Check what the model relies on.
-
-        Raises:
-            ValueError: a constant is out of range; the message names it.
-        """
-        for field in ("frontend_ms", "frontend_ms_per_token", "prefill_base_ms", "prefill_ms_per_token"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{self.name}: {field} must not be negative")
-        for field in ("chunk_tokens", "max_running", "kv_capacity_tokens", "context_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{self.name}: {field} must be at least 1")
-        if self.mixed and self.chunk_tokens <= self.max_running:
-            raise ValueError(f"{self.name}: chunk_tokens must leave room beside max_running decodes")
-        if self.state_slots is not None and self.state_slots < self.max_running:
-            raise ValueError(f"{self.name}: state_slots must be enough for max_running requests")
-        if not 0 <= self.output_reserve_ratio <= 1:
-            raise ValueError(f"{self.name}: output_reserve_ratio must be within 0 and 1")
-        sizes = [size for size, _ in self.decode_curve]
-        if not sizes or sizes != sorted(set(sizes)) or min(ms for _, ms in self.decode_curve) <= 0:
-            raise ValueError(
-                f"{self.name}: decode_curve must be ascending in batch size, with positive times"
-            )
-
     def decode_step_ms(self, batch: int) -> float:
-        """Milliseconds of one decode step of ``batch`` requests, interpolated on the curve."""
+        """Return the milliseconds of one decode step of ``batch`` requests, interpolated on the curve."""
         curve = self.decode_curve
         if batch <= curve[0][0] or len(curve) == 1:
             return curve[0][1]
@@ -83,11 +59,11 @@ class EngineClass:
         return low_ms + (high_ms - low_ms) * (batch - low) / (high - low)
 
     def prefill_batch_ms(self, uncached_tokens: int) -> float:
-        """Milliseconds of one prefill batch that computes ``uncached_tokens``."""
+        """Return the milliseconds of one prefill batch that computes ``uncached_tokens``."""
         return self.prefill_base_ms + self.prefill_ms_per_token * uncached_tokens
 
     def mixed_step_ms(self, decoding: int, uncached_tokens: int) -> float:
-        """Milliseconds of one step that decodes and computes a chunk of a prompt.
+        """Return the milliseconds of one step that decodes and computes a chunk of a prompt.
 
         The chunk's tokens cost what they cost alone; the decodes ride along for what their step takes beyond
         one of a single sequence, the weights being read once for both.
@@ -99,7 +75,7 @@ class EngineClass:
         return max(step_ms, prefill_ms + step_ms - self.decode_step_ms(1))
 
     def arrival_delay_ms(self, prompt_tokens: int) -> float:
-        """Milliseconds from the replica's socket to the scheduler's queue."""
+        """Return the milliseconds from the replica's socket to the scheduler's queue."""
         return self.frontend_ms + self.frontend_ms_per_token * prompt_tokens
 
 
@@ -137,20 +113,16 @@ L40S_X2 = EngineClass(
     context_tokens=32_768,  # source [G]: launch flag
 )
 
-H100 = EngineClass(
+H100 = replace(
+    L40S_X2,  # the same front end on the same kind of host
     name="h100",
-    frontend_ms=65.0,  # the same front end on the same kind of host
-    frontend_ms_per_token=0.013,
     prefill_base_ms=12.0,  # source [P]
     # source [G] quotes 0.04 (a 4k-token warm-up, about 25k tokens/s); the engine logs' slope of
     # 0.07 includes queueing, and the 3.81x of a cold 4k probe would make it 0.017.
     prefill_ms_per_token=0.040,
     chunk_tokens=8192,  # source [G]: SGLang's default below 90 GB of GPU memory
     decode_curve=tuple((size, step_ms / 1.6) for size, step_ms in _L40S_X2_DECODE),  # source [P]
-    max_running=64,
     kv_capacity_tokens=788_766,  # source [G]: the metrics fixture
-    output_reserve_ratio=0.7,
-    context_tokens=32_768,
 )
 
 # Llama 3 8B in fp16 on vLLM, the pools of Lodestar's evaluation (source [L]: A30; L20; V100 with the prefix
@@ -176,40 +148,26 @@ A30 = EngineClass(
     mixed=True,
 )
 
-V100 = EngineClass(
+V100 = replace(
+    A30,
     name="v100",
-    frontend_ms=40.0,
-    frontend_ms_per_token=0.005,
     prefill_base_ms=15.0,
     prefill_ms_per_token=0.366,
-    chunk_tokens=2048,
     decode_curve=((1, 22.2), (64, 75.0)),
-    max_running=64,
     kv_capacity_tokens=86_000,
-    output_reserve_ratio=0.0,
-    context_tokens=24_576,
     prefix_cache=False,
-    mixed=True,
 )
-
-L20 = EngineClass(
+L20 = replace(
+    A30,
     name="l20",
-    frontend_ms=40.0,
-    frontend_ms_per_token=0.005,
-    prefill_base_ms=12.0,
     prefill_ms_per_token=0.179,
-    chunk_tokens=2048,
     decode_curve=((1, 23.2), (64, 58.9)),
-    max_running=64,
     kv_capacity_tokens=196_000,
-    output_reserve_ratio=0.0,
-    context_tokens=24_576,
-    mixed=True,
 )
 
 
 def scaled(cls: EngineClass, name: str, *, prefill: float = 1.0, decode: float = 1.0) -> EngineClass:
-    """The same engine with its GPU times multiplied."""
+    """Return the same engine with its GPU times multiplied."""
     return replace(
         cls,
         name=name,

@@ -5,6 +5,7 @@ Owns the accounting between one job and the pool. Must not know the batch, the q
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,26 +52,6 @@ class Entry:
         blocks_held: leading blocks of ``path`` that it holds.
     """
 
-    __slots__ = (
-        "admitted",
-        "blocks_held",
-        "cached_tokens",
-        "ended",
-        "finish_step",
-        "first_token_sent",
-        "generated",
-        "job",
-        "joined_step",
-        "kv_tokens",
-        "path",
-        "ready_ms",
-        "seq",
-        "tail",
-        "tail_number",
-        "todo",
-        "waited_ms",
-    )
-
     def __init__(self, job: Job, path: Sequence[int], seq: int, *, ready_ms: float, tail_number: int) -> None:
         self.job = job
         self.path = path
@@ -89,15 +70,12 @@ class Entry:
         """Length of what a prefill must cover: the prompt, and after a preemption the answer so far."""
         return self.job.prompt_tokens + self.generated
 
-    def copy(self) -> Entry:
-        """An independent copy; job and path are shared, since nobody changes them."""
-        twin = Entry.__new__(Entry)
-        for name in Entry.__slots__:
-            setattr(twin, name, getattr(self, name))
-        return twin
+    def __deepcopy__(self, memo: object) -> Entry:
+        """Return an independent copy; job and path are shared, since nobody changes them."""
+        return copy(self)
 
     def find(self, kv: KvCache, checkpoints: Checkpoints | None) -> Found:
-        """What the cache has. One token at least is left to compute: it yields the next one."""
+        """Return what the cache has. One token at least is left to compute: it yields the next one."""
         prefill_tokens = self.prefill_tokens
         if self.job.miss:
             return Found(0, 0, prefill_tokens)
@@ -114,7 +92,7 @@ class Entry:
         return Found(blocks, credit, prefill_tokens - (blocks - idle) * size)
 
     def block(self, number: int) -> int | None:
-        """Hash of a block of prompt and answer, None where it is not known."""
+        """Return the hash of a block of prompt and answer, None where it is not known."""
         if number < len(self.path):
             return self.path[number]
         return self.tail if number == self.tail_number else None

@@ -1,8 +1,8 @@
 """A simulated fleet: replicas, the picker that serves it, the signals and the clients, on one virtual clock.
 
 Owns their composition and the schedule of what happens to replicas. The picker is the production object: it
-is built as the server builds it, gets the same calls in the same order, and is told only what it would be
-told live, as late as it would be told. Nothing here decides anything.
+is built as the server builds it, gets the same calls in the same order, and hears only what it would hear
+live, as late as it would. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from epp.keyed_uniform import keyed_uniform
 from epp.lab.sim.client import Client
 from epp.lab.sim.flight import Flight
 from epp.lab.sim.loop import Loop, Rank
-from epp.lab.sim.oracle import Oracle
 from epp.lab.sim.prompts import Prompts
 from epp.lab.sim.replica import Replica
-from epp.lab.sim.results import Sample, SimResult, WindowResult
+from epp.lab.sim.results import SimResult, WindowResult
 from epp.lab.sim.scenario import Happening
 from epp.lab.sim.signals import SignalFeed
 from epp.lab.sim.truth import Truth
+from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.apis.usage import Usage
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.job import Job
-    from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions, WindowRequest
-    from epp.policies.base import Policy
+    from epp.lab.sim.oracle import Oracle
+    from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
     from epp.schedule.decision import Decision, Outcome
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestView
@@ -53,6 +54,7 @@ _EXPIRE_EVERY_MS: Final = 10_000.0
 PUBLIC_MODEL: Final = "chat"
 # What a chat body holds beside its text: model, roles, options.
 _BODY_OVERHEAD_BYTES: Final = 300
+_BYTES_PER_TOKEN: Final = 4.5
 
 
 class Sender(Protocol):
@@ -64,7 +66,7 @@ class Sender(Protocol):
         ...
 
     def answered(self, index: int) -> None:
-        """The request is over."""
+        """Go on after a request that is over."""
 
 
 class FleetSim:
@@ -85,7 +87,7 @@ class FleetSim:
 
     def __init__(
         self,
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Policy | Oracle,
         *,
@@ -102,13 +104,11 @@ class FleetSim:
             for replica in spec.replicas
         }
         self._truth = Truth(self)
-        self._policy = policy.shown(self._truth) if isinstance(policy, Oracle) else policy
+        self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
         self._picker = self._build_picker(weights)
         self._signals = SignalFeed(self._picker.fleet, self.options.config, self.loop, seed)
         self._results: list[SimResult] = []
-        self._timeline: list[Sample] = []
-        self._picked = dict.fromkeys(self.replicas, 0)
         self._pool = {replica.address: _endpoint(replica) for replica in spec.replicas if not replica.absent}
         self._picker.set_pool(list(self._pool.values()), 0.0)
         for address in self._pool:
@@ -116,31 +116,25 @@ class FleetSim:
         for event in sorted(spec.events, key=lambda event: event.at_s):
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
-        if options.timeline_s:
-            self.loop.at(self.start_ms, Rank.SIGNAL, self._sample)
         self._client = self._build_client()
 
     def run(self) -> WindowResult:
         """Everything, to the last answer."""
         self.loop.run(lambda: self._client.unfinished)
         self._results.sort(key=lambda result: result.index)
-        replicas = self.replicas.values()
         return WindowResult(
             policy=self._policy.name,
             seed=self.seed,
             requests=tuple(self._results),
             endpoints=tuple(self.replicas),
-            regions=tuple(replica.spec.region for replica in replicas),
-            counters=tuple(replica.counters() for replica in replicas),
+            counters=tuple(replica.counters() for replica in self.replicas.values()),
             duration_ms=self.loop.now_ms - self.start_ms,
-            events=self.loop.steps,
-            timeline=tuple(self._timeline),
         )
 
     def body_bytes(self, index: int) -> int:
-        """Size of a request's body."""
+        """Return the size of a request's body."""
         tokens = self.requests[index].prompt_tokens
-        return _BODY_OVERHEAD_BYTES + int(tokens * self.options.bytes_per_token)
+        return _BODY_OVERHEAD_BYTES + int(tokens * _BYTES_PER_TOKEN)
 
     def ways(self, replica: Replica, index: int) -> tuple[float, float]:
         """One-way delays of a request to a replica and back, in ms; the same whenever they are asked for."""
@@ -148,24 +142,24 @@ class FleetSim:
         return network.one_way_ms(self.seed, key, "up"), network.one_way_ms(self.seed, key, "down")
 
     def job(self, replica: Replica, index: int) -> Job:
-        """A request as that replica's engine would see it."""
+        """Return a request as that replica's engine would see it."""
         lost = replica.spec.lost_hit_share
         key = f"{index} {replica.spec.address}"
         return self.prompts.job(index, miss=lost > 0.0 and keyed_uniform(self.seed, key, "lost hit") < lost)
 
     def over(self, result: SimResult) -> None:
-        """A request has its result."""
+        """Keep the result of a request."""
         self._results.append(result)
         self._client.answered(result.index)
 
     def report_first_token(self, decision_id: str) -> None:
-        """The picker hears of a first token."""
+        """Report a first token to the picker."""
         self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
         self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
-        """The picker hears of an end."""
+        """Report an end to the picker."""
         if travelled is not None:
             self._picker.connection(decision_id, travelled)
         if usage is not None:
@@ -175,10 +169,10 @@ class FleetSim:
             self.ended(outcome)
 
     def decided(self, decision: Decision) -> None:
-        """A decision was made, as the flight recorder would have it; for those who look on."""
+        """Look at a decision, as the flight recorder would have it; for subclasses."""
 
     def ended(self, outcome: Outcome) -> None:
-        """What the picker came to know of a decision, as the flight recorder would have it."""
+        """Look at an outcome, as the flight recorder would have it; for subclasses."""
 
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
@@ -190,7 +184,7 @@ class FleetSim:
             self.prompts.measured(index),
             body_bytes=self.body_bytes(index),
             max_output_tokens=request.output_tokens,
-            affinity_key=self.prompts.affinity_key(index, self.options.affinity),
+            affinity_key=request.session,
             session=request.session,
             api="simulated",
             stream=True,
@@ -235,13 +229,8 @@ class FleetSim:
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
-        self._picked[decision.endpoint] += 1
-        self._decided(index, decision)
         self.decided(decision)
         flight.start(decision)
-
-    def _decided(self, index: int, decision: Decision) -> None:
-        """A request has its endpoint; for those who tell clients of it."""
 
     def _happen(self, event: Event) -> None:
         replica = self.replicas[event.address]
@@ -269,22 +258,9 @@ class FleetSim:
             self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
 
-    def _sample(self) -> None:
-        snapshots = [replica.snapshot() for replica in self.replicas.values()]
-        self._timeline.append(
-            Sample(
-                at_ms=self.loop.now_ms - self.start_ms,
-                running=tuple(snapshot.running for snapshot in snapshots),
-                waiting=tuple(snapshot.arriving + snapshot.waiting for snapshot in snapshots),
-                kv_held_tokens=tuple(snapshot.held_tokens for snapshot in snapshots),
-                picked=tuple(self._picked.values()),
-            )
-        )
-        self.loop.at(self.loop.now_ms + self.options.timeline_s * 1e3, Rank.SIGNAL, self._sample)
-
 
 def _with_scrapes(options: WindowOptions, interval_s: float | None) -> WindowOptions:
-    """The options with engine metrics read that often, None for as they are; old is what missed three."""
+    """Set how often engine metrics are read, None for as it is; old is what missed three."""
     if interval_s is None:
         return options
     config = options.config

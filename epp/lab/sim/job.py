@@ -104,21 +104,6 @@ class Counters:
     evicted_blocks: int = 0
     busy_ms: float = 0.0
 
-    def copied(self, evicted_blocks: int) -> Counters:
-        """A copy with the cache's own count; written out, because scrapes ask for one many times a second."""
-        return Counters(
-            self.submitted,
-            self.done,
-            self.cancelled,
-            self.prompt_tokens,
-            self.cached_tokens,
-            self.computed_tokens,
-            self.generated_tokens,
-            self.preemptions,
-            evicted_blocks,
-            self.busy_ms,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class EngineState:

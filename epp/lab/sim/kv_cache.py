@@ -8,11 +8,11 @@ held plus idle plus private tokens never exceed the capacity.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from copy import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class KvCache:
@@ -21,8 +21,6 @@ class KvCache:
     __slots__ = ("_holders", "_idle", "block_tokens", "capacity_tokens", "evicted_blocks", "private_tokens")
 
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
-        if block_tokens < 1 or capacity_tokens < block_tokens:
-            raise ValueError(f"a pool of {capacity_tokens} tokens holds no block of {block_tokens}")
         self.capacity_tokens = capacity_tokens
         self.block_tokens = block_tokens
         self.private_tokens = 0
@@ -30,7 +28,7 @@ class KvCache:
         self._holders: dict[int, int] = {}
         # Released paths enter leaf first. Whoever holds a child holds its parents, so a parent is always
         # released with or after its children and plain least-recently-used order is leaf first.
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: dict[int, None] = {}
 
     @property
     def held_tokens(self) -> int:
@@ -47,20 +45,8 @@ class KvCache:
         """Held and idle tokens together."""
         return len(self._holders) * self.block_tokens + self.private_tokens
 
-    def counts(self) -> tuple[int, int]:
-        """Blocks present, and those of them that nobody holds."""
-        return len(self._holders), len(self._idle)
-
-    def holders(self, block: int) -> int | None:
-        """How many hold a block, None where it is not present."""
-        return self._holders.get(block)
-
-    def idle_order(self) -> Iterator[int]:
-        """Idle blocks, the next to evict first."""
-        return iter(self._idle)
-
     def match(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """Leading blocks of a path that are present, and how many of those nobody holds yet."""
+        """Return leading blocks of a path that are present, and how many of those nobody holds yet."""
         holders = self._holders
         present = idle = 0
         for block in blocks:
@@ -103,7 +89,13 @@ class KvCache:
         while excess > 0:
             if not self._idle:
                 raise RuntimeError(f"KV pool over capacity by {excess} tokens that are all held")
-            block, _ = self._idle.popitem(last=False)
-            del self._holders[block]
+            block = next(iter(self._idle))
+            del self._idle[block], self._holders[block]
             self.evicted_blocks += 1
             excess -= self.block_tokens
+
+    def __deepcopy__(self, memo: object) -> KvCache:
+        """Return an independent copy."""
+        twin = copy(self)
+        twin._holders, twin._idle = self._holders.copy(), self._idle.copy()  # noqa: SLF001 - of the same class
+        return twin

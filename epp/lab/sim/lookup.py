@@ -44,7 +44,7 @@ class Lookup:
     seed: int = 0
 
     def words(self, asked: SimRequest) -> list[str]:
-        """The answer in tokens, ``[]`` for a prompt that is no lookup."""
+        """Return the answer in tokens, ``[]`` for a prompt that is no lookup."""
         pairs = dict(_PAIR.findall(asked.text))
         named = _NAMED.findall(asked.text)
         if not pairs or named[-1] not in pairs:
@@ -61,7 +61,7 @@ class Lookup:
 
 
 def lookups(path: Path) -> dict[str, Lookup]:
-    """A capability file, taken for the truth, by model.
+    """Return a capability file, taken for the truth, by model.
 
     Raises:
         ConfigError: it cannot be read, or is not one.

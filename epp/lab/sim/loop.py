@@ -27,11 +27,10 @@ class Rank(IntEnum):
 class Loop:
     """Runs actions at their times. Times are milliseconds, starting at 0."""
 
-    __slots__ = ("_heap", "_seq", "now_ms", "steps")
+    __slots__ = ("_heap", "_seq", "now_ms")
 
     def __init__(self) -> None:
         self.now_ms = 0.0
-        self.steps = 0
         self._seq = 0
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[object, ...]]] = []
 
@@ -51,5 +50,4 @@ class Loop:
         heap, pop = self._heap, heapq.heappop
         while heap and unfinished():
             self.now_ms, _, _, action, args = pop(heap)
-            self.steps += 1
             action(*args)

@@ -1,7 +1,4 @@
-"""A replica's metrics in the Prometheus text format, under vLLM's and SGLang's names.
-
-Pure text. Names: source [E] and source [G].
-"""
+"""A replica's metrics in the Prometheus text format, under vLLM's names (source [E])."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
 
     from epp.lab.sim.job import EngineState
 
-ENGINES = ("vllm", "sglang", "both")
 _BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 
 
@@ -32,59 +28,39 @@ class Histogram:
         self.sum_s += seconds
 
     def lines(self, name: str, labels: str) -> list[str]:
-        """The exposition of this histogram."""
+        """Return the exposition of this histogram."""
         totals = list(accumulate(self.counts))
-        bounds = [str(bound) for bound in _BUCKETS_S] + ["+Inf"]
+        bounds = [*map(str, _BUCKETS_S), "+Inf"]
         return [
-            f"# HELP {name} Seconds.",
             f"# TYPE {name} histogram",
-            *(
-                f'{name}_bucket{{{labels},le="{bound}"}} {count}'
-                for bound, count in zip(bounds, totals, strict=True)
-            ),
+            *(f'{name}_bucket{{{labels},le="{le}"}} {n}' for le, n in zip(bounds, totals, strict=True)),
             f"{name}_sum{{{labels}}} {self.sum_s}",
             f"{name}_count{{{labels}}} {totals[-1]}",
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Everything that one exposition shows."""
+def exposition(
+    snapshot: EngineState,
+    model: str,
+    *,
+    block_tokens: int,
+    start_time_s: float,
+    histograms: Mapping[str, Histogram],
+    finished: Mapping[str, int],
+) -> str:
+    """Return the text of ``/metrics``.
 
-    snapshot: EngineState
-    model: str
-    block_tokens: int
-    start_time_s: float
-    tokens_per_s: float
-    ttft: Histogram
-    e2e: Histogram
-    finished: Mapping[str, int]  # answers by the reason for which they ended
-
-
-def exposition(reading: Reading, engine: str) -> str:
-    """The text of ``/metrics``: the names of ``vllm``, of ``sglang``, or of ``both``."""
-    lines = _sample("process_start_time_seconds", "gauge", "", reading.start_time_s)
-    if engine in ("vllm", "both"):
-        lines += _vllm(reading)
-    if engine in ("sglang", "both"):
-        lines += _sglang(reading)
-    return "\n".join(lines) + "\n"
-
-
-def _sample(name: str, kind: str, labels: str, value: float) -> list[str]:
-    braces = f"{{{labels}}}" if labels else ""
-    return [
-        f"# HELP {name} See the engine's documentation.",
-        f"# TYPE {name} {kind}",
-        f"{name}{braces} {value!r}",
-    ]
-
-
-def _vllm(reading: Reading) -> list[str]:
-    snapshot, counters = reading.snapshot, reading.snapshot.counters
-    labels = f'engine="0",model_name="{reading.model}"'
-    blocks = snapshot.capacity_tokens // reading.block_tokens
-    lines: list[str] = []
+    Args:
+        snapshot: of the engine.
+        model: name of the model.
+        block_tokens: tokens per KV block.
+        start_time_s: of the process.
+        histograms: by name.
+        finished: answers by the reason for which they ended.
+    """
+    counters = snapshot.counters
+    labels = f'engine="0",model_name="{model}"'
+    lines = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {start_time_s!r}"]
     for name, kind, value in (
         ("num_requests_running", "gauge", snapshot.running),
         ("num_requests_waiting", "gauge", snapshot.arriving + snapshot.waiting),
@@ -95,41 +71,13 @@ def _vllm(reading: Reading) -> list[str]:
         ("prefix_cache_queries_total", "counter", counters.prompt_tokens),
         ("prefix_cache_hits_total", "counter", counters.cached_tokens),
     ):
-        lines += _sample(f"vllm:{name}", kind, labels, value)
-    cache = f'block_size="{reading.block_tokens}",enable_prefix_caching="True",num_gpu_blocks="{blocks}"'
-    lines += _sample("vllm:cache_config_info", "gauge", f'{cache},engine="0"', 1)
-    name = "vllm:request_success_total"
-    lines += _sample(name, "counter", f'{labels},finished_reason="abort"', counters.cancelled)
-    for reason in ("stop", "length"):
-        lines.append(f'{name}{{{labels},finished_reason="{reason}"}} {reading.finished.get(reason, 0)}')
-    lines += reading.ttft.lines("vllm:time_to_first_token_seconds", labels)
-    lines += reading.e2e.lines("vllm:e2e_request_latency_seconds", labels)
-    return lines
-
-
-def _sglang(reading: Reading) -> list[str]:
-    snapshot, counters = reading.snapshot, reading.snapshot.counters
-    labels = f'engine_type="unified",model_name="{reading.model}",pp_rank="0",tp_rank="0"'
-    pages = snapshot.capacity_tokens // reading.block_tokens
-    hit_rate = counters.cached_tokens / counters.prompt_tokens if counters.prompt_tokens else 0.0
-    lines: list[str] = []
-    for name, kind, value in (
-        ("num_running_reqs", "gauge", snapshot.running),
-        ("num_queue_reqs", "gauge", snapshot.arriving + snapshot.waiting),
-        ("num_used_tokens", "gauge", snapshot.held_tokens),
-        ("token_usage", "gauge", snapshot.kv_usage),
-        ("max_total_num_tokens", "gauge", snapshot.capacity_tokens),
-        ("cache_hit_rate", "gauge", hit_rate),
-        ("gen_throughput", "gauge", reading.tokens_per_s),
-        ("num_retracted_reqs", "gauge", counters.preemptions),
-        ("prompt_tokens_total", "counter", counters.prompt_tokens),
-        ("cached_tokens_total", "counter", counters.cached_tokens),
-        ("generation_tokens_total", "counter", counters.generated_tokens),
-        ("num_requests_total", "counter", counters.submitted),
-    ):
-        lines += _sample(f"sglang:{name}", kind, labels, value)
-    cache = f'num_pages="{pages}",page_size="{reading.block_tokens}"'
-    lines += _sample("sglang:cache_config_info", "gauge", f"{cache},{labels}", 1)
-    lines += reading.ttft.lines("sglang:time_to_first_token_seconds", labels)
-    lines += reading.e2e.lines("sglang:e2e_request_latency_seconds", labels)
-    return lines
+        lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{labels}}} {value!r}"]
+    blocks = snapshot.capacity_tokens // block_tokens
+    cache = f'block_size="{block_tokens}",enable_prefix_caching="True",num_gpu_blocks="{blocks}",engine="0"'
+    lines += ["# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{cache}}} 1"]
+    lines.append("# TYPE vllm:request_success_total counter")
+    for reason, count in ({"stop": 0, "length": 0, "abort": counters.cancelled} | dict(finished)).items():
+        lines.append(f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}')
+    for name, histogram in histograms.items():
+        lines += histogram.lines(f"vllm:{name}", labels)
+    return "\n".join(lines) + "\n"

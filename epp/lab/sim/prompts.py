@@ -7,25 +7,23 @@ finds out what a request's answer becomes: blocks of the prompt that goes on fro
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from epp.lab.sim.job import Job
-from epp.lab.sim.scenario import Affinity
 from epp.types import RequestView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from epp.lab.sim.scenario import WindowRequest
+    from epp.lab.compare.trace import TraceRequest
+
 
 _PICKER_KEY: Final = 0x9E3779B97F4A7C15
 _ENGINE_KEY: Final = 0xC2B2AE3D27D4EB4F
-_AFFINITY_TOKENS: Final = 256  # source [G]: the reference hashes the first 256 token ids
 
 
 class Prompts:
@@ -35,10 +33,10 @@ class Prompts:
         requests: the load.
 
     Raises:
-        ValueError: requests differ in block size, or an id has more than 64 bits.
+        ValueError: requests differ in block size.
     """
 
-    def __init__(self, requests: Sequence[WindowRequest]) -> None:
+    def __init__(self, requests: Sequence[TraceRequest]) -> None:
         sizes = {request.block_tokens for request in requests}
         if len(sizes) > 1:
             raise ValueError(f"one load has blocks of one size, not {sorted(sizes)}")
@@ -53,13 +51,13 @@ class Prompts:
             (ends[id(request.block_ids)] - len(request.block_ids), ends[id(request.block_ids)])
             for request in requests
         ]
-        ids = _ids(distinct.values(), max(ends.values(), default=0))
+        ids = np.fromiter((block % 2**64 for path in distinct.values() for block in path), np.uint64)
         self._picker = _mix(ids, _PICKER_KEY)
         self._engine = _mix(ids, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
 
     def measured(self, index: int) -> RequestView:
-        """The prompt as the picker measures it: full blocks only."""
+        """Return the prompt as the picker measures it: full blocks only."""
         request = self._requests[index]
         full = request.prompt_tokens // self.block_tokens
         blocks = self._slice(self._picker, index)[:full]
@@ -68,7 +66,7 @@ class Prompts:
         )
 
     def job(self, index: int, *, miss: bool) -> Job:
-        """The request as an engine sees it."""
+        """Return the request as an engine sees it."""
         request = self._requests[index]
         answer: Sequence[int] = ()
         after = self._goes_on[index]
@@ -79,34 +77,10 @@ class Prompts:
         blocks = self._slice(self._engine, index)
         return Job(index, request.prompt_tokens, request.output_tokens, blocks, answer, miss)
 
-    def affinity_key(self, index: int, affinity: Affinity) -> str:
-        """What the request's stickiness hangs on, ``""`` for nothing."""
-        request = self._requests[index]
-        if affinity is Affinity.SESSION:
-            return request.session
-        if affinity is Affinity.USER:
-            return request.user
-        if affinity is Affinity.NONE or not request.block_ids:
-            return ""
-        tokens = min(_AFFINITY_TOKENS, request.prompt_tokens)
-        number = min((tokens - 1) // self.block_tokens, len(request.block_ids) - 1)
-        return f"{request.block_ids[number]}:{tokens}"
-
     def _slice(self, hashes: NDArray[np.uint64], index: int) -> list[int]:
         start, end = self._spans[index]
         blocks: list[int] = hashes[start:end].tolist()
         return blocks
-
-
-def _ids(paths: Iterable[Sequence[int]], count: int) -> NDArray[np.uint64]:
-    """All ids one after the other; a negative one stands for what its 64 bits are without a sign."""
-    try:
-        return np.fromiter(chain.from_iterable(paths), np.int64, count).astype(np.uint64)
-    except OverflowError:
-        ids = list(chain.from_iterable(paths))
-    if min(ids) < -(2**63) or max(ids) >= 2**64:
-        raise ValueError("a block id has more than 64 bits")
-    return np.array([block_id % 2**64 for block_id in ids], np.uint64)
 
 
 def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
@@ -118,7 +92,7 @@ def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     return mixed
 
 
-def _continuations(requests: Sequence[WindowRequest]) -> list[int | None]:
+def _continuations(requests: Sequence[TraceRequest]) -> list[int | None]:
     """For each request the next one of its session whose prompt holds this prompt and its answer.
 
     That is one whose ids go on from these. Where messages are known, one of them must start where this
@@ -141,7 +115,7 @@ def _continuations(requests: Sequence[WindowRequest]) -> list[int | None]:
 _REMEMBERED_TURNS: Final = 4  # requests of a session whose answers may still be taken up
 
 
-def _extends(earlier: WindowRequest, later: WindowRequest) -> bool:
+def _extends(earlier: TraceRequest, later: TraceRequest) -> bool:
     end = earlier.prompt_tokens
     if later.prompt_tokens < end + earlier.output_tokens or not earlier.block_ids:
         return False

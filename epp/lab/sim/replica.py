@@ -8,37 +8,22 @@ from __future__ import annotations
 
 from dataclasses import fields
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from epp.lab.sim.engine import Engine
-from epp.lab.sim.job import Counters, Finished, FirstToken
+from epp.lab.sim.job import Counters, FirstToken
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.network import Connections
 from epp.signals.metrics_text import EngineSample
 
 if TYPE_CHECKING:
+    from epp.lab.sim.flight import Flight
     from epp.lab.sim.job import EngineState, Job
     from epp.lab.sim.loop import Loop
     from epp.lab.sim.scenario import ReplicaSpec
 
 # Process start times are Unix times; those of a window count from here.
 _EPOCH_S = 1_700_000_000.0
-
-
-class Listener(Protocol):
-    """Who sent a job and wants to know; told at the replica's own time, before any network."""
-
-    def on_first_token(self, event: FirstToken) -> None:
-        """Its first token left the engine."""
-        ...
-
-    def on_finished(self, event: Finished) -> None:
-        """Its last token left the engine."""
-        ...
-
-    def on_broken(self, problem: str) -> None:
-        """Nothing (more) will come."""
-        ...
 
 
 class Replica:
@@ -52,7 +37,6 @@ class Replica:
     Attributes:
         changes: number of times that anything came from outside: a job, a cancellation, an event. While it
             stays the same, what was forecast of the engine comes true.
-        latest: id and arrival of the job that was sent last.
     """
 
     def __init__(self, spec: ReplicaSpec, block_tokens: int, loop: Loop) -> None:
@@ -61,32 +45,22 @@ class Replica:
         self.up = not spec.absent
         self.engine = Engine(spec.engine_class, block_tokens)
         self.on_wire: dict[int, tuple[float, Job]] = {}  # sent, not arrived: by job id
-        self._listeners: dict[int, Listener] = {}
+        self._flights: dict[int, Flight] = {}
         self._started_s = _EPOCH_S
         self._slowdown = 1.0
         self._wake_ms = inf
         self._past = Counters()  # of its earlier lives
         self.changes = 0
-        self.latest = (-1, 0.0)
 
-    def expect(self, job: Job, arrives_ms: float, listener: Listener) -> None:
-        """A job is on its way."""
+    def expect(self, job: Job, arrives_ms: float, flight: Flight) -> None:
+        """Expect a job that is on its way."""
         self.changes += 1
-        self.latest = (job.job_id, arrives_ms)
         self.on_wire[job.job_id] = (arrives_ms, job)
-        self._listeners[job.job_id] = listener
+        self._flights[job.job_id] = flight
         self._loop.at(arrives_ms, Rank.REPORT, self._arrived, job.job_id)
 
-    def abandon(self, job_id: int) -> None:
-        """The sender has lost interest: the job is cancelled, and nobody is told."""
-        self.changes += 1
-        self.on_wire.pop(job_id, None)
-        if self._listeners.pop(job_id, None) is not None and self.up:
-            self.engine.cancel(job_id, self._loop.now_ms)
-            self._run()
-
     def die(self) -> None:
-        """The process is gone, and with it everything that was there or on its way."""
+        """End the process, and with it everything that is there or on its way."""
         if not self.up:
             return
         self.changes += 1
@@ -97,12 +71,12 @@ class Replica:
         self.connections.close()
         self._wake_ms = inf
         self.on_wire.clear()
-        listeners, self._listeners = self._listeners, {}
-        for listener in listeners.values():
-            listener.on_broken("connection reset")
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            flight.on_broken("connection reset")
 
     def start(self) -> None:
-        """A new, cold process listens at the address."""
+        """Let a new, cold process listen at the address."""
         if self.up:
             return
         self.changes += 1
@@ -120,12 +94,12 @@ class Replica:
             self._run()
 
     def snapshot(self) -> EngineState:
-        """The engine's true state at this moment."""
+        """Return the engine's true state at this moment."""
         self._run()
         return self.engine.snapshot()
 
     def sample(self) -> EngineSample:
-        """What a scrape would find at this moment."""
+        """Return what a scrape would find at this moment."""
         snapshot = self.snapshot()
         counters = snapshot.counters
         return EngineSample(
@@ -151,11 +125,11 @@ class Replica:
     def _arrived(self, job_id: int) -> None:
         found = self.on_wire.pop(job_id, None)
         if found is None:
-            return  # abandoned, or lost with an earlier life
+            return  # lost with an earlier life
         try:
             self.engine.submit(found[1], self._loop.now_ms)
         except ValueError as error:
-            self._listeners.pop(job_id).on_broken(str(error))
+            self._flights.pop(job_id).on_broken(str(error))
         self._run()
 
     def _wake(self, due_ms: float) -> None:
@@ -170,13 +144,13 @@ class Replica:
         engine = self.engine
         for event in engine.advance(self._loop.now_ms):
             if isinstance(event, FirstToken):
-                listener = self._listeners.get(event.job_id)
-                if listener is not None:
-                    listener.on_first_token(event)
+                flight = self._flights.get(event.job_id)
+                if flight is not None:
+                    flight.on_first_token(event)
             else:
-                listener = self._listeners.pop(event.job_id, None)
-                if listener is not None:
-                    listener.on_finished(event)
+                flight = self._flights.pop(event.job_id, None)
+                if flight is not None:
+                    flight.on_finished(event)
         due_ms = engine.next_event_ms()
         if due_ms is not None and due_ms < self._wake_ms:
             self._wake_ms = due_ms

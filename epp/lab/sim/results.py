@@ -5,15 +5,12 @@ Values only. Times are milliseconds of virtual time; those of requests count fro
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from epp.lab.sim.job import Counters
 
 
@@ -70,25 +67,6 @@ class SimResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The true state of the fleet at one moment; one value per replica, in the order of the specification.
-
-    Attributes:
-        at_ms: since the start of the window.
-        running: requests in the batch.
-        waiting: requests in the front end and in the queue.
-        kv_held_tokens: KV tokens that running requests hold.
-        picked: requests picked so far.
-    """
-
-    at_ms: float
-    running: tuple[int, ...]
-    waiting: tuple[int, ...]
-    kv_held_tokens: tuple[int, ...]
-    picked: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class WindowResult:
     """One policy on one load.
 
@@ -97,34 +75,17 @@ class WindowResult:
         seed: seed of the network, the decisions and the faults.
         requests: a result for each request sent, by index.
         endpoints: addresses, in the order of the specification.
-        regions: region of each.
         counters: what each replica's engine counted; of a restarted one, all its lives together.
         duration_ms: until the last answer.
-        events: steps that the loop took.
-        timeline: samples, when asked for.
     """
 
     policy: str
     seed: int
     requests: tuple[SimResult, ...]
     endpoints: tuple[str, ...]
-    regions: tuple[str, ...]
     counters: tuple[Counters, ...]
     duration_ms: float
-    events: int
-    timeline: tuple[Sample, ...] = ()
 
     def digest(self) -> str:
-        """A hash of everything above: equal for equal runs, whatever machine and process they ran in."""
-        state = xxhash.xxh3_128()
-        for part in self._parts():
-            data = part if isinstance(part, bytes) else part.encode()
-            state.update(struct.pack("<q", len(data)))
-            state.update(data)
-        return state.hexdigest()
-
-    def _parts(self) -> Iterator[str | bytes]:
-        yield from (self.policy, str(self.seed), repr(self.endpoints), repr(self.duration_ms))
-        yield from (repr(counters) for counters in self.counters)
-        yield from (repr(result) for result in self.requests)
-        yield from (repr(sample) for sample in self.timeline)
+        """Return a hash of everything above, equal for equal runs on any machine."""
+        return xxhash.xxh3_128_hexdigest(repr(self).encode())

@@ -2,7 +2,7 @@
 
 Owns the questions' state: which attempt is under way, which models have failed. So many questions at a time;
 a further attempt follows a wrong answer at once. Answers are given: decoding is greedy, so that a model's
-answer to a question is right or wrong once and for all. What the client is told and tells back is the retry
+answer to a question is right or wrong once and for all. What goes to the client and comes back is the retry
 protocol of the live picker: the model that served, how many are untried, those that were tried.
 """
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.lab.sim.fleet import PUBLIC_MODEL, FleetSim
+from epp.lab.sim.fleet import PUBLIC_MODEL, FleetSim, Sender
 from epp.lab.sim.loop import Rank
 from epp.schedule.retry import untried_models
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from epp.lab.sim.loop import Loop
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import SimResult
-    from epp.lab.sim.scenario import FleetSpec, WindowOptions, WindowRequest
+    from epp.lab.sim.scenario import FleetSpec, WindowOptions
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
     from epp.types import Cell, RequestView
@@ -63,65 +63,6 @@ class Asked:
     cached_tokens: int
 
 
-class _Questions:
-    """Where every question stands; the `Sender` of a `RetrySim`."""
-
-    def __init__(self, questions: Sequence[Question], attempts: int) -> None:
-        self._questions, self._attempts = questions, attempts
-        self._waiting = deque(range(len(questions)))
-        self._begun_ms: dict[int, float] = {}
-        self._served: list[list[str]] = [[] for _ in questions]
-        self._cached = [0] * len(questions)
-        self._left = [True] * len(questions)
-        self._ended: dict[int, Asked] = {}
-
-    def sent_by(self, send: Callable[[int, float], None], loop: Loop) -> _Questions:
-        """Told how to send before anything is."""
-        self._send, self._loop = send, loop
-        return self
-
-    @property
-    def unfinished(self) -> bool:
-        return len(self._ended) < len(self._questions)
-
-    def tried(self, question: int) -> tuple[str, ...]:
-        """Models that have served it."""
-        return tuple(sorted(set(self._served[question])))
-
-    def next_question(self) -> None:
-        """Begin the next one, if there is one."""
-        if self._waiting:
-            question = self._waiting.popleft()
-            self._begun_ms[question] = self._loop.now_ms
-            self._send(question * self._attempts, self._loop.now_ms)
-
-    def told(self, index: int, *, left: bool) -> None:
-        """Whether a model is left to try after this attempt."""
-        self._left[index // self._attempts] = left
-
-    def took(self, result: SimResult, model: str) -> None:
-        """An attempt was answered by a model, `""` when it failed."""
-        question = result.index // self._attempts
-        self._served[question].append(model)
-        self._cached[question] += result.cached_tokens
-
-    def answered(self, index: int) -> None:
-        """Go on with the question, or with the next one."""
-        question, now_ms = index // self._attempts, self._loop.now_ms
-        served = self._served[question]
-        correct = served[-1] in self._questions[question].right
-        if correct or len(served) >= self._attempts or not self._left[question]:
-            passed_ms = now_ms - self._begun_ms[question]
-            self._ended[question] = Asked(passed_ms, tuple(served), correct, self._cached[question])
-            self.next_question()
-        else:
-            self._send(index + 1, now_ms)
-
-    def ended(self) -> list[Asked]:
-        """All questions, in order."""
-        return [self._ended[question] for question in range(len(self._questions))]
-
-
 class RetrySim(FleetSim):
     """Questions, each asked up to ``attempts`` times.
 
@@ -141,7 +82,7 @@ class RetrySim(FleetSim):
     def __init__(
         self,
         questions: Sequence[Question],
-        requests: Sequence[WindowRequest],
+        requests: Sequence[TraceRequest],
         spec: FleetSpec,
         policy: Policy,
         *,
@@ -154,28 +95,63 @@ class RetrySim(FleetSim):
     ) -> None:
         self._questions, self._attempts, self._at_once = questions, attempts, at_once
         self._models = {replica.address: replica.model for replica in spec.replicas}
-        self._asked = _Questions(questions, attempts)
+        self._waiting = deque(range(len(questions)))
+        self._begun_ms: dict[int, float] = {}
+        self._served: list[list[str]] = [[] for _ in questions]
+        self._cached = [0] * len(questions)
+        self._is_left = [True] * len(questions)
+        self._asked: dict[int, Asked] = {}
         super().__init__(requests, spec, policy, weights=weights, seed=seed, options=options)
         self._picker.fleet.capability.replace(chances)
         self._measure()
         self.loop.at(self.start_ms, Rank.ARRIVAL, self._begin)
 
     def ask(self) -> list[Asked]:
-        """Ask everything; what came of each question, in order."""
+        """Ask everything and return what came of each question, in order."""
         self.run()
-        return self._asked.ended()
+        return [self._asked[question] for question in range(len(self._questions))]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a question is still open."""
+        return len(self._asked) < len(self._questions)
 
     def over(self, result: SimResult) -> None:
-        """An attempt has its answer."""
-        self._asked.took(result, self._models.get(result.endpoint, ""))
+        """Note who answered an attempt, `""` when it failed."""
+        question = result.index // self._attempts
+        self._served[question].append(self._models.get(result.endpoint, ""))
+        self._cached[question] += result.cached_tokens
         super().over(result)
 
-    def _build_client(self) -> _Questions:
-        return self._asked.sent_by(self._send, self.loop)
+    def answered(self, index: int) -> None:
+        """Go on with the question, or with the next one."""
+        question, now_ms = index // self._attempts, self.loop.now_ms
+        served = self._served[question]
+        correct = served[-1] in self._questions[question].right
+        if correct or len(served) >= self._attempts or not self._is_left[question]:
+            passed_ms = now_ms - self._begun_ms[question]
+            self._asked[question] = Asked(passed_ms, tuple(served), correct, self._cached[question])
+            self._next_question()
+        else:
+            self._send(index + 1, now_ms)
+
+    def decided(self, decision: Decision) -> None:
+        """Note whether a model is left to try."""
+        index = int(decision.id.removeprefix("r"))
+        self._is_left[index // self._attempts] = bool(untried_models(decision))
+
+    def _build_client(self) -> Sender:
+        return self
 
     def _begin(self) -> None:
         for _ in range(self._at_once):
-            self._asked.next_question()
+            self._next_question()
+
+    def _next_question(self) -> None:
+        if self._waiting:
+            question = self._waiting.popleft()
+            self._begun_ms[question] = self.loop.now_ms
+            self._send(question * self._attempts, self.loop.now_ms)
 
     def _info(self, index: int) -> RequestView:
         question = index // self._attempts
@@ -183,14 +159,11 @@ class RetrySim(FleetSim):
             super()._info(index),
             model=PUBLIC_MODEL,
             language=self._questions[question].language,
-            tried_models=self._asked.tried(question),
+            tried_models=tuple(sorted(set(self._served[question]))),
         )
 
-    def _decided(self, index: int, decision: Decision) -> None:
-        self._asked.told(index, left=bool(untried_models(decision)))
-
     def _measure(self) -> None:
-        """Rates as offline measurements tell them, one request at a time on every replica."""
+        """Set rates as offline measurements find them, one request at a time on every replica."""
         rates, fleet = self._picker.fleet.rates, self._picker.fleet
         for address, replica in self.replicas.items():
             slot, cls = fleet.slot_of(address), replica.spec.engine_class

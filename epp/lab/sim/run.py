@@ -3,7 +3,7 @@
     result = run_window(requests, parse_fleet("l40s-x2@20,l40s-x2@102,l40s-x2@211"), "gorgo", seed=1)
 
 * ``requests``: any sequence of `epp.lab.compare.trace.TraceRequest` (or of anything that looks like one, see
-  `epp.lab.sim.scenario.WindowRequest`), in time order.
+  `epp.lab.sim.scenario.TraceRequest`), in time order.
 * ``fleet``: `FleetSpec`: replicas and a schedule of what happens to them. `regional_fleet` is the published
   one, `parse_fleet` reads one from text.
 * ``policy``: a registered policy's or an oracle's name, or the object.
@@ -23,34 +23,29 @@ from typing import TYPE_CHECKING
 from epp.lab.sim.fleet import FleetSim
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import WindowOptions
-from epp.policies.registry import POLICIES, create
+from epp.policies.registry import create
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.oracle import Oracle
     from epp.lab.sim.results import WindowResult
-    from epp.lab.sim.scenario import FleetSpec, WindowRequest
+    from epp.lab.sim.scenario import FleetSpec
     from epp.policies.base import Policy
 
 
-def policy_names() -> tuple[str, ...]:
-    """Everything that `run_window` knows by name: registered policies, then oracles."""
-    return (*POLICIES, *ORACLES)
-
-
 def policy_named(name: str, params: Mapping[str, object] | None = None) -> Policy | Oracle:
-    """A policy with the given parameters, the others being defaults, or an oracle, which has none.
+    """Return a policy with the given parameters, the others being defaults, or an oracle, which has none.
 
     Raises:
         ConfigError: nothing has that name, or the policy no such parameter.
     """
-    oracle = ORACLES.get(name)
-    return create(name, params) if oracle is None else oracle()
+    return ORACLES.get(name) or create(name, params)
 
 
 def run_window(
-    requests: Sequence[WindowRequest],
+    requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Policy | Oracle | str,
     weights: Mapping[str, float] | None = None,

@@ -53,7 +53,7 @@ class SignalFeed:
                 loop.at(first_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_s * 1e3)
 
     def stop(self, replica: Replica) -> None:
-        """The replica left the pool."""
+        """Stop watching a replica that left the pool."""
         self._watched.pop(replica.spec.address, None)
 
     def _repeat(
@@ -89,9 +89,6 @@ class SignalFeed:
 
     def _send_scrape(self, replica: Replica, generation: int) -> None:  # noqa: ARG002 - one shape for both
         up_ms, down_ms = self._ways(replica, "scrape")
-        if not up_ms and not down_ms:  # side by side, as where metrics are read ten times a second
-            self._scraped(replica, replica.sample() if replica.up else None)
-            return
         self._loop.at(self._loop.now_ms + up_ms, Rank.SIGNAL, self._read, replica, down_ms)
 
     def _read(self, replica: Replica, down_ms: float) -> None:

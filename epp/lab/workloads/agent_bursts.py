@@ -1,7 +1,5 @@
 """Generated agent traffic: a planner that fans out into siblings, all starting from one context at once.
 
-Owns: the parameters and the generator. Pure: one numpy Generator from the given seed.
-
 Shape: agents arrive as a Poisson process. An agent's context grows step by step; every few steps it fans out:
 siblings start within a fraction of a second, share the whole context and add a task each, work for some turns
 of their own, and their last answers are folded back into the context. What makes it hard: the first sibling
@@ -12,7 +10,7 @@ prompt) is partly common to all agents. Lengths follow Claude Code sessions divi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +24,21 @@ if TYPE_CHECKING:
 
 _Z75, _Z95 = 0.6745, 1.6449  # normal quantiles
 
+#: Lowest and highest number of siblings.
+_SIBLINGS = (3, 8)
+#: Mean requests of a sibling.
+_SIBLING_TURNS = 3.0
+#: Siblings start within it.
+_SPREAD_S = 0.3
+#: Tools and system prompt that all agents share.
+_COMMON_TOKENS = 1_400
+#: Answers are cut here.
+_MAX_OUTPUT_TOKENS = 1_024
+#: What an answer is taken to last when nominal send times are set.
+_NOMINAL_ANSWER_S = 3.0
+#: Block size of the ids.
+_BLOCK_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class AgentBursts:
@@ -36,42 +49,24 @@ class AgentBursts:
         agents_per_min: mean rate of new agents.
         steps: mean number of an agent's own requests.
         fan_out_share: share of steps that are followed by a fan-out.
-        siblings: lowest and highest number of siblings.
-        sibling_turns: mean requests of a sibling.
-        spread_s: siblings start within it.
-        common_tokens: tools and system prompt that all agents share.
         context_tokens: an agent's own first context.
         step_tokens: what a step adds beside the answer.
         output_tokens: answer length.
-        max_output_tokens: answers are cut here.
         think_s: pause between an answer and what follows it.
         max_think_s: longer pauses are cut to this.
         max_prompt_tokens: an agent (or sibling) whose prompt would grow beyond stops.
-        nominal_answer_s: what an answer is taken to last when nominal send times are set.
-        block_tokens: block size of the ids.
     """
 
     duration_s: float = 1800.0
     agents_per_min: float = 6.0
     steps: float = 8.0
     fan_out_share: float = 0.35
-    siblings: tuple[int, int] = (3, 8)
-    sibling_turns: float = 3.0
-    spread_s: float = 0.3
-    common_tokens: int = 1_400
     context_tokens: Lognormal = Lognormal(3_000.0, 13_000.0, _Z95)  # noqa: RUF009 - frozen
     step_tokens: Lognormal = Lognormal(180.0, 1_800.0, _Z95)  # noqa: RUF009 - frozen
     output_tokens: Lognormal = Lognormal(150.0, 600.0, _Z95)  # noqa: RUF009 - frozen
-    max_output_tokens: int = 1_024
     think_s: Lognormal = Lognormal(3.0, 40.0, _Z95)  # noqa: RUF009 - frozen
     max_think_s: float = 120.0
     max_prompt_tokens: int = 28_000
-    nominal_answer_s: float = 3.0
-    block_tokens: int = 64
-
-    def busier(self, factor: float) -> AgentBursts:
-        """So many times as many agents, each as before."""
-        return replace(self, agents_per_min=self.agents_per_min * factor)
 
 
 #: Long sessions of single agents: recorded Claude Code sessions (source [T]) with lengths divided by 8.
@@ -89,7 +84,7 @@ SESSIONS = AgentBursts(
 
 
 def generate(parameters: AgentBursts, seed: int) -> tuple[TraceRequest, ...]:
-    """The load for a seed, in time order, closed loop; equal arguments give equal bytes."""
+    """Return the load for a seed, in time order, closed loop; equal arguments give equal bytes."""
     return in_time_order(_Generator(parameters, seed).run())
 
 
@@ -108,8 +103,8 @@ class _Generator:
     def __init__(self, parameters: AgentBursts, seed: int) -> None:
         self._p = parameters
         self._rng: Generator = np.random.default_rng(seed)
-        self._content = Content(parameters.block_tokens)
-        self._common = self._content.whole_blocks(parameters.common_tokens)
+        self._content = Content(_BLOCK_TOKENS)
+        self._common = self._content.whole_blocks(_COMMON_TOKENS)
         self._out: list[TraceRequest] = []
 
     def run(self) -> list[TraceRequest]:
@@ -122,7 +117,7 @@ class _Generator:
     def _agent(self, name: str, start_s: float) -> None:
         p, rng = self._p, self._rng
         room = p.max_prompt_tokens // 2 - self._common.tokens
-        tokens = min(room, max(p.block_tokens, int(p.context_tokens.draw(rng))))
+        tokens = min(room, max(_BLOCK_TOKENS, int(p.context_tokens.draw(rng))))
         prompt = self._content.grown(self._common, self._common.tokens + tokens, (self._common.tokens,))
         agent = _Thread(name, prompt, start_s)
         for _ in range(int(rng.geometric(1.0 / p.steps))):
@@ -135,14 +130,14 @@ class _Generator:
 
     def _fan_out(self, agent: _Thread, user: str, answer_tokens: int) -> int:
         """Send siblings from the agent's context; it goes on after the slowest; tokens of their answers."""
-        p, rng = self._p, self._rng
-        low, high = p.siblings
+        rng = self._rng
+        low, high = _SIBLINGS
         folded, slowest = 0, agent
         for number in range(int(rng.integers(low, high + 1))):
             task = _Thread(f"{agent.name}/{len(self._out)}.{number}", agent.prompt, agent.at_s, agent.after)
-            self._continue(task, answer_tokens, think_s=float(rng.uniform(0.0, p.spread_s)))
+            self._continue(task, answer_tokens, think_s=float(rng.uniform(0.0, _SPREAD_S)))
             last: int | None = None
-            for _ in range(int(rng.geometric(1.0 / p.sibling_turns))):
+            for _ in range(int(rng.geometric(1.0 / _SIBLING_TURNS))):
                 if last is not None:
                     self._continue(task, last)
                 last = self._send(task, user)
@@ -155,11 +150,11 @@ class _Generator:
         return folded
 
     def _send(self, thread: _Thread, user: str) -> int | None:
-        """One request; its answer's tokens, or None when the thread has to stop here."""
+        """Return one request; its answer's tokens, or None when the thread has to stop here."""
         p = self._p
         if thread.at_s >= p.duration_s or thread.prompt.tokens > p.max_prompt_tokens:
             return None
-        output_tokens = min(p.max_output_tokens, max(8, int(p.output_tokens.draw(self._rng))))
+        output_tokens = min(_MAX_OUTPUT_TOKENS, max(8, int(p.output_tokens.draw(self._rng))))
         request = self._content.request(
             thread.prompt,
             at_s=thread.at_s,
@@ -171,11 +166,11 @@ class _Generator:
         )
         self._out.append(request)
         thread.after = len(self._out) - 1
-        thread.at_s += p.nominal_answer_s
+        thread.at_s += _NOMINAL_ANSWER_S
         return output_tokens
 
     def _continue(self, thread: _Thread, answer_tokens: int, *, think_s: float | None = None) -> None:
-        """The answer and a new message are appended; the thread's next request comes after a pause."""
+        """Append the answer and a new message; the thread's next request comes after a pause."""
         p = self._p
         thread.think_s = min(p.max_think_s, p.think_s.draw(self._rng)) if think_s is None else think_s
         thread.at_s += thread.think_s

@@ -1,6 +1,6 @@
 """Generated chat traffic with the structure of the ART-Chat windows.
 
-Owns: the recipe of source [T] (points in comments) as parameters and a generator. Pure:
+The recipe is that of source [T] (points in comments) as parameters and a generator. Pure:
 all randomness comes from one numpy Generator made from the given seed.
 
 Shape: one bot pings all the time; every other user, some far busier than others, opens sessions. A session is
@@ -10,12 +10,13 @@ prompt before, extend it by the answer and a new message, or branch off it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.lab.compare.trace import TraceRequest, in_time_order
+from epp.lab.workloads.content import Content, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +37,21 @@ class Lognormal:
     z: float
 
     def draw(self, rng: Generator) -> float:
-        """One value."""
+        """Return one value."""
         sigma = np.log(self.high / self.p50) / self.z
         return float(self.p50 * np.exp(sigma * rng.standard_normal()))
+
+
+#: Length of a ping.
+_BOT_TOKENS = 17
+#: Lowest and highest template length, log-uniform between.
+_TEMPLATE_TOKENS = (64, 2_000)
+#: Share of template sessions that use a template of everybody's.
+_COMMON_TEMPLATE_SHARE = 0.15
+#: Answer limit of a ping.
+_BOT_OUTPUT_TOKENS = 16
+#: Block size of the ids.
+_BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +64,6 @@ class ArtChat:
         users: users apart from the bot.
         user_zipf: exponent of how sessions beyond a user's first fall on users.
         bot_share: share of requests that are the bot's pings.
-        bot_tokens: length of a ping.
         repeat: weight of sending the last prompt again.
         extend: weight of the answer and a new message appended to the last prompt.
         branch: weight of going on from the first 30-90 % of the last prompt.
@@ -60,16 +72,12 @@ class ArtChat:
         new: weight of a new session that shares nothing.
         prompt_tokens: length of a session's first prompt.
         message_tokens: tokens that extending or branching adds.
-        template_tokens: lowest and highest template length, log-uniform between.
-        common_template_share: share of template sessions that use a template of everybody's.
         max_prompt_tokens: prompts are cut here less the answer's limit.
         output_tokens: answer limit of every request but the bot's.
-        bot_output_tokens: answer limit of a ping.
         gap_s: time between requests of a session: from send to send in open loop, from the end of the
             answer (think time) in closed loop.
         closed_loop: a session's next request waits for the answer before it.
         nominal_answer_s: what an answer is taken to last when nominal send times are set in closed loop.
-        block_tokens: block size of the ids.
     """
 
     duration_s: float = 1800.0
@@ -77,7 +85,6 @@ class ArtChat:
     users: int = 580
     user_zipf: float = 1.0
     bot_share: float = 0.33
-    bot_tokens: int = 17
     repeat: float = 0.60
     extend: float = 0.16
     branch: float = 0.04
@@ -85,23 +92,11 @@ class ArtChat:
     new: float = 0.05
     prompt_tokens: Lognormal = Lognormal(9_200.0, 20_800.0, _Z95)
     message_tokens: Lognormal = Lognormal(330.0, 1_510.0, _Z90)  # mean 670
-    template_tokens: tuple[int, int] = (64, 2_000)
-    common_template_share: float = 0.15
     max_prompt_tokens: int = 24_000
     output_tokens: int = 128
-    bot_output_tokens: int = 16
     gap_s: Lognormal = Lognormal(3.3, 41.0, _Z90)
     closed_loop: bool = False
     nominal_answer_s: float = 2.0
-    block_tokens: int = 64
-
-    def at_rate(self, rate_rps: float) -> ArtChat:
-        """The same traffic at another rate (more or fewer sessions, each as before)."""
-        return replace(self, rate_rps=rate_rps)
-
-    def busier(self, factor: float) -> ArtChat:
-        """So many times as many users, each as before."""
-        return replace(self, rate_rps=self.rate_rps * factor, users=max(1, round(self.users * factor)))
 
 
 APR_5 = ArtChat()
@@ -131,28 +126,19 @@ DEMO = ArtChat(
 
 
 def generate(parameters: ArtChat, seed: int) -> tuple[TraceRequest, ...]:
-    """The load for a seed, in time order; equal arguments give equal bytes."""
+    """Return the load for a seed, in time order; equal arguments give equal bytes."""
     return in_time_order(_Generator(parameters, seed).run())
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """A prompt as content: ids, length, and where its messages start."""
-
-    ids: list[int]
-    tokens: int
-    turns: list[int]
 
 
 class _Generator:
     def __init__(self, parameters: ArtChat, seed: int) -> None:
         self._p = parameters
         self._rng = np.random.default_rng(seed)
-        self._next_id = 0
-        self._templates: dict[tuple[int, int], _Prompt] = {}
+        self._content = Content(_BLOCK_TOKENS)
+        self._templates: dict[tuple[int, int], Prompt] = {}
 
     def run(self) -> list[TraceRequest]:
-        """All requests, session by session, the bot last."""
+        """Return all requests, session by session, the bot last."""
         p, rng = self._p, self._rng
         start_weight = p.template + p.new
         mean_length = (start_weight + p.repeat + p.extend + p.branch) / start_weight
@@ -191,61 +177,51 @@ class _Generator:
                 prompt = self._next_prompt(prompt)
             if at_s >= p.duration_s:
                 return
-            think_ms = gaps[turn - 1] * 1000.0 if after is not None else 0.0
-            requests.append(self._request(at_s, session, user, prompt, after=after, think_ms=think_ms))
+            requests.append(
+                self._content.request(
+                    prompt,
+                    at_s=at_s,
+                    session=session,
+                    user=f"u{user}",
+                    output_tokens=p.output_tokens,
+                    after=after,
+                    think_s=gaps[turn - 1] if after is not None else 0.0,
+                )
+            )
             if p.closed_loop:
                 after = len(requests) - 1
 
-    def _request(
-        self, at_s: float, session: str, user: int, prompt: _Prompt, *, after: int | None, think_ms: float
-    ) -> TraceRequest:
-        return TraceRequest(
-            at_ms=round(at_s * 1000.0, 3),
-            session=session,
-            user=f"u{user}",
-            prompt_tokens=prompt.tokens,
-            output_tokens=self._p.output_tokens,
-            block_ids=tuple(prompt.ids),
-            block_tokens=self._p.block_tokens,
-            after=after,
-            think_ms=round(think_ms, 3),
-            turn_starts=tuple(prompt.turns),
-        )
-
-    def _first_prompt(self, user: int) -> _Prompt:
+    def _first_prompt(self, user: int) -> Prompt:
         """Points 3 and 4: a template or nothing, then new content up to a lognormal length."""
         p, rng = self._p, self._rng
         room = p.max_prompt_tokens - p.output_tokens
         tokens = p.prompt_tokens.draw(rng)
         while tokens > room:
             tokens = p.prompt_tokens.draw(rng)
-        length = max(p.block_tokens, int(tokens))
+        length = max(_BLOCK_TOKENS, int(tokens))
         if rng.random() < p.template / (p.template + p.new):
-            owner = -1 if rng.random() < p.common_template_share else user
+            owner = -1 if rng.random() < _COMMON_TEMPLATE_SHARE else user
             prompt = self._template(owner, int(rng.integers(_TEMPLATES_PER_USER)))
-            length = max(length, prompt.tokens + p.block_tokens)
+            length = max(length, prompt.tokens + _BLOCK_TOKENS)
         else:
-            prompt = _Prompt([], 0, [])
-            self._grow(prompt, min(p.template_tokens[0], length // 2))
+            prompt = self._content.fresh(min(_TEMPLATE_TOKENS[0], length // 2))
         system = prompt.tokens
         history = max(1, (length - system) // _HISTORY_MESSAGE_TOKENS)
         history -= 1 - history % 2  # the last message is the user's
-        self._grow(prompt, length)
-        prompt.turns = [system + (length - system) * i // history for i in range(history)]
-        return prompt
+        turns = tuple(system + (length - system) * i // history for i in range(history))
+        return self._content.grown(prompt, length, turns)
 
-    def _template(self, owner: int, number: int) -> _Prompt:
+    def _template(self, owner: int, number: int) -> Prompt:
         known = self._templates.get((owner, number))
         if known is None:
-            low, high = self._p.template_tokens
+            low, high = _TEMPLATE_TOKENS
             tokens = round(float(np.exp(self._rng.uniform(np.log(low), np.log(high)))))
-            known = _Prompt([], 0, [])
             # Whole blocks, so that what comes after a template never stands in a block shared with it.
-            self._grow(known, max(1, tokens // self._p.block_tokens) * self._p.block_tokens)
+            known = self._content.fresh(max(1, tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS)
             self._templates[owner, number] = known
-        return _Prompt(list(known.ids), known.tokens, [])
+        return known
 
-    def _next_prompt(self, last: _Prompt) -> _Prompt:
+    def _next_prompt(self, last: Prompt) -> Prompt:
         """Point 3: repeat, extend or branch; what would not fit repeats."""
         p, rng = self._p, self._rng
         kind = rng.random() * (p.repeat + p.extend + p.branch)
@@ -255,46 +231,29 @@ class _Generator:
             tokens = last.tokens + p.output_tokens + added
             if tokens > room:
                 return last
-            prompt = _Prompt(list(last.ids), last.tokens, list(last.turns))
-            prompt.turns += [last.tokens, last.tokens + p.output_tokens]
-            self._grow(prompt, tokens)
-            return prompt
+            return self._content.grown(last, tokens, (last.tokens, last.tokens + p.output_tokens))
         if kind < p.extend + p.branch:
-            cut = max(p.block_tokens, int(last.tokens * rng.uniform(0.3, 0.9)))
+            cut = max(_BLOCK_TOKENS, int(last.tokens * rng.uniform(0.3, 0.9)))
             # A branch replaces a whole message of the user's, from a block's edge on.
-            kept = cut // p.block_tokens
-            start = kept * p.block_tokens
-            turns = [turn for turn in last.turns if turn < start]
-            if len(turns) % 2 == 0:
-                turns.append(start)
-            prompt = _Prompt(last.ids[:kept], start, turns)
-            self._grow(prompt, min(start + added, room))
-            return prompt
+            kept = cut // _BLOCK_TOKENS
+            start = kept * _BLOCK_TOKENS
+            turns = tuple(turn for turn in last.turns if turn < start)
+            own = (start,) if len(turns) % 2 == 0 else ()
+            return self._content.grown(Prompt(last.ids[:kept], start, turns), min(start + added, room), own)
         return last
-
-    def _grow(self, prompt: _Prompt, tokens: int) -> None:
-        """Append new content up to a length; a partial last block goes on under its own id."""
-        blocks = -(-tokens // self._p.block_tokens)
-        missing = blocks - len(prompt.ids)
-        prompt.ids.extend(range(self._next_id, self._next_id + missing))
-        self._next_id += max(0, missing)
-        prompt.tokens = tokens
 
     def _bot(self) -> list[TraceRequest]:
         """Point 1: one user with a fixed text of a few tokens, each ping a session of its own."""
         p, rng = self._p, self._rng
         count = int(rng.poisson(p.rate_rps * p.duration_s * p.bot_share))
-        prompt = _Prompt([], 0, [])
-        self._grow(prompt, p.bot_tokens)
+        prompt = self._content.fresh(_BOT_TOKENS)
         return [
-            TraceRequest(
-                at_ms=round(float(at_s) * 1000.0, 3),
+            self._content.request(
+                prompt,
+                at_s=float(at_s),
                 session=f"bot-{number}",
                 user="bot",
-                prompt_tokens=p.bot_tokens,
-                output_tokens=p.bot_output_tokens,
-                block_ids=tuple(prompt.ids),
-                block_tokens=p.block_tokens,
+                output_tokens=_BOT_OUTPUT_TOKENS,
             )
             for number, at_s in enumerate(np.sort(rng.uniform(0.0, p.duration_s, size=count)))
         ]

@@ -37,15 +37,15 @@ class Content:
     _next_id: int = field(default=0, init=False)
 
     def fresh(self, tokens: int) -> Prompt:
-        """A prompt that shares nothing with any other."""
+        """Return a prompt that shares nothing with any other."""
         return self.grown(Prompt(), tokens)
 
     def whole_blocks(self, tokens: int) -> Prompt:
-        """A fresh prompt of whole blocks (at least one), so that what follows it shares no block with it."""
+        """Return a fresh prompt of whole blocks, so that what follows it shares no block with it."""
         return self.fresh(max(1, round(tokens / self.block_tokens)) * self.block_tokens)
 
     def grown(self, prompt: Prompt, tokens: int, turns: tuple[int, ...] = ()) -> Prompt:
-        """The prompt with fresh content appended up to a length; a partial last block goes on."""
+        """Return the prompt with fresh content appended up to a length; a partial last block goes on."""
         missing = max(0, -(-tokens // self.block_tokens) - len(prompt.ids))
         ids = prompt.ids + tuple(range(self._next_id, self._next_id + missing))
         self._next_id += missing
@@ -62,7 +62,7 @@ class Content:
         after: int | None = None,
         think_s: float = 0.0,
     ) -> TraceRequest:
-        """The prompt as a request; times are rounded to microseconds."""
+        """Return the prompt as a request; times are rounded to microseconds."""
         return TraceRequest(
             at_ms=round(at_s * 1000.0, 3),
             session=session,

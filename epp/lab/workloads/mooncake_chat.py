@@ -1,6 +1,6 @@
 """Generated assistant chat with the statistics of Mooncake's conversation trace, prompts up to 24k tokens.
 
-Owns: the recipe; its figures are of the published trace's rows up to 24k, counted as source [T] counts them.
+Its figures are of the published trace's rows up to 24k, counted as source [T] counts them.
 Pure: one numpy Generator from the given seed.
 
 Shape: Poisson arrivals of conversations, all starting with one template of a block. Most have one request,
@@ -11,7 +11,7 @@ middle of most. Hence its use: it tests policies that believe in caches more tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,9 +36,45 @@ class Quantiles:
     points: tuple[tuple[float, float], ...]
 
     def draw(self, rng: Generator) -> float:
-        """One value."""
+        """Return one value."""
         shares, values = zip(*self.points, strict=True)
         return float(np.exp(np.interp(rng.random(), shares, np.log(values))))
+
+
+#: Requests are sent within it.
+_DURATION_S = 1800.0
+#: Conversations open so long before the window, so that it begins in a steady state.
+_LEAD_S = 1500.0
+#: Share of conversations with one request only.
+_SINGLE_SHARE = 0.704
+#: Mean number of further requests of the others.
+_LATER_TURNS = 2.02
+#: What every prompt starts with.
+_TEMPLATE_TOKENS = 512
+#: Length of a conversation's first prompt.
+_OPENING_TOKENS = Quantiles(
+    ((0, 620), (0.1, 903), (0.25, 1_202), (0.5, 4_532), (0.75, 9_420), (0.9, 15_902), (1, 24_000))
+)
+#: What the next prompt adds to the one before, answer included.
+_ADDED_TOKENS = Quantiles(
+    ((0, 20), (0.1, 60), (0.25, 249), (0.5, 460), (0.75, 783), (0.9, 4_342), (0.95, 6_349), (1, 14_000))
+)
+#: Share of further requests that go on from a part of the prompt before.
+_BRANCH_SHARE = 0.14
+#: Lowest and highest part kept then.
+_BRANCH_KEPT = (0.2, 0.95)
+#: From send to send within a conversation.
+_GAP_S = Quantiles(
+    ((0, 12), (0.1, 39), (0.25, 66), (0.5, 117), (0.75, 255), (0.9, 468), (0.95, 600), (1, 2_000))
+)
+#: Answer length.
+_OUTPUT_TOKENS = Quantiles(
+    ((0, 4), (0.1, 25), (0.25, 155), (0.5, 346), (0.75, 467), (0.9, 591), (0.99, 1_022), (1, 1_800))
+)
+#: A conversation ends before its first longer prompt.
+_MAX_PROMPT_TOKENS = 24_000
+#: Block size of the ids.
+_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,87 +82,49 @@ class MooncakeChat:
     """Parameters; the defaults are half an hour of the trace's rows up to 24k tokens.
 
     Attributes:
-        duration_s: requests are sent within it.
         rate_rps: mean request rate.
-        lead_s: conversations open so long before the window, so that it begins in a steady state.
-        single_share: share of conversations with one request only.
-        later_turns: mean number of further requests of the others.
-        template_tokens: what every prompt starts with.
-        opening_tokens: length of a conversation's first prompt.
-        added_tokens: what the next prompt adds to the one before, answer included.
-        branch_share: share of further requests that go on from a part of the prompt before.
-        branch_kept: lowest and highest part kept then.
-        gap_s: from send to send within a conversation.
-        output_tokens: answer length.
-        max_prompt_tokens: a conversation ends before its first longer prompt.
-        block_tokens: block size of the ids.
     """
 
-    duration_s: float = 1800.0
     rate_rps: float = 2.96
-    lead_s: float = 1500.0
-    single_share: float = 0.704
-    later_turns: float = 2.02
-    template_tokens: int = 512
-    opening_tokens: Quantiles = Quantiles(
-        ((0, 620), (0.1, 903), (0.25, 1_202), (0.5, 4_532), (0.75, 9_420), (0.9, 15_902), (1, 24_000))
-    )
-    added_tokens: Quantiles = Quantiles(
-        ((0, 20), (0.1, 60), (0.25, 249), (0.5, 460), (0.75, 783), (0.9, 4_342), (0.95, 6_349), (1, 14_000))
-    )
-    branch_share: float = 0.14
-    branch_kept: tuple[float, float] = (0.2, 0.95)
-    gap_s: Quantiles = Quantiles(
-        ((0, 12), (0.1, 39), (0.25, 66), (0.5, 117), (0.75, 255), (0.9, 468), (0.95, 600), (1, 2_000))
-    )
-    output_tokens: Quantiles = Quantiles(
-        ((0, 4), (0.1, 25), (0.25, 155), (0.5, 346), (0.75, 467), (0.9, 591), (0.99, 1_022), (1, 1_800))
-    )
-    max_prompt_tokens: int = 24_000
-    block_tokens: int = 512
-
-    def busier(self, factor: float) -> MooncakeChat:
-        """So many times as many conversations, each as before."""
-        return replace(self, rate_rps=self.rate_rps * factor)
 
 
 def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
-    """The load for a seed, in time order, open loop; equal arguments give equal bytes."""
+    """Return the load for a seed, in time order, open loop; equal arguments give equal bytes."""
     p, rng = parameters, np.random.default_rng(seed)
-    content = Content(p.block_tokens)
-    template = content.whole_blocks(p.template_tokens)
-    turns = 1.0 + (1.0 - p.single_share) * p.later_turns
-    wanted = p.rate_rps * (p.duration_s + p.lead_s) / turns
-    starts = rng.uniform(-p.lead_s, p.duration_s, size=int(rng.poisson(wanted)))
+    content = Content(_BLOCK_TOKENS)
+    template = content.whole_blocks(_TEMPLATE_TOKENS)
+    turns = 1.0 + (1.0 - _SINGLE_SHARE) * _LATER_TURNS
+    wanted = p.rate_rps * (_DURATION_S + _LEAD_S) / turns
+    starts = rng.uniform(-_LEAD_S, _DURATION_S, size=int(rng.poisson(wanted)))
     requests: list[TraceRequest] = []
     for number, start_s in enumerate(np.sort(starts)):
         name = f"c{number}"
         at_s, last = float(start_s), template
-        later = 0 if rng.random() < p.single_share else int(rng.geometric(1.0 / p.later_turns))
+        later = 0 if rng.random() < _SINGLE_SHARE else int(rng.geometric(1.0 / _LATER_TURNS))
         for turn in range(1 + later):
-            prompt = _next(p, rng, content, last) if turn else _opening(p, rng, content, template)
-            if prompt.tokens > p.max_prompt_tokens or at_s >= p.duration_s:
+            prompt = _next(rng, content, last) if turn else _opening(rng, content, template)
+            if prompt.tokens > _MAX_PROMPT_TOKENS or at_s >= _DURATION_S:
                 break
-            output_tokens = round(p.output_tokens.draw(rng))
+            output_tokens = round(_OUTPUT_TOKENS.draw(rng))
             if at_s >= 0.0:
                 requests.append(
                     content.request(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
                 )
             last = prompt
-            at_s += p.gap_s.draw(rng)
+            at_s += _GAP_S.draw(rng)
     return in_time_order(requests)
 
 
-def _opening(p: MooncakeChat, rng: Generator, content: Content, template: Prompt) -> Prompt:
-    tokens = max(template.tokens + 16, int(p.opening_tokens.draw(rng)))
+def _opening(rng: Generator, content: Content, template: Prompt) -> Prompt:
+    tokens = max(template.tokens + 16, int(_OPENING_TOKENS.draw(rng)))
     return content.grown(template, tokens, (template.tokens,))
 
 
-def _next(p: MooncakeChat, rng: Generator, content: Content, last: Prompt) -> Prompt:
-    if rng.random() < p.branch_share:
-        low, high = p.branch_kept
+def _next(rng: Generator, content: Content, last: Prompt) -> Prompt:
+    if rng.random() < _BRANCH_SHARE:
+        low, high = _BRANCH_KEPT
         kept = max(1, int(len(last.ids) * rng.uniform(low, high)))
-        start = kept * p.block_tokens
+        start = kept * _BLOCK_TOKENS
         trunk = Prompt(last.ids[:kept], start, tuple(t for t in last.turns if t < start))
         return content.grown(trunk, max(start + 16, last.tokens), (start,))
-    return content.grown(last, last.tokens + max(16, int(p.added_tokens.draw(rng))), (last.tokens,))
+    return content.grown(last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng))), (last.tokens,))

@@ -1,4 +1,4 @@
-"""Named workloads: what `epp replay --workload` knows.
+"""Named workloads: what `epp lab compare --workload` knows.
 
 Owns the names, and for each how it is paced by default and what policies are tuned on for it.
 """
@@ -6,8 +6,8 @@ Owns the names, and for each how it is paced by default and what policies are tu
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from epp.errors import EppError
 from epp.lab.workloads import (
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 PUBLISHED_IN_FLIGHT = 64
 
 
-class Parameters(Protocol):
-    """What a generator is told."""
-
-    def busier(self, factor: float) -> Self:
-        """The same traffic, so many times as much of it: more users, each as before."""
-        ...
+def busier(parameters: Any, factor: float) -> Any:
+    """Return the same traffic, so many times as much of it: more users, groups or agents, each as before."""
+    found = {field.name: getattr(parameters, field.name) for field in fields(parameters)}
+    rates = ("rate_rps", "later_rate_rps", "agents_per_min")
+    changes = {name: found[name] * factor for name in rates if found.get(name) is not None}
+    counts = ("requests", "users", "groups", "agents")
+    changes |= {name: max(1, round(found[name] * factor)) for name in counts if name in found}
+    return replace(parameters, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,14 @@ class Workload:
     name: str
     help: str
     generate: Callable[[Any, int], tuple[TraceRequest, ...]]
-    parameters: Parameters
+    parameters: Any
     time_scale: float = 1.0
     max_in_flight: int | None = PUBLISHED_IN_FLIGHT
     tuning: str = ""
 
     def make(self, seed: int, rate: float = 1.0) -> tuple[TraceRequest, ...]:
-        """The load for a seed, in time order, ``rate`` times as much as usual."""
-        return self.generate(self.parameters.busier(rate) if rate != 1.0 else self.parameters, seed)
+        """Return the load for a seed, in time order, ``rate`` times as much as usual."""
+        return self.generate(busier(self.parameters, rate) if rate != 1.0 else self.parameters, seed)
 
 
 def _chat() -> tuple[Workload, ...]:
@@ -147,17 +149,17 @@ def _groups() -> tuple[Workload, ...]:
             "hot-contexts",
             "forty contexts shared by many, replaced every five minutes",
             shared_prefix.generate,
-            shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
+            shared(rate_rps=7.0, share=0.85, prefixes=40, zipf=1.1, group_life_s=300.0),
         ),
     )
 
 
 def _lodestar() -> tuple[Workload, ...]:
-    """The loads of Lodestar's evaluation (source [L], section 5), at rates near what its pools can do."""
+    """Return the loads of Lodestar's evaluation (source [L], section 5), at rates near its pools' best."""
     calls, groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
     mixed = (0.1, 0.3, 0.5, 0.7)
 
-    def load(name: str, text: str, parameters: Parameters, *, tuning: str = "") -> Workload:
+    def load(name: str, text: str, parameters: Any, *, tuning: str = "") -> Workload:
         makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
         return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
 

@@ -1,6 +1,6 @@
 """Generated calls of agents and tools with the statistics of Mooncake's toolagent trace, up to 22k tokens.
 
-Owns: the recipe. Its targets are published figures of the trace's 23,608 requests in an hour (source [T];
+Its targets are published figures of the trace's 23,608 requests in an hour (source [T];
 the rows themselves are not needed): input mean 8,590, quartiles 3,227, 6,345 and 7,470 tokens; of it in
 blocks seen more than once a mean of 5,755, quartiles 2,048, 6,144 and 6,144; the rest mean 2,834, quartiles
 266, 560 and 1,103; output mean 182, quartiles 13, 30 and 356; 59 % of input reusable. Templates of 12, 5
@@ -8,14 +8,14 @@ and 1 blocks of 512 tokens are what was seen of its prefixes. Pure: one numpy Ge
 
 Shape: Poisson arrivals. Most requests are a tool's template, long and always the same, and a little text of
 their own; some of them documents that nobody sends again. The others are turns of agents whose context
-grows. How many tools there are, and how unequally they are called, is not published: `tools` and `zipf` are
+grows. How many tools there are, and how unequally they are called, is not published: `tools` and `_ZIPF` are
 ours. Longer prompts are left out, because the smaller engines here serve none; the means are below the
 trace's therefore.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,31 @@ if TYPE_CHECKING:
 
     from epp.lab.compare.trace import TraceRequest
 
+#: Exponent of how calls fall on tools.
+_ZIPF = 1.0
+#: (share of tools, blocks of the template).
+_TEMPLATE_BLOCKS = ((0.54, 12), (0.16, 5), (0.30, 1))
+#: What a call adds to the template, and a turn to its context.
+_OWN_TOKENS = Quantiles(
+    ((0, 20), (0.25, 230), (0.5, 450), (0.75, 850), (0.9, 2_000), (0.96, 9_000), (1, 40_000))
+)
+#: What a call adds to a template of one block: text to work on, mostly.
+_DOCUMENT_TOKENS = Quantiles(
+    ((0, 400), (0.25, 1_200), (0.5, 3_500), (0.75, 10_000), (0.9, 20_000), (1, 90_000))
+)
+#: Share of requests that are turns of agents.
+_AGENT_SHARE = 0.18
+#: Mean turns of an agent.
+_AGENT_TURNS = 8.0
+#: Answer length; 1 for all when ``prefill_only``.
+_OUTPUT_TOKENS = Quantiles(
+    ((0, 1), (0.1, 3), (0.25, 13), (0.5, 30), (0.75, 356), (0.9, 500), (0.97, 780), (1, 2_000))
+)
+#: Longer prompts are left out (before the division).
+_MAX_PROMPT_TOKENS = 22_000
+#: Block size of the ids (before the division).
+_BLOCK_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class ToolAgent:
@@ -37,69 +62,31 @@ class ToolAgent:
     Attributes:
         duration_s: requests are sent within it.
         rate_rps: mean request rate.
-        later_rate_rps: the same from ``shift_at`` on; None for no shift.
-        shift_at: when it changes, as a part of the duration.
+        later_rate_rps: the same from the middle on; None for no shift.
         tools: tools, each with a template.
-        zipf: exponent of how calls fall on tools.
-        template_blocks: (share of tools, blocks of the template).
-        own_tokens: what a call adds to the template, and a turn to its context.
-        document_tokens: what a call adds to a template of one block: text to work on, mostly.
-        agent_share: share of requests that are turns of agents.
         agents: agents under way at a time.
-        agent_turns: mean turns of an agent.
-        output_tokens: answer length; 1 for all when ``prefill_only``.
         prefill_only: only first tokens are asked for, as of the prefill side of a disaggregated pool.
         divisor: all lengths are divided by it, blocks too.
-        max_prompt_tokens: longer prompts are left out (before the division).
-        block_tokens: block size of the ids (before the division).
     """
 
     duration_s: float = 1800.0
     rate_rps: float = 6.56
     later_rate_rps: float | None = None
-    shift_at: float = 0.5
     tools: int = 48
-    zipf: float = 1.0
-    template_blocks: tuple[tuple[float, int], ...] = ((0.54, 12), (0.16, 5), (0.30, 1))
-    own_tokens: Quantiles = Quantiles(  # noqa: RUF009 - frozen
-        ((0, 20), (0.25, 230), (0.5, 450), (0.75, 850), (0.9, 2_000), (0.96, 9_000), (1, 40_000))
-    )
-    document_tokens: Quantiles = Quantiles(  # noqa: RUF009 - frozen
-        ((0, 400), (0.25, 1_200), (0.5, 3_500), (0.75, 10_000), (0.9, 20_000), (1, 90_000))
-    )
-    agent_share: float = 0.18
     agents: int = 40
-    agent_turns: float = 8.0
-    output_tokens: Quantiles = Quantiles(  # noqa: RUF009 - frozen
-        ((0, 1), (0.1, 3), (0.25, 13), (0.5, 30), (0.75, 356), (0.9, 500), (0.97, 780), (1, 2_000))
-    )
     prefill_only: bool = False
     divisor: int = 1
-    max_prompt_tokens: int = 22_000
-    block_tokens: int = 512
-
-    def busier(self, factor: float) -> ToolAgent:
-        """The same traffic, so many times as much of it: more of the same agents, the same tools."""
-        later = None if self.later_rate_rps is None else self.later_rate_rps * factor
-        agents = max(1, round(self.agents * factor))
-        return replace(self, rate_rps=self.rate_rps * factor, later_rate_rps=later, agents=agents)
 
 
 def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
-    """The load for a seed, in time order, open loop; equal arguments give equal bytes.
-
-    Raises:
-        ValueError: the divisor does not divide the block.
-    """
+    """Return the load for a seed, in time order, open loop; equal arguments give equal bytes."""
     p, rng = parameters, np.random.default_rng(seed)
-    if p.block_tokens % p.divisor:
-        raise ValueError(f"a divisor of {p.divisor} does not divide blocks of {p.block_tokens} tokens")
-    content = Content(p.block_tokens // p.divisor)
+    content = Content(_BLOCK_TOKENS // p.divisor)
     calls = _Calls(p, rng, content)
     requests = []
     for number, at_s in enumerate(_arrivals(p, rng)):
         who, prompt = calls.next()
-        output_tokens = 1 if p.prefill_only else max(1, round(p.output_tokens.draw(rng) / p.divisor))
+        output_tokens = 1 if p.prefill_only else max(1, round(_OUTPUT_TOKENS.draw(rng) / p.divisor))
         name = f"t{number}" if who.startswith("tool") else who
         requests.append(
             content.request(prompt, at_s=at_s, session=name, user=who, output_tokens=output_tokens)
@@ -108,7 +95,7 @@ def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
 
 
 def _arrivals(p: ToolAgent, rng: Generator) -> list[float]:
-    shift_s = p.duration_s * p.shift_at
+    shift_s = p.duration_s / 2.0
     later = p.rate_rps if p.later_rate_rps is None else p.later_rate_rps
     out: list[float] = []
     for start_s, end_s, rate in ((0.0, shift_s, p.rate_rps), (shift_s, p.duration_s, later)):
@@ -122,7 +109,7 @@ class _Calls:
 
     def __init__(self, p: ToolAgent, rng: Generator, content: Content) -> None:
         self._p, self._rng, self._content = p, rng, content
-        self._bounds = np.cumsum(1.0 / np.arange(1, p.tools + 1) ** p.zipf)
+        self._bounds = np.cumsum(1.0 / np.arange(1, p.tools + 1) ** _ZIPF)
         # Sizes follow the popularity in turn, so that each size has its share of the calls under any seed.
         self._templates = [content.fresh(blocks * content.block_tokens) for blocks in _dealt(p, rng)]
         self._agents: list[tuple[str, Prompt]] = []
@@ -130,9 +117,9 @@ class _Calls:
 
     def next(self) -> tuple[str, Prompt]:
         """User and prompt; one that is too long is drawn again."""
-        longest = self._p.max_prompt_tokens // self._p.divisor
+        longest = _MAX_PROMPT_TOKENS // self._p.divisor
         while True:
-            if self._rng.random() < self._p.agent_share:
+            if self._rng.random() < _AGENT_SHARE:
                 user, prompt = self._turn(longest)
             else:
                 tool = self._tool()
@@ -146,7 +133,7 @@ class _Calls:
         return int(np.searchsorted(self._bounds, self._rng.random() * self._bounds[-1]))
 
     def _grown(self, prompt: Prompt, *, documents: bool = False) -> Prompt:
-        lengths = self._p.document_tokens if documents else self._p.own_tokens
+        lengths = _DOCUMENT_TOKENS if documents else _OWN_TOKENS
         own = max(1, round(lengths.draw(self._rng) / self._p.divisor))
         return self._content.grown(prompt, prompt.tokens + own, (prompt.tokens,))
 
@@ -154,7 +141,7 @@ class _Calls:
         place = int(self._rng.integers(self._p.agents))
         while len(self._agents) <= place:
             self._agents.append(self._agent())
-        if self._rng.random() < 1.0 / self._p.agent_turns:
+        if self._rng.random() < 1.0 / _AGENT_TURNS:
             self._agents[place] = self._agent()
         name, last = self._agents[place]
         prompt = self._grown(last)
@@ -167,14 +154,14 @@ class _Calls:
 
 
 def _dealt(p: ToolAgent, rng: Generator) -> list[int]:
-    """Blocks of each tool's template, the most called first: shares of calls as close as they come."""
-    weights = 1.0 / np.arange(1, p.tools + 1) ** p.zipf
-    owed = np.zeros(len(p.template_blocks))
-    shares = np.array([share for share, _ in p.template_blocks])
+    """Return the blocks of each tool's template, the most called first, by shares of calls."""
+    weights = 1.0 / np.arange(1, p.tools + 1) ** _ZIPF
+    owed = np.zeros(len(_TEMPLATE_BLOCKS))
+    shares = np.array([share for share, _ in _TEMPLATE_BLOCKS])
     out = []
     for weight in weights:
         owed += shares / shares.sum() * weight
         pick = int(np.argmax(owed + 1e-6 * rng.random(len(owed))))
         owed[pick] -= weight
-        out.append(p.template_blocks[pick][1])
+        out.append(_TEMPLATE_BLOCKS[pick][1])
     return out

@@ -1,0 +1,216 @@
+"""Percentiles, resampling and comparisons: known cases, and intervals that cover as often as they claim."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from epp.lab.compare.compare import compare, interval, sentence
+from epp.lab.compare.evidence import Evidence, compare_with_best, mean_interval, seed_evidence, trace_evidence
+from epp.lab.compare.load import RequestResult
+from epp.lab.compare.resample import Statistic, by_cluster, politis_white_block, stationary
+from epp.lab.compare.stats import percentile
+from epp.lab.compare.table import comparison_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+P95 = Statistic(95.0)
+
+
+def shown(renderable: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=140, color_system=None).print(renderable)
+    return out.getvalue()
+
+
+def result(index: int, e2e_ms: float = 100.0, session: str = "", **more: Any) -> RequestResult:
+    fields: dict[str, Any] = {
+        "intended_ms": index * 10.0,
+        "slip_ms": 0.0,
+        "ttft_ms": e2e_ms / 2,
+        "itl_ms": 5.0,
+    }
+    fields |= {"status": 200, "error": ""} | more
+    return RequestResult(index=index, session=session or f"s{index // 4}", e2e_ms=e2e_ms, **fields)
+
+
+def lognormal(n: int, seed: int) -> list[RequestResult]:
+    """Make runs whose sessions differ."""
+    rng = np.random.default_rng(seed)
+    level = np.repeat(rng.normal(0, 0.5, n // 4 + 1), 4)[:n] + rng.normal(0, 0.3, n)
+    return [result(i, float(1000 * np.exp(level[i]))) for i in range(n)]
+
+
+def test_a_percentile_is_linear_between_order_statistics() -> None:
+    assert percentile([4, 1, 3, 2], 95) == pytest.approx(3.85)
+    assert math.isnan(percentile([], 50))
+
+
+@given(
+    values=st.lists(st.floats(1, 1000), min_size=1, max_size=20),
+    counts=st.lists(st.integers(0, 3), min_size=20, max_size=20),
+    q=st.sampled_from([None, 0.0, 50.0, 95.0, 100.0]),
+)
+@settings(max_examples=100)
+def test_counting_equals_repeating(values: list[float], counts: list[int], q: float | None) -> None:
+    counts = counts[: len(values)]
+    counts[0] += 1
+    repeated = np.repeat(values, counts)
+    expected = float(repeated.mean()) if q is None else percentile(repeated, q)
+    assert Statistic(q).weighted(np.array(values), np.array([counts]))[0] == pytest.approx(expected)
+
+
+def test_sessions_are_drawn_whole_and_stretches_have_their_mean_length() -> None:
+    counts = by_cluster(["a", "b", "a", "c"], seed=1)(300)
+    assert (counts[:, 0] == counts[:, 2]).all()
+    assert (counts[:, [0, 1, 3]].sum(axis=1) == 3).all()
+
+    def neighbours(mean_block: float) -> float:
+        centred = stationary(400, mean_block, seed=2)(200).astype(float) - 1.0
+        return float((centred[:, 1:] * centred[:, :-1]).mean() / (centred**2).mean())
+
+    assert neighbours(1.0) == pytest.approx(0.0, abs=0.05)
+    assert neighbours(10.0) > 0.8
+
+
+def test_the_block_of_an_ar1_series_agrees_with_the_closed_form() -> None:
+    # For AR(1), b = (2 rho / (1 - rho^2))^(2/3) n^(1/3) for the stationary bootstrap.
+    rng, rho, n = np.random.default_rng(6), 0.5, 20_000
+    series = np.zeros(n)
+    for i in range(1, n):
+        series[i] = rho * series[i - 1] + rng.normal()
+    expected = (2 * rho / (1 - rho**2)) ** (2 / 3) * n ** (1 / 3)
+    assert politis_white_block(series) == pytest.approx(expected, rel=0.35)
+    assert politis_white_block(np.ones(50)) == 1.0
+
+
+class TestTwoRuns:
+    def test_a_clear_difference_is_shown_and_said(self) -> None:
+        b = lognormal(400, seed=1)
+        a = [result(r.index, r.e2e_ms * (0.8 if i % 3 else 0.85)) for i, r in enumerate(b)]
+        found = compare(a, b, "e2e_ms", P95)
+        assert 0.78 < found.low <= found.ratio <= found.high < 0.87
+        words = sentence("gorgo", "random", found)
+        assert words.startswith("E2E p95: gorgo is ")
+        assert words.endswith("lower than random (n = 400)")
+        assert "higher than" in sentence("random", "gorgo", compare(b, a, "e2e_ms", Statistic(None)))
+
+    def test_noise_is_not_a_difference(self) -> None:
+        found = compare(lognormal(200, seed=1), lognormal(200, seed=2), "e2e_ms", P95)
+        assert "no difference shown between x and y" in sentence("x", "y", found)
+
+    def test_pairing_is_by_index_and_failures_are_counted(self) -> None:
+        b = lognormal(100, seed=1)
+        a = [*b[:90], *(result(i, 1.0, error="x") for i in range(90, 100))]
+        found = compare(list(reversed(a)), b, "ttft_ms", Statistic(50.0))
+        assert (found.n, found.unpaired, found.ratio) == (90, 10, 1.0)
+        assert "10 answered in one run only" in sentence("a", "b", found)
+
+    @pytest.mark.parametrize("runs", [lognormal(20, 1), [result(i, session="one") for i in range(99)], []])
+    def test_too_little_is_said_to_be_too_little(self, runs: list[RequestResult]) -> None:
+        assert "too little data" in sentence("a", "b", compare(runs, runs, "e2e_ms", P95))
+
+    def test_intervals_of_dependent_data_cover(self) -> None:
+        # Sessions whose policies differ by chance (sd 0.3 a session): the truth is no difference.
+        covered = naive = 0
+        for trial in range(60):
+            rng = np.random.default_rng(1000 + trial)
+            shift = np.repeat(rng.normal(0, 0.3, 50), 6)
+            base = rng.lognormal(0, 0.3, 300)
+            a = [result(i, float(base[i] * np.exp(shift[i])), f"s{i // 6}") for i in range(300)]
+            b = [result(i, float(base[i]), f"s{i // 6}") for i in range(300)]
+            # The mean of exp(shift) is the ratio of means that these runs have in truth.
+            found = compare(a, b, "e2e_ms", Statistic(None))
+            covered += found.low <= float(np.exp(0.3**2 / 2)) <= found.high
+            logs = np.log([x.e2e_ms / y.e2e_ms for x, y in zip(a, b, strict=True)])
+            naive += abs(float(logs.mean())) <= 1.96 * float(logs.std()) / 300**0.5
+        assert covered >= 0.87 * 60
+        assert naive < 0.75 * 60  # what independence would have claimed
+
+    def test_an_interval_of_one_run_holds_its_figure(self) -> None:
+        run = lognormal(300, 4)
+        low, high = interval(run, "e2e_ms", P95)
+        assert low < percentile([r.e2e_ms for r in run], 95) < high
+
+
+def test_tables_show_who_served_what_and_how_fast() -> None:
+    runs = {
+        "a": [result(i, served_by="xy"[i % 4 == 0], cached_tokens=30, prompt_tokens=100) for i in range(40)]
+    }
+    runs["b"] = [result(i, 2000.0, served_by="x") for i in range(39)] + [result(39, error="no route")]
+    text = shown(comparison_table(runs))
+    for words in ("40 (0)", "40 (1)", "30 %", "75 %", "2.00 s"):
+        assert words in text
+
+
+def seeds(means: list[float], *, trial: int, units: int = 20, noise: float = 0.04) -> Evidence:
+    """Make policies with these true log figures; units differ, and what they have in common cancels."""
+    rng = np.random.default_rng(trial)
+    common = rng.normal(0.0, 0.2, (units, 1))
+    return seed_evidence(np.array(means) + common + rng.normal(0.0, noise, (units, len(means))), seed=trial)
+
+
+class TestManyPolicies:
+    def test_paired_intervals_cover_and_ignore_what_units_have_in_common(self) -> None:
+        found = [seeds([0.0, 0.05], trial=trial).interval(1, 0) for trial in range(100)]
+        assert 88 <= sum(low <= 0.05 <= high for _, low, high in found) <= 99
+        assert np.mean([high - low for _, low, high in found]) < 0.08  # units alone differ by 40 %
+
+    def test_an_interval_of_a_mean_covers_with_few_units(self) -> None:
+        found = [mean_interval(np.random.default_rng(trial).normal(0.1, 1.0, 20)) for trial in range(100)]
+        assert sum(low <= 0.1 <= high for _, low, high in found) >= 88
+
+    @pytest.mark.parametrize("means", [[0.0] * 6, [0.0, 0.0, 0.02, 0.05, 0.2, 0.5]])
+    def test_the_best_is_seldom_excluded_and_all_intervals_hold_at_once(self, means: list[float]) -> None:
+        excluded, held = 0, 0
+        for trial in range(100):
+            found = compare_with_best(seeds(means, trial=trial), range(6))
+            excluded += not found[0].possibly_best
+            truth = [means[i] - min(means[:i] + means[i + 1 :]) for i in range(6)]
+            held += all(b.low - 1e-9 <= np.exp(t) <= b.high + 1e-9 for b, t in zip(found, truth, strict=True))
+        assert excluded <= 8
+        assert held >= 92
+
+    def test_who_is_far_off_is_excluded_and_a_clear_winner_is_the_best(self) -> None:
+        found = compare_with_best(seeds([0.0, 0.01, 0.3], trial=1), range(3))
+        assert [b.possibly_best for b in found] == [True, True, False]
+        assert found[2].low == 1.0
+        assert 1.2 < found[2].ratio < found[2].high < 1.6
+        best, other = compare_with_best(seeds([0.0, 0.4], trial=2), range(2))
+        assert (best.possibly_best, other.possibly_best, best.high) == (True, False, 1.0)
+
+    def columns(self, seed: int, factor: float) -> tuple[np.ndarray, np.ndarray]:
+        """Make two policies on one trace with slow common swings and slow swings of their own."""
+        rng = np.random.default_rng(seed)
+
+        def slow(sd: float) -> np.ndarray:
+            out = np.zeros(1500)
+            for i in range(1, 1500):
+                out[i] = 0.8 * out[i - 1] + rng.normal(0, sd)
+            return out + rng.normal(0, 0.05, 1500)
+
+        common = slow(0.2)
+        return 1000 * factor * np.exp(common + slow(0.05)), 1000 * np.exp(common + slow(0.05))
+
+    def test_intervals_within_a_trace_cover(self) -> None:
+        covered = 0
+        for trial in range(30):
+            a, b = self.columns(trial, 1.1)
+            _, low, high = trace_evidence([[a], [b]], Statistic(50.0), seed=trial).interval(0, 1)
+            covered += low <= np.log(1.1) <= high
+        assert covered >= 25
+
+    def test_a_missing_latency_is_left_out_and_equal_columns_are_equal(self) -> None:
+        a, _ = self.columns(1, 1.0)
+        a[5] = np.nan
+        evidence = trace_evidence([[a, a], [a.copy(), a]], P95, seed=1)
+        assert evidence.interval(0, 1) == (0.0, 0.0, 0.0)
+        assert all(b.possibly_best for b in compare_with_best(evidence, range(2)))
