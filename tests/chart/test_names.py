@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from deploy.k8s.helm import CHART, EXAMPLES, KUBE_VERSION, helm
 from tests.kit.chart import EXAMPLE_NAMES, objects_of, require_helm
-from tools.helm import CHART, EXAMPLES, KUBE_VERSION, helm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

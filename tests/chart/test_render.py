@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import yaml
 
+from deploy.k8s.chart_files import contents
+from deploy.k8s.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
 from epp import __version__
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
@@ -30,8 +32,6 @@ from tests.kit.chart import (
     rendered,
     require_helm,
 )
-from tools.gen_chart_files import contents
-from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

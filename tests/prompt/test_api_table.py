@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from docs.generate_apis import PAGE, page
 from epp.errors import ClientError
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.canonical import exact_tokens
@@ -15,7 +16,6 @@ from epp.prompt.registry import PARSERS, ROUTES, error_words, find_parser
 from epp.prompt.tokens import EstimateCounter
 from epp.prompt.usage import UsageReader
 from tests.kit.apis import APIS, FEATURES, Api, has
-from tools.gen_api_docs import PAGE, page
 
 if TYPE_CHECKING:
     from epp.prompt.types import ParsedRequest

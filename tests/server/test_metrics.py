@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from docs.generate_metrics import PAGE, page
 from epp.clock import ManualClock
 from epp.decide.picker import Ask, Picker, PickerSettings
 from epp.decide.records import Outcome
@@ -32,7 +33,6 @@ from epp.signals.paths import Travelled
 from epp.signals.prefix_index import PrefixIndex
 from epp.tuner.plan import Plan, Switchback, render_plan
 from tests.kit.replicas import metric
-from tools.gen_metrics_docs import PAGE, page
 
 POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
 
@@ -326,7 +326,7 @@ def test_llm_ds_gauges_of_the_pool() -> None:
 
 
 def test_the_page_of_the_docs_is_fresh() -> None:
-    assert PAGE.read_text() == page(), "run python tools/gen_metrics_docs.py"
+    assert PAGE.read_text() == page(), "run python docs/generate_metrics.py"
 
 
 def test_every_metric_that_code_names_is_one_of_the_table() -> None:

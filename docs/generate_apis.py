@@ -1,4 +1,4 @@
-"""Writes docs/apis.md: ``python -m tools.gen_api_docs``.
+"""Writes docs/apis.md: ``python -m docs.generate_apis``.
 
 The table is made from `tests.kit.apis`, where a feature is an example that a test runs: a cell cannot say
 what is not so. A test compares the committed file with what this makes.
@@ -12,9 +12,9 @@ from pathlib import Path
 from epp.prompt.registry import ROUTES
 from tests.kit.apis import APIS, FEATURES, Api, cached_tokens, has
 
-PAGE = Path(__file__).parent.parent / "docs" / "apis.md"
+PAGE = Path(__file__).parent / "apis.md"
 
-HEAD = """<!-- Written by tools/gen_api_docs.py from tests/kit/apis.py; a test keeps it fresh. -->
+HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test keeps it fresh. -->
 
 # APIs
 
@@ -133,11 +133,6 @@ counts of these names and stands behind the answer's own in the same line: a fie
 usage first. In an event stream Envoy's filter keeps the first object of the stream beside the last, so that of two in
 one line the other's counts fill what the last leaves out. Telling them apart would take a look at every brace and quote
 behind the first, for every chunk of every answer.
-
-## New versions of SDKs
-
-`tools/record_golden_requests.py` drives the SDKs against a server of its own and writes `tests/prompt/golden/`:
-requests as they are really sent, each of which is read by a test. `make fuzz` breaks them in every way it knows.
 """  # noqa: E501 - rows of tables cannot be wrapped
 
 

@@ -1,6 +1,6 @@
 """Write the Envoy configurations that the Helm chart installs.
 
-    python -m tools.gen_chart_files
+    python -m deploy.k8s.chart_files
 
 They are rendered by the same code as `epp envoy render`, with marks where a chart's value
 goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks
@@ -18,7 +18,7 @@ from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.signals.endpoint import Endpoint
 
-FILES = Path(__file__).resolve().parents[1] / "deploy" / "k8s" / "chart" / "files"
+FILES = Path(__file__).resolve().parent / "chart" / "files"
 
 #: Socket of the picker's listener for first tokens, in a volume of the pod.
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path

@@ -25,7 +25,7 @@ from epp.server.clock import SystemClock
 if TYPE_CHECKING:
     from types import FrameType
 
-_PACKAGE = str(Path(__file__).parent.parent / "epp")
+_PACKAGE = str(Path(__file__).parents[1])
 _HEADERS = {
     ":path": "/v1/chat/completions",
     ":method": "POST",

@@ -1,7 +1,7 @@
 """Measure the size of the code base and print it beside its limits and goals.
 
-    python -m tools.measures            # the table; seconds
-    python -m tools.measures --lower    # lowers limits to what is measured, raises none
+    python -m epp.lab.measures            # the table; seconds
+    python -m epp.lab.measures --lower    # lowers limits to what is measured, raises none
 
 Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
 one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("measures.json")
-SOURCES = ("epp", "tools")
+SOURCES = ("epp", "deploy", "docs", "protos")
 #: Layout and comments; what is left is what a reader has to read.
 _LAYOUT = {
     tokenize.COMMENT,
@@ -126,7 +126,7 @@ def closure() -> tuple[int, int]:
 
 def figures() -> dict[str, int]:
     """Measure the source text, the import closure and the request path."""
-    from tools.request_path import request_path  # noqa: PLC0415  # imports the whole server
+    from epp.lab.request_path import request_path  # noqa: PLC0415  # imports the whole server
 
     code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
     path = request_path()

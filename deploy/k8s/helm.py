@@ -1,6 +1,6 @@
-"""Helm, where `tools/install_helm.sh` put it or on PATH, and what it makes of the chart.
+"""Helm, where `deploy/k8s/install_helm.sh` put it or on PATH, and what it makes of the chart.
 
-python -m tools.helm      # write deploy/k8s/manifests/ again
+python -m deploy.k8s.helm      # write deploy/k8s/manifests/ again
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-K8S = Path(__file__).resolve().parents[1] / "deploy" / "k8s"
+K8S = Path(__file__).resolve().parent
 CHART, EXAMPLES, MANIFESTS = K8S / "chart", K8S / "examples", K8S / "manifests"
 #: The Kubernetes that charts are rendered for; a Helm from its module would assume 1.20.
 KUBE_VERSION = "1.34"
@@ -28,7 +28,7 @@ class HelmError(RuntimeError):
 
 
 def cache() -> Path:
-    """The folder that `tools/install_helm.sh` fills."""
+    """The folder that `deploy/k8s/install_helm.sh` fills."""
     if named := os.environ.get("EPP_HELM_CACHE"):
         return Path(named)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -36,11 +36,11 @@ def cache() -> Path:
 
 
 def _version(name: str) -> str:
-    """``helm`` or ``oldest``, as `tools/install_helm.sh` pins them."""
+    """``helm`` or ``oldest``, as `deploy/k8s/install_helm.sh` pins them."""
     text = (Path(__file__).parent / "install_helm.sh").read_text()
     version = re.search(rf"^{name}_version=(.*)$", text, re.MULTILINE)
     if version is None:
-        raise HelmError(f"tools/install_helm.sh names no {name} version")
+        raise HelmError(f"deploy/k8s/install_helm.sh names no {name} version")
     return version[1]
 
 
@@ -61,7 +61,7 @@ def find_oldest_helm() -> Path:
     """The binary of the oldest Helm that the chart works with.
 
     Raises:
-        HelmError: `tools/install_helm.sh` has not installed it.
+        HelmError: `deploy/k8s/install_helm.sh` has not installed it.
     """
     installed = cache() / _version("oldest") / "helm"
     if not installed.is_file():

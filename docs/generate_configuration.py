@@ -1,6 +1,6 @@
 """Write docs/configuration.md from the schema: every key, its type, default and meaning.
 
-python tools/gen_config_docs.py [--check]
+python docs/generate_configuration.py [--check]
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from msgspec.inspect import Field, Type
 
-TARGET = Path(__file__).parent.parent / "docs" / "configuration.md"
+TARGET = Path(__file__).parent / "configuration.md"
 HEAD = """# Configuration
 
 `epp serve --config epp.yaml`. Everything has a default; an empty file is a valid configuration. Unknown keys
 are errors. All errors are reported at once, those in the files that the configuration names included: a line
 each with the file, the key and what to write instead. Paths are relative to the configuration file.
 
-This page is generated from the schema by `python tools/gen_config_docs.py`; a test keeps it fresh.
+This page is generated from the schema by `python docs/generate_configuration.py`; a test keeps it fresh.
 """
 WEIGHTS_NOTE = (
     "Watched. The first belongs to the tuner, the second to you; yours wins, value by value. A torn, invalid "
