@@ -1,4 +1,4 @@
-"""Generate `epp/pb/` from the proto files below this folder (``python protos/generate.py``, needs grpcio-tools).
+"""Generate `epp/pb/` from the proto files below this folder: ``python protos/generate.py``.
 
 Proto files lie under the path of the package that their code goes to (`protos/epp/pb/x.proto` becomes
 `epp/pb/x_pb2.py` and `x_pb2.pyi`), so that what protoc writes imports as it stands.
