@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import yaml
 
-from epp.bench.children import picker, pool_of
+from epp.bench.processes import picker, pool_of
 from epp.envoy.filters import EXT_PROC
 from epp.envoy.render import render
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, Variant

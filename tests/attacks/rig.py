@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from epp.bench.cpu import cpu_s, held
 from epp.bench.figures import percentile
+from epp.bench.processes import cpu_s, held
 from epp.envoy.launch import tied_to_parent
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.bench.rig import Rig
+from epp.bench.rig import rig
 from epp.extproc.types import HttpRequest
 from epp.prompt.blocks import BlockHasher
 from epp.prompt.registry import find_parser
 from epp.prompt.tokens import EstimateCounter
 from epp.server.core import Decided
 from tests.prompt.test_golden import GOLDEN, REQUESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from epp.server.app import App
 
 _GROWING = {"messages": "messages", "chat": "messages", "response items": "input"}
 #: Requests whose conversation can go on: those with a list of messages or items.
@@ -28,8 +33,9 @@ GROWING = [
 
 
 @pytest.fixture(scope="module")
-def rig() -> Rig:
-    return Rig(4)
+def app() -> Iterator[App]:
+    with rig(4) as app:
+        yield app
 
 
 def asked(request: dict[str, Any]) -> HttpRequest:
@@ -55,8 +61,8 @@ def unmarked(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_every_request_gets_an_endpoint(rig: Rig, request_: dict[str, Any]) -> None:
-    decided = rig.core.decide(asked(request_))
+def test_every_request_gets_an_endpoint(app: App, request_: dict[str, Any]) -> None:
+    decided = app.core.decide(asked(request_))
     assert isinstance(decided, Decided), decided
     assert decided.decision.api == (request_["api"] or "")
     assert decided.pick.destination.split(":")[0].startswith("10.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from epp.bench.cpu import held
+from epp.bench.processes import held
 from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.http2.calls import STREAM_BYTES
 from epp.http2.status import Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.bench.rig import Rig, request
+from epp.bench.rig import request, rig
 from epp.server.core import Decided, RecentDecisions
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
@@ -12,12 +12,13 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
 def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
     """Ids of decisions that are still known after ten of them, the oldest first."""
-    core, ids = Rig(endpoints).core, []
-    for _ in range(10):
-        decided = core.decide(request(BODY))
-        assert isinstance(decided, Decided)
-        recent.add(decided.decision)
-        ids.append(decided.decision.id)
+    ids = []
+    with rig(endpoints) as app:
+        for _ in range(10):
+            decided = app.core.decide(request(BODY))
+            assert isinstance(decided, Decided)
+            recent.add(decided.decision)
+            ids.append(decided.decision.id)
     newest = recent.get("last")
     assert newest is not None
     assert newest.id == ids[-1]
