@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from epp.keyed_uniform import keyed_uniform
@@ -15,7 +14,6 @@ from epp.sim.engine_class import L40S_X2
 from epp.sim.run import run_window
 from epp.sim.scenario import parse_fleet, regional_fleet
 from epp.tuner import machine
-from epp.tuner.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,25 +104,6 @@ def weights_off(policy: str, seed: int) -> dict[str, float]:
     return {
         name: min(max(value * off[name], bounds[name][0]), bounds[name][1]) for name, value in weights.items()
     }
-
-
-@lru_cache(maxsize=32)
-def optimum(cell: Cell, policy: str, *, budget: int) -> dict[str, float]:
-    """Search the best weights of a cell on loads that nothing else meets; the defaults if none are better."""
-    loads = [cell.load(SEARCHED_SEED + number, WINDOW_S) for number in range(2)]
-    defaults = defaults_of(policy)
-
-    def price(load: Sequence[TraceRequest], weights: Mapping[str, float]) -> float:
-        found = p95s(run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests)
-        return (math.log(found["ttft_p95_ms"]) + math.log(found["e2e_p95_ms"])) / 2.0
-
-    usual = [price(load, defaults) for load in loads]
-    search = Search(defaults, rules_of(policy).bounds, seed=0)
-    while not search.stop(budget=budget):
-        turn = search.told % len(loads)
-        search.tell(price(loads[turn], search.ask()) - usual[turn])
-    found = search.recommend()
-    return found if sum(price(load, found) for load in loads) < sum(usual) else defaults
 
 
 def held_out(cell: Cell, policy: str, weights: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Measure what `gorgo-ms` would gain by knowing more: its formula stays, true signals replace estimates.
 
-Where engines lose hits, the simulator draws for each request and replica whether it finds nothing. The entry
-that knows the lost hits, and the oracle, see the draws before they happen: no picker could.
+Where engines lose hits, the simulator draws for each request and replica whether it finds nothing. Entries
+that know what caches hold, and the oracle, see the draws before they happen: no picker could.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.keyed_uniform import keyed_uniform
 from epp.lab.conditions import SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
 from epp.policies.base import Policy
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.sim.oracle import Oracle
-    from epp.sim.scenario import FleetSpec
     from epp.sim.truth import Truth
     from epp.view import FleetView, Ranking, RequestView
 
@@ -34,7 +32,6 @@ _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "u
 #: What is known beside the usual signals, by entry.
 KNOWN: Mapping[str, frozenset[str]] = {
     "gorgo-ms": frozenset(),
-    "knows which hits are lost": frozenset({"lost"}),
     "knows what caches hold": frozenset({"caches"}),
     "knows the length of answers": frozenset({"answer"}),
     "knows caches and answers": frozenset({"caches", "answer"}),
@@ -43,22 +40,16 @@ ORACLE = "oracle"
 
 
 class Informed:
-    """`GorgoMs` over true signals; an `epp.sim.oracle.Oracle`.
-
-    Args:
-        fleet: the replicas, for how often each loses hits.
-        known: of ``lost``, ``caches`` and ``answer``.
-    """
+    """Makes the policy that knows ``caches``, ``answer``; an `epp.sim.oracle.Oracle`."""
 
     name = GorgoMs.name
 
-    def __init__(self, fleet: FleetSpec, known: frozenset[str]) -> None:
-        self._lost_share = {spec.address: spec.lost_hit_share for spec in fleet.replicas}
+    def __init__(self, known: frozenset[str]) -> None:
         self._known = known
 
     def shown(self, truth: Truth) -> InformedPolicy:
         """Return the policy over a fleet."""
-        return InformedPolicy(truth, self._known, self._lost_share)
+        return InformedPolicy(truth, self._known)
 
 
 class InformedPolicy(Policy):
@@ -69,8 +60,8 @@ class InformedPolicy(Policy):
     ties = GorgoMs.ties
     weight_specs = GorgoMs.weight_specs
 
-    def __init__(self, truth: Truth, known: frozenset[str], lost_share: Mapping[str, float]) -> None:
-        self._truth, self._known, self._lost_share = truth, known, lost_share
+    def __init__(self, truth: Truth, known: frozenset[str]) -> None:
+        self._truth, self._known = truth, known
         self._policy = GorgoMs()
 
     def rank(
@@ -80,24 +71,13 @@ class InformedPolicy(Policy):
         if "answer" in self._known and request.max_output_tokens is not None:
             # The simulated client's limit is the length that the answer will have.
             request = replace(request, expected_output_tokens=float(request.max_output_tokens))
-        block = fleet.block.copy()
         if "caches" in self._known:
+            block = fleet.block.copy()
             block[_CACHED] = [self._truth.forecast(address).cached_tokens for address in fleet.endpoints]
             block[_HIT_RATIO] = 1.0
-        elif "lost" in self._known:
-            block[_HIT_RATIO] = [
-                self._hit_ratio(address, ratio, seed)
-                for address, ratio in zip(fleet.endpoints, block[_HIT_RATIO], strict=True)
-            ]
-        block[_UNCACHED] = request.prompt_tokens - block[_CACHED]
-        return self._policy.rank(request, replace(fleet, block=block), weights, seed)
-
-    def _hit_ratio(self, address: str, ratio: float, seed: int) -> float:
-        share = self._lost_share[address]
-        # The draw that `FleetSim.job` makes.
-        if share and keyed_uniform(seed, f"{self._truth.index} {address}", "lost hit") < share:
-            return 0.0
-        return min(ratio / (1.0 - share), 1.0) if share else ratio
+            block[_UNCACHED] = request.prompt_tokens - block[_CACHED]
+            fleet = replace(fleet, block=block)
+        return self._policy.rank(request, fleet, weights, seed)
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
@@ -108,7 +88,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     options = WindowOptions(
         time_scale=load.pace, max_in_flight=load.max_in_flight, closed_loop=load.closed_loop
     )
-    policy: Oracle = GreedyOracleTotal() if entry == ORACLE else Informed(fleet, KNOWN[entry])
+    policy: Oracle = GreedyOracleTotal() if entry == ORACLE else Informed(KNOWN[entry])
     result = run_window(requests, fleet, policy, seed=seed, options=options)
     figures = outcome_of(load, seed, from_window(result, len(requests)), columns=False).figures
     return {
