@@ -43,7 +43,7 @@ attacks: setup ## floods against the picker's port, peers that behave beside the
 	$(BIN)/python -m tests.attacks $(ATTACKS)
 
 h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)
-	tests/http2/install_h2spec.sh
+	tests/transport/install_h2spec.sh
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
@@ -96,16 +96,16 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
 demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze (minutes)
-	$(BIN)/python -m epp.demo.tuner
+	$(BIN)/python -m epp.lab.demo.tuner
 
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
-	$(BIN)/python -m epp.demo.wan $(WAN)
+	$(BIN)/python -m epp.lab.demo.wan $(WAN)
 
 demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two kinds of engine: 4 minutes, end to end
-	$(BIN)/python -m epp.demo.lodestar
+	$(BIN)/python -m epp.lab.demo.lodestar
 
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
-	$(BIN)/python -m epp.demo.laar
+	$(BIN)/python -m epp.lab.demo.laar
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m epp.lab.measures

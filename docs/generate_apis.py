@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from epp.prompt.registry import ROUTES
+from epp.apis.registry import ROUTES
 from tests.kit.apis import APIS, FEATURES, Api, cached_tokens, has
 
 PAGE = Path(__file__).parent / "apis.md"
@@ -19,7 +19,7 @@ HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test k
 # APIs
 
 What the picker reads of each API that engines speak. Every *yes* is a test of its own
-(`tests/prompt/test_api_table.py`); *-* is what the API does not have.
+(`tests/apis/test_api_table.py`); *-* is what the API does not have.
 
 """
 

@@ -23,8 +23,8 @@ from epp.server.logs import REPEATED
 from epp.server.report import decode
 
 if TYPE_CHECKING:
-    from epp.http2.messages import Message
     from epp.server.report import Reports
+    from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
 from epp.extproc.types import Abort, Finish
-from epp.http2.messages import BEGIN_BYTES, MessageError
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.als import METHOD as ACCESS_LOG_METHOD
@@ -27,17 +26,18 @@ from epp.server.als import SERVICE as ACCESS_LOG
 from epp.server.ext_proc import ABORTED, BODILESS, FAILED, NO_MESSAGE, go_name
 from epp.server.health import EXT_PROC, MAX_WATCHES, TOO_MANY_WATCHES
 from epp.server.logs import REPEATED
+from epp.transport.messages import BEGIN_BYTES, MessageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from epp.http2.messages import Room
     from epp.pb.ext_proc_pb2 import ProcessingResponse
     from epp.server.als import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics
     from epp.server.rpc_handlers import Watching
+    from epp.transport.messages import Room
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from epp.http2.status import Status
 from epp.pb.access_log_pb2 import StreamAccessLogsResponse
 from epp.server.health import MAX_WATCHES, TOO_MANY_WATCHES
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
     from epp.server.als import AccessLogReceiver
     from epp.server.health import HealthNames
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 
 class Handler(Protocol):

@@ -1,4 +1,4 @@
-"""One connection of the picker's own gRPC transport: a socket driven by `epp.http2.calls`.
+"""One connection of the picker's own gRPC transport: a socket driven by `epp.transport.calls`.
 
 Owns the socket's side: what came is played to the handlers, what they sent is written together. Rules:
 
@@ -20,7 +20,9 @@ import math
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
-from epp.http2.calls import (
+from epp.server.logs import REPEATED
+from epp.server.turns import FIRST_UNITS, Allowance
+from epp.transport.calls import (
     CallCancelled,
     CallDrained,
     CallEnded,
@@ -29,19 +31,17 @@ from epp.http2.calls import (
     MessageReceived,
     NoRoom,
 )
-from epp.http2.frames import ErrorCode
-from epp.http2.status import Status
-from epp.server.logs import REPEATED
-from epp.server.turns import FIRST_UNITS, Allowance
+from epp.transport.frames import ErrorCode
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.extproc.body_budget import Reclaim
-    from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_handlers import Serve
     from epp.server.turns import Peer, Turn
+    from epp.transport.calls import Call, CallEvent
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from epp.server.rpc_handlers import AccessLogCall, Watching, health_service
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.http2.messages import Room
     from epp.server.als import AccessLogReceiver
     from epp.server.exchange import Exchange
     from epp.server.health import HealthNames
     from epp.server.metrics import Metrics
     from epp.server.rpc_handlers import Serve
+    from epp.transport.messages import Room
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from epp.bench.figures import percentile
-from epp.bench.processes import cpu_s, held
 from epp.envoy.launch import tied_to_parent
+from epp.lab.bench.figures import percentile
+from epp.lab.bench.processes import cpu_s, held
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.bench import command, core, index, prompts, recorded, server
-from epp.bench.bare import answer
-from epp.bench.figures import GOALS, Figures, load
-from epp.bench.processes import NOBODY, bare, held
-from epp.bench.recorded import Mode
-from epp.bench.rig import decide, request, rig
 from epp.cli import main
 from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
+from epp.lab.bench import command, core, index, prompts, recorded, server
+from epp.lab.bench.bare import answer
+from epp.lab.bench.figures import GOALS, Figures, load
+from epp.lab.bench.processes import NOBODY, bare, held
+from epp.lab.bench.recorded import Mode
+from epp.lab.bench.rig import decide, request, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.server.core import Decided
 

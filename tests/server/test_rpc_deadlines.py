@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.http2.calls import Call, Calls
-from epp.http2.status import Status
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.turns import Peer
+from epp.transport.calls import Call, Calls
+from epp.transport.status import Status
 from tests.kit.http2 import PATH, REQUEST, Client, message
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.http2 import frames
-from epp.http2.calls import Calls
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.turns import Peer
+from epp.transport import frames
+from epp.transport.calls import Calls
 from tests.kit.http2 import PATH, Client, message
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.server.test_connections import answered
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.extproc.body_budget import Reclaim
-    from epp.http2.calls import Call
     from epp.server.turns import Turn
+    from epp.transport.calls import Call
 
 FLOODS = {
     "window updates": frames.window_update(0, 1) * 300_000,

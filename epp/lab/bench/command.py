@@ -1,0 +1,174 @@
+"""`epp bench`: what requests cost here, goals beside measurements, in CPU time and ratios."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import uvloop
+
+import epp
+from epp.envoy.launch import tied_to_parent
+from epp.envoy.process import find_envoy
+from epp.errors import EppError
+from epp.lab.bench import core, envoy, idle, index, server, soak
+from epp.lab.bench.figures import Figures, load, settings
+from epp.lab.bench.processes import cpu_s
+from epp.lab.bench.recorded import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class Case(NamedTuple):
+    """A measurement: its rounds unless asked otherwise, what it drives, and values of its own arguments."""
+
+    rounds: int
+    measure: Callable[[Figures, argparse.Namespace, int], Coroutine[None, None, None]]
+    arguments: dict[str, object] = {}
+
+
+CASES = {
+    "core": Case(5, core.measure),
+    "learned": Case(5, core.measure_learned),
+    "server": Case(3, server.measure),
+    "envoy": Case(3, envoy.measure),
+    "index": Case(1, index.measure, {"cached": ("1M", "10M")}),
+    "idle": Case(1, idle.measure),
+    "tokens": Case(5, core.measure_tokens, {"tokens": 18_000}),
+    "long-index": Case(1, index.measure, {"cached": ("100M",)}),
+    "soak": Case(1, soak.measure),
+}
+#: What ``all`` runs, in this order; under twenty minutes on two cores.
+ALL = ("core", "learned", "server", "envoy", "index", "idle")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("name", choices=("all", *CASES), help="what to measure")
+    add("--rounds", type=_positive, help="rounds of each, taken in turns (1 to 5)")
+    add("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
+    add("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
+    add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
+    add("--address", default="", help="server: another picker's ext_proc listener, host:port")
+    add("--pid", type=int, default=0, help="server: its process id")
+    add("--modes", type=_modes, default=",".join(Mode), help="server: by commas, of %(default)s")
+    add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
+    add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
+    add("--endpoints", type=_fleets, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
+    add("--sizes", type=_sizes, default=",".join(core.SIZES), help="core: of %(default)s")
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return int(text)
+
+
+def _modes(text: str) -> list[Mode]:
+    return [Mode(name) for name in text.split(",")]
+
+
+def _fleets(text: str) -> list[int]:
+    return [_positive(size) for size in text.split(",")]
+
+
+def _sizes(text: str) -> list[str]:
+    return [name for name in text.split(",") if core.SIZES[name]]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; 0 also where goals are missed: the table marks them."""
+    _check(arguments)
+    begun_s, found = time.monotonic(), Figures(settings=settings())
+    print(", ".join(f"{name} {value}" for name, value in found.settings.items()), flush=True)
+    # Now, because a file that cannot be read would cost all that was measured until then.
+    before = None if arguments.baseline is None else load(arguments.baseline)
+    if arguments.against is not None:
+        before = Figures()
+        for number in range(arguments.rounds or 3):
+            print(f"round {number + 1}", flush=True)
+            before.merge(_in_tree(arguments.against))
+            found.merge(_in_tree(Path(epp.__file__).parents[1]))
+    else:
+        for name in ALL if arguments.name == "all" else (arguments.name,):
+            print(f"{name} ...", flush=True)
+            case = CASES[name]
+            vars(arguments).update(case.arguments)
+            uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
+        _split(found)
+    print(found.table(before))
+    print(f"{time.monotonic() - begun_s:.0f} s")
+    if arguments.save is not None:
+        found.save(arguments.save)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        EppError: naming the flag.
+    """
+    name, address = arguments.name, arguments.address
+    if bool(address) != bool(arguments.pid) or (address and name != "server"):
+        raise EppError("--address and --pid go together, with `epp bench server` alone")
+    if address:
+        try:
+            cpu_s(arguments.pid)
+        except OSError:
+            raise EppError(f"--pid {arguments.pid}: no such process on this machine") from None
+    if arguments.against is not None and (address or arguments.baseline is not None):
+        raise EppError("--against, --baseline and --address exclude each other")
+    if name == "tokens" and arguments.tokenizer is None:
+        raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
+    if name in ("all", "envoy"):
+        find_envoy()  # now: without one, all that was measured until then would be lost
+
+
+def _split(found: Figures) -> None:
+    """Add where a request's CPU goes, constant-message mode: what is measured alone, and the rest."""
+    for size, prompt in (("200 tokens", "200"), ("72 KB", "18k")):
+        core_name = f"core/{prompt}/3"
+        if not {f"{core_name}/warm", f"server/above bare, builtin/{size}"} <= found.found.keys():
+            continue  # left out by a flag
+        parts = {
+            "transport": found.median(f"server/bare, builtin: constant/{size}"),
+            "parse": found.median(f"{core_name}/warm: parse"),
+            "decide": found.median(f"{core_name}/warm: decide"),
+            "observe": found.median(f"{core_name}/reports"),
+        }
+        parts["the rest"] = found.median(f"server/picker: constant/{size}") - sum(parts.values())
+        for part, value in parts.items():
+            found.add(f"split/{size}/{part}", "ms CPU", value)
+
+
+def _in_tree(tree: Path) -> Figures:
+    """Measure one round by a source tree's own command, with this command's words.
+
+    Raises:
+        EppError: it failed there.
+    """
+    words = list(sys.argv[1:])
+    for flag in ("--against", "--rounds", "--save"):
+        while flag in words:
+            del words[words.index(flag) : words.index(flag) + 2]
+    with tempfile.TemporaryDirectory(prefix="epp-bench-") as folder:
+        saved = Path(folder) / "figures.json"
+        done = subprocess.run(  # noqa: S603  # ourselves
+            tied_to_parent(sys.executable, "-m", "epp", *words, "--rounds", "1", "--save", str(saved)),
+            env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise EppError(f"the bench failed in {tree}: {done.stderr[-1500:]}")
+        return load(saved)
