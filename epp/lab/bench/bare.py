@@ -1,8 +1,8 @@
 """The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-`python -m epp.lab.bench.bare TRANSPORT HOST:PORT`: on ``grpcio``, or on the picker's own transport (``builtin``,
-docs/transport.md), so that the cost of deciding can be told from what that transport saves; both on uvloop.
-Prints its own address.
+`python -m epp.lab.bench.bare TRANSPORT HOST:PORT`: on ``grpcio`` or on ``builtin``, the picker's own transport
+(docs/transport.md), so that the cost of deciding can be told from what that transport saves. Prints its own
+address.
 """
 
 from __future__ import annotations

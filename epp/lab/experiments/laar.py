@@ -1,8 +1,8 @@
 """Ask key-value lookups until they are right: the time to the first correct answer (TTCA, source [R]).
 
 A cell is a language and a length. Of a hundred questions the first half are answered once by every model, and
-a capability file is fitted to that. The second half are asked. Every policy meets the same questions, answers,
-network and client. A seed is a draw of the models' accuracies (`epp.lab.model_accuracies`).
+a capability file is fitted to that; the second half are asked. Every policy meets the same questions, answers
+and network. A seed is a draw of the models' accuracies (`epp.lab.model_accuracies`).
 """
 
 from __future__ import annotations
