@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BODY = prompts.conversation(2_000, 1)[1]
 NAME = "core/18k/3/warm"
-TOKENIZER = Path(__file__).parent.parent / "tokenizer" / "data" / "bytes"
+TOKENIZER = Path(__file__).parent.parent / "tokens" / "data" / "bytes"
 
 
 def figures(*values: float, name: str = NAME) -> Figures:

@@ -1,6 +1,6 @@
 """The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-`python -m epp.lab.bench.bare TRANSPORT HOST:PORT`: on ``grpcio`` or on ``builtin``, the picker's own transport
+`python -m epp.lab.bench.bare TRANSPORT HOST:PORT`: on ``grpcio`` or on ``builtin``, the own transport
 (docs/transport.md), so that the cost of deciding can be told from what that transport saves. Prints its own
 address.
 """
