@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m epp.lab.measures
+
+measures-slow: setup ## mutants killed, branch coverage and test time, kept with their commit (hours; goes on where it was)
+	$(BIN)/python -m epp.lab.measures --slow --jobs $(JOBS)
 
 protos: setup ## regenerate epp/pb from protos/
 	$(BIN)/python protos/generate.py
