@@ -24,7 +24,7 @@ from rich.table import Table
 from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
 from epp.errors import EppError
-from epp.lab.demo.example import at_least, run_example
+from epp.lab.demo.example import run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
 from epp.lab.sim.api import parse
 from epp.lab.sim.lookup import lookups
@@ -78,12 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="epp.lab.demo.laar", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
-    parser.add_argument(
-        "--questions", type=at_least(1), default=8, help="a language and length (%(default)s)"
-    )
-    parser.add_argument(
-        "--streams", type=at_least(1), default=4, help="a model and length, before (%(default)s)"
-    )
+    parser.add_argument("--questions", type=int, default=8, help="a language and length (%(default)s)")
+    parser.add_argument("--streams", type=int, default=4, help="a model and length, before (%(default)s)")
     return run_example(parser, show, argv)
 
 
