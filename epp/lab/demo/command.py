@@ -185,12 +185,10 @@ def both(pairs: Sequence[Pair], fact: str) -> list[tuple[float, float]]:
     The client counts latencies from the moment at which it should have sent; what it was late with no
     picker can know.
     """
-    late_counts = fact in ("ttft_ms", "e2e_ms")
-    values = (
-        (getattr(seen, fact), seen.slip_ms if late_counts else 0.0, outcome.get(fact))
-        for seen, outcome in pairs
-    )
-    return [(ours - slip, theirs) for ours, slip, theirs in values if None not in (ours, theirs)]
+    late = fact in ("ttft_ms", "e2e_ms")
+    values = [(getattr(seen, fact), seen.slip_ms, outcome.get(fact)) for seen, outcome in pairs]
+    known = [value for value in values if value[0] is not None and value[2] is not None]
+    return [(client - slip_ms * late, float(record or 0.0)) for client, slip_ms, record in known]
 
 
 def recorded_table(pairs: Sequence[Pair]) -> Table:

@@ -14,16 +14,17 @@ import json
 import sys
 import uuid
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 import uvloop
+from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
 from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
-from epp.errors import EppError
 from epp.lab.demo.example import run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
 from epp.lab.sim.api import parse
@@ -35,8 +36,6 @@ from epp.policies.registry import create
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from openai import AsyncOpenAI
 
 #: How often each model is right at 4K and at 16K tokens in English, and the share of that in other languages:
 #: invented, because the paper shows none as numbers.
@@ -85,10 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Fit, ask under each policy, and print how long right answers took."""
-    try:
-        import openai  # noqa: F401, PLC0415  # what the demo shows, and no dependency of the picker
-    except ImportError as error:
-        raise EppError("the demo asks with the OpenAI SDK: pip install openai") from error
     console, out = Console(), arguments.out
     policies = arguments.policy.split(",")
     for policy in policies:
@@ -96,19 +91,12 @@ def show(arguments: argparse.Namespace) -> int:
     write_capability(out)
     asked = questions(range(FIT_QUESTIONS, FIT_QUESTIONS + arguments.questions))
     console.print(f"{len(asked)} questions to {len(CHANCES)} models behind one name, {AT_ONCE} at a time")
-    table = Table("policy", "mean s", "right", "right at once", "attempts", "most")
-    table.title = "time to the first correct answer"
+    table = Table("policy", "mean s", "right", "attempts", title="time to the first correct answer")
     for policy in policies:
         found = uvloop.run(ask_all(asked, policy, out.absolute(), arguments.streams))
-        attempts = [len(one.attempts) for one in found]
-        table.add_row(
-            policy,
-            f"{sum(one.seconds for one in found) / len(found):.2f}",
-            f"{sum(one.correct for one in found) / len(found):.0%}",
-            f"{sum(one.attempts[0].correct for one in found) / len(found):.0%}",
-            f"{sum(attempts) / len(found):.2f}",
-            str(max(attempts)),
-        )
+        means = [fmean(one.seconds for one in found), fmean(one.correct for one in found)]
+        attempts = fmean(len(one.attempts) for one in found)
+        table.add_row(policy, f"{means[0]:.2f}", f"{means[1]:.0%}", f"{attempts:.2f}")
     console.print(table)
     console.print(f"\nOutput in {out}/: the models' chances, answers, the fit, logs, records.", markup=False)
     return 0
@@ -158,8 +146,6 @@ def write_capability(out: Path) -> None:
 
 async def ask_all(asked: Sequence[Question], policy: str, out: Path, streams: int) -> list[Found]:
     """Ask all questions under a policy, on a fresh fleet, and give the verdicts to the picker."""
-    from openai import AsyncOpenAI  # noqa: PLC0415  # checked in `show`
-
     sections = {
         "policy": {"name": policy},
         "capability": {"file": str(out / "capability.yaml"), "tell_model": True},

@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,13 +79,9 @@ def show(arguments: argparse.Namespace) -> int:
     runs = {name: uvloop.run(send(requests, name, out / name)) for name in POLICIES}
     table = Table("policy", "first half", "second half", "failed", title="TTFT ms: mean, p99")
     for name, results in runs.items():
-        halves: tuple[list[float], list[float]] = [], []
-        for result in results:
-            if result.ok and result.ttft_ms is not None:
-                halves[result.intended_ms >= seconds * 500.0].append(result.ttft_ms)
-        cells = [
-            f"{sum(half) / len(half):,.0f}, {percentile(half, 99):,.0f}" if half else "-" for half in halves
-        ]
+        known = [(r.intended_ms >= seconds * 500.0, r.ttft_ms) for r in results if r.ttft_ms is not None]
+        halves = [[ttft_ms for is_late, ttft_ms in known if is_late is late] for late in (False, True)]
+        cells = (f"{fmean(half):,.0f}, {percentile(half, 99):,.0f}" if half else "-" for half in halves)
         table.add_row(name, *cells, str(sum(not result.ok for result in results)))
     folder = out / "lodestar"
     console.print(table, who_decided(folder / "records"), "\nThe learner says:")
