@@ -145,8 +145,8 @@ def table() -> str:
 
 
 def _cells(api: Api) -> list[str]:
-    told = [has(api, feature) for feature in FEATURES]
-    return ["yes" if one else "-" for one in [*told, cached_tokens(api)]]
+    cells = [*(has(api, feature) for feature in FEATURES), cached_tokens(api)]
+    return ["yes" if cell else "-" for cell in cells]
 
 
 def _paths() -> str:
@@ -159,7 +159,7 @@ def _paths() -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Render the whole page."""
     return HEAD + table() + TAIL.replace("{paths}", _paths())
 
 

@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def render() -> str:
-    """The whole page."""
+    """Render the whole page."""
     parts = [HEAD]
     for title, kind, note in FILES:
         parts.append(f"\n## {title}\n\n{note}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
@@ -75,7 +75,7 @@ def render() -> str:
 
 
 def rows(kind: type, prefix: str, listed: dict[type, str]) -> Iterator[str]:
-    """One row per key, sections inlined once; ``listed`` has those that were."""
+    """List one row per key, sections inlined once; ``listed`` has those that were."""
     info = type_info(kind)
     if not isinstance(info, StructType):
         raise TypeError(f"{kind} is not a section")
@@ -100,13 +100,13 @@ def rows(kind: type, prefix: str, listed: dict[type, str]) -> Iterator[str]:
 
 
 def options(info: Type) -> tuple[Type, ...]:
-    """The alternatives of a union, or the type itself."""
+    """List the alternatives of a union, or the type itself."""
     found = info.types if isinstance(info, UnionType) else (info,)
     return tuple(option.type if isinstance(option, Metadata) else option for option in found)
 
 
 def section_of(info: Type) -> tuple[type | None, str]:
-    """The section that a field holds, and ``[]`` when it holds a list of them."""
+    """Find the section that a field holds, and ``[]`` when it holds a list of them."""
     for option in options(info):
         if isinstance(option, StructType):
             return option.cls, ""
@@ -116,7 +116,7 @@ def section_of(info: Type) -> tuple[type | None, str]:
 
 
 def spelled(info: Type) -> str:
-    """A type in words."""
+    """Spell a type in words."""
     names = {
         "StrType": "text",
         "IntType": "whole number",
@@ -134,7 +134,7 @@ def spelled(info: Type) -> str:
 
 
 def default(field: Field) -> str:
-    """A default as it would be written in YAML."""
+    """Spell a default as it would be written in YAML."""
     if field.required:
         return "required"
     value = field.default if field.default is not msgspec.NODEFAULT else None
@@ -146,7 +146,7 @@ def default(field: Field) -> str:
 
 
 def attributes(docstring: str) -> dict[str, str]:
-    """The Attributes section of a docstring, by name."""
+    """Read the Attributes section of a docstring, by name."""
     _, _, section = docstring.partition("Attributes:\n")
     found: dict[str, str] = {}
     name = ""

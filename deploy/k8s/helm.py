@@ -28,7 +28,7 @@ class HelmError(RuntimeError):
 
 
 def cache() -> Path:
-    """The folder that `deploy/k8s/install_helm.sh` fills."""
+    """Return the folder that `deploy/k8s/install_helm.sh` fills."""
     if named := os.environ.get("EPP_HELM_CACHE"):
         return Path(named)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -45,7 +45,7 @@ def _version(name: str) -> str:
 
 
 def find_helm() -> Path:
-    """The binary.
+    """Return the binary.
 
     Raises:
         HelmError: there is none.
@@ -58,7 +58,7 @@ def find_helm() -> Path:
 
 
 def find_oldest_helm() -> Path:
-    """The binary of the oldest Helm that the chart works with.
+    """Return the binary of the oldest Helm that the chart works with.
 
     Raises:
         HelmError: `deploy/k8s/install_helm.sh` has not installed it.
@@ -75,7 +75,7 @@ def helm(*words: str, kubeconfig: Path | None = None, binary: Path | None = None
     Raises:
         HelmError: it is not there, or ended with an error.
     """
-    # Nobody's own cluster is ever spoken to.
+    # No cluster of the user's is ever reached.
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig or os.devnull)}
     done = subprocess.run(  # noqa: S603  # our own words
         [str(binary or find_helm()), *words],
@@ -91,7 +91,7 @@ def helm(*words: str, kubeconfig: Path | None = None, binary: Path | None = None
 
 
 def template(*words: str, chart: Path = CHART, binary: Path | None = None) -> str:
-    """The chart's objects, as YAML.
+    """Render the chart's objects, as YAML.
 
     Raises:
         HelmError: as `helm`.
@@ -101,7 +101,7 @@ def template(*words: str, chart: Path = CHART, binary: Path | None = None) -> st
 
 
 def manifest(name: str) -> str:
-    """An example as a plain manifest, without what only Helm has a use for.
+    """Render an example as a plain manifest, without what only Helm has a use for.
 
     Raises:
         HelmError: as `helm`.

@@ -80,7 +80,7 @@ def _each(field: str, *values: float) -> Callable[[FleetSpec], FleetSpec]:
 
 
 def _other_rates(fleet: FleetSpec) -> FleetSpec:
-    """Run engines that are faster and slower than the picker is told."""
+    """Run engines that are faster and slower than configured."""
 
     def other(spec: ReplicaSpec, factor: float) -> ReplicaSpec:
         cls = scaled(spec.engine_class, f"x {factor:g}", prefill=factor, decode=factor)
@@ -106,12 +106,12 @@ WRONG: Mapping[str, Callable[[FleetSpec], FleetSpec]] = {
     "cache twice as large": _each("kv_report_factor", 0.5, 0.5, 0.5),
     "rates +-30 %": _other_rates,
 }
-#: What the picker is told of requests.
+#: What is reported of requests.
 REPORTS: Mapping[str, Reports] = {
     "no usage": Reports(usage=False),
     "no cached tokens": Reports(cached_tokens=False),
     "first tokens a second late": Reports(delay_ms=1_000.0),
-    "connections told": Reports(connections=ConnectionReports.EARLY),
+    "connections reported": Reports(connections=ConnectionReports.EARLY),
 }
 NAMES = (
     *(f"{load} / {fleet} / {what}" for load in LOADS for fleet in SIZED_FLEETS for what in HAPPENINGS),

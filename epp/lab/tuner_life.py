@@ -160,7 +160,7 @@ class Life:
     _before: Sequence[TraceRequest] = ()
 
     def run(self, *, stretches: int) -> None:
-        """Live until `stop` says so, or so many stretches are over."""
+        """Live until `stop` returns true, or ``stretches`` are over."""
         for number in range(stretches):
             if self._over:
                 return

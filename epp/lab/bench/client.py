@@ -74,7 +74,7 @@ class Proxy:
     async def burst(
         self, conversations: Sequence[list[Step]], at_once: int, *, reported: bool
     ) -> list[float]:
-        """Hold conversations, so many at a time, and return each one's milliseconds to its pick.
+        """Hold conversations, ``at_once`` at a time, and return each one's milliseconds to its pick.
 
         Args:
             conversations: each what `epp.lab.bench.recorded.conversation` made.

@@ -50,7 +50,7 @@ def batch(size: str, number: int) -> tuple[list[bytes], list[HttpRequest]]:
 
 
 def cpu_ms(work: Callable[[], object], count: int) -> float:
-    """Return the CPU milliseconds of this thread for each of so many requests."""
+    """Return the CPU milliseconds of this thread per request."""
     gc.collect()
     begun_s = time.thread_time()
     work()

@@ -1,4 +1,4 @@
-"""What a picker costs that nobody asks anything: endpoints scraped each second, and nothing else.
+"""What a picker without requests costs: endpoints scraped each second, and nothing else.
 
 The endpoints are this process with as many loopback addresses (127.1.0.0/16), each answering probes and
 scrapes with a metrics page of the size of a vLLM server's over connections that stay.

@@ -33,7 +33,7 @@ def prompt(seed: int, blocks: int = _BLOCKS) -> MeasuredPrompt:
 
 
 def figures(tokens: int) -> dict[str, float]:
-    """Fill an index with so many distinct tokens, and measure it."""
+    """Fill an index with distinct tokens, and measure it."""
     conversations = max(tokens // (_BLOCKS * _BLOCK_TOKENS), _SLOTS)
     gc.collect()
     tracemalloc.start()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _START_S, _STOP_S, _LOG_TAIL = 30.0, 10.0, 3000
-#: Picked by bare servers where no endpoint is named; nobody has this address.
+#: Picked by bare servers where no endpoint is named; it does not exist.
 NOBODY = "10.0.0.1:8000"
 #: As by default, but for addresses and for what would reach out: the endpoints do not exist.
 CONFIG: dict[str, Any] = {
@@ -79,7 +79,7 @@ def held(pid: int) -> Held:
 
 
 def pool_of(endpoints: int) -> list[EndpointSpec]:
-    """Make a pool of so many endpoints that do not exist."""
+    """Make a pool of endpoints that do not exist."""
     return [
         EndpointSpec(address=f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}")
         for at in range(endpoints)

@@ -30,7 +30,7 @@ _WOBBLE = 0.05
 
 
 async def measure(found: Figures, arguments: argparse.Namespace, _: int) -> None:
-    """Hold so many conversations.
+    """Hold conversations and watch what the picker holds.
 
     Raises:
         EppError: the picker did not give back memory, descriptors or threads.

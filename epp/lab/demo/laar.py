@@ -2,8 +2,8 @@
 
 Five simulated models behind one name look keys up in JSON, and are right as often as the capability file
 has it. They are asked through a real Envoy with the OpenAI SDK and `epp.client`, under one policy after
-the other, and judged to the picker as feedback. Each streams a few answers first, for the picker to know its
-speed.
+the other; the picker gets each verdict as feedback. Before that each streams a few answers, so that the
+picker knows its speed.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ async def ask_all(asked: Sequence[Question], policy: str, capability: Path, stre
 
 
 async def measure(client: AsyncOpenAI, model: str, streams: int) -> None:
-    """Stream answers of one model, one after the other: whole answers do not tell when they began."""
+    """Stream answers of one model, one after the other: whole answers do not show when they began."""
     others = ",".join(other for other in CHANCES if other != model)
     for number, tokens in enumerate((2048, 8192, 16_384) * streams):
         one = question(-1 - number, "en", tokens)

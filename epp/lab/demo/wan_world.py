@@ -98,7 +98,7 @@ class Route(Stack):
         await self._run_inside(region, f"replica-{region}", program, ENGINE_PORT)
 
     def _set_kernels(self) -> None:
-        """Set what Linux does unless told otherwise, or what docs/multi-region.md has set for long links."""
+        """Set Linux's defaults, or what docs/multi-region.md has set for long links."""
         slow_after_idle, segments = ("0", 64) if self._two_tiers else ("1", 10)
         for place in (HUB, *(region.name for region in REGIONS)):
             self._network.set_kernel(place, "ipv4.tcp_slow_start_after_idle", slow_after_idle)

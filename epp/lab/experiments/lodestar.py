@@ -110,7 +110,7 @@ ABLATIONS: Mapping[str, Entry] = {
 
 
 def requests_of(condition: Condition, count: int, seed: int) -> tuple[TraceRequest, ...]:
-    """Generate a load of about so many requests."""
+    """Generate a load of about ``count`` requests."""
     load, rate_rps = condition.load, condition.rate_rps
     if isinstance(load, PrefixGroups):
         return prefix_groups.generate(replace(load, requests=count, rate_rps=rate_rps), seed)

@@ -1,4 +1,4 @@
-"""Tuning runs: from weights that are off until a promotion or a freeze, judged on windows held out."""
+"""Tuning runs: from weights that are off until a promotion or a freeze, measured on loads held out."""
 
 from __future__ import annotations
 
