@@ -24,7 +24,7 @@ REQUESTS = 1_000_000
 _LENGTHS = (200, 1_000, 4_000)
 _MODES = (Mode.CONSTANT,) * 7 + (Mode.HEADERS, Mode.STREAMED, Mode.DUPLEX)
 _STEPS, _BURST, _AT_ONCE, _CHUNKS = 20, 1000, 64, 8
-_PREFIX = {"secret_file": "secret", "capacity_tokens": 200_000, "max_tokens": 2_000_000}
+_PREFIX = {"secret_file": "secret", "capacity_tokens": 200_000}
 #: Growth of memory from the second quarter to the last that is the allocator's own.
 _WOBBLE = 0.05
 
