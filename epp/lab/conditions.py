@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, calibrated
 from epp.lab.compare.plan import Cell, Reports, Source
-from epp.lab.sim.engine_class import H100, VARIANTS, EngineClass, scaled
-from epp.lab.sim.scenario import REGION_RTT_MS, ConnectionReports, Event, FleetSpec, Happening
+from epp.lab.sim.engine_class import scaled
+from epp.lab.sim.scenario import REGION_RTT_MS, ConnectionReports, Event, FleetSpec, Happening, ReplicaSpec
 from epp.lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -79,24 +79,15 @@ def _each(field: str, *values: float) -> Callable[[FleetSpec], FleetSpec]:
     )
 
 
-def _engines(of: Callable[[EngineClass, int], EngineClass]) -> Callable[[FleetSpec], FleetSpec]:
-    """Run other engines than the picker is told of."""
-    return lambda fleet: replace(
-        fleet,
-        replicas=tuple(
-            replace(
-                spec,
-                engine_class=of(spec.engine_class, number),
-                known_as=spec.known_as or spec.engine_class.name,
-            )
-            for number, spec in enumerate(fleet.replicas)
-        ),
-    )
+def _other_rates(fleet: FleetSpec) -> FleetSpec:
+    """Run engines that are faster and slower than configured."""
 
+    def other(spec: ReplicaSpec, factor: float) -> ReplicaSpec:
+        cls = scaled(spec.engine_class, f"x {factor:g}", prefill=factor, decode=factor)
+        return replace(spec, engine_class=cls, known_as=spec.known_as or spec.engine_class.name)
 
-def _rates(cls: EngineClass, number: int) -> EngineClass:
-    factor = (1.3, 1.0, 0.7)[number]
-    return scaled(cls, f"{cls.name} x {factor:g}", prefill=factor, decode=factor)
+    replicas = zip(fleet.replicas, (1.3, 1.0, 0.7), strict=True)
+    return replace(fleet, replicas=tuple(other(spec, factor) for spec, factor in replicas))
 
 
 #: Published round trips hold connection set-ups: 37, 279 and 456 ms for 20, 102 and 211 (source [G]).
@@ -110,23 +101,17 @@ HAPPENINGS: Mapping[str, Callable[[FleetSpec], FleetSpec]] = {
 #: What three regions are that the picker does not know.
 WRONG: Mapping[str, Callable[[FleetSpec], FleetSpec]] = {
     "loses hits": calibrated,
-    **{
-        cls.name.removeprefix("l40s-x2-"): _engines(lambda _, __, other=cls: other)  # type: ignore[misc]
-        for cls in VARIANTS
-    },
     "RTT with set-ups": _each("probe_factor", *_SETUPS),
-    "RTT +-50 %": _each("probe_factor", 1.5, 0.5, 1.5),
     "cache half as large": _each("kv_report_factor", 2.0, 2.0, 2.0),
     "cache twice as large": _each("kv_report_factor", 0.5, 0.5, 0.5),
-    "rates +-30 %": _engines(_rates),
-    "an H100 unknown": _engines(lambda cls, number: H100 if number == 1 else cls),
+    "rates +-30 %": _other_rates,
 }
-#: What the picker is told of requests.
+#: What is reported of requests.
 REPORTS: Mapping[str, Reports] = {
     "no usage": Reports(usage=False),
     "no cached tokens": Reports(cached_tokens=False),
     "first tokens a second late": Reports(delay_ms=1_000.0),
-    "connections told": Reports(connections=ConnectionReports.EARLY),
+    "connections reported": Reports(connections=ConnectionReports.EARLY),
 }
 NAMES = (
     *(f"{load} / {fleet} / {what}" for load in LOADS for fleet in SIZED_FLEETS for what in HAPPENINGS),

@@ -106,7 +106,8 @@ def execute(
     commit = current_commit()
     for number, (key, figures) in enumerate(_figures(experiment, missing, jobs), 1):
         done[key] = run = Run(*key, commit, {name: float(value) for name, value in figures.items()})
-        append_jsonl(kept, run)
+        with kept.open("ab") as file:
+            file.write(msgspec.json.encode(run) + b"\n")
         print(f"{number} of {len(missing)}: {', '.join(map(str, key))}", file=sys.stderr, flush=True)
     return [done[key] for key in keys]
 
@@ -138,25 +139,12 @@ def read_kept(path: Path) -> list[Run]:
     return runs
 
 
-def append_jsonl(path: Path, run: Run) -> None:
-    """Append a run as one line; an unfinished line before it is ended first."""
-    with path.open("a+b") as file:
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read() != b"\n":
-                file.write(b"\n")
-        file.write(msgspec.json.encode(run) + b"\n")
-
-
 def current_commit() -> str:
     """Return the short commit of this source tree, ``unknown`` outside of git."""
     command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    try:
-        done = subprocess.run(  # noqa: S603  # fixed words
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return "unknown"
+    done = subprocess.run(  # noqa: S603  # fixed words
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 
@@ -178,7 +166,8 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
     def values(cell: str, entry: str, measure: str) -> Floats:
-        return np.array([_value(found.get((cell, entry, seed)), measure) for seed in seeds])
+        keys = ((cell, entry, seed) for seed in seeds)
+        return np.array([found[key].value(measure) if key in found else math.nan for key in keys])
 
     ratios: dict[tuple[str, str], list[Floats]] = {}
     for cell in cells:
@@ -198,10 +187,6 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
             row += [""] if measure in plain else ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
-
-
-def _value(run: Run | None, measure: str) -> float:
-    return math.nan if run is None else run.value(measure)
 
 
 def _log_ratios(values: Floats, baseline: Floats) -> Floats:

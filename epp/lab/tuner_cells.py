@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from epp.keyed_uniform import keyed_uniform
@@ -15,7 +14,6 @@ from epp.lab.sim.scenario import parse_fleet, regional_fleet
 from epp.lab.tuner_life import BEGIN_WALL_S, OPEN, Life, defaults_of, rules_of
 from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
 from epp.learn.tuner import machine
-from epp.learn.tuner.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
 #: Seeds of loads that nothing is searched or tried on, and of those that only an optimum is searched on.
 HELD_OUT_SEED, SEARCHED_SEED = 900_000, 700_000
 STRETCH_S, WINDOW_S = 3600.0, 600.0
-#: Loads held out, windows of each after one that warms the fleet, and requests of a window.
-LOADS_HELD_OUT, WINDOWS_HELD_OUT, HELD_OUT_REQUESTS = 3, 10, 420
+#: Loads held out, and requests of each after as many that warm the fleet.
+LOADS_HELD_OUT, HELD_OUT_REQUESTS = 30, 420
 #: Weights to start from are off by up to this factor.
 _OFF = 6.0
 
@@ -108,35 +106,17 @@ def weights_off(policy: str, seed: int) -> dict[str, float]:
     }
 
 
-@lru_cache(maxsize=32)
-def optimum(cell: Cell, policy: str, *, budget: int) -> dict[str, float]:
-    """Search the best weights of a cell on loads that nothing else meets; the defaults if none are better."""
-    loads = [cell.load(SEARCHED_SEED + number, WINDOW_S) for number in range(2)]
-    defaults = defaults_of(policy)
-
-    def price(load: Sequence[TraceRequest], weights: Mapping[str, float]) -> float:
-        found = p95s(run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests)
-        return (math.log(found["ttft_p95_ms"]) + math.log(found["e2e_p95_ms"])) / 2.0
-
-    usual = [price(load, defaults) for load in loads]
-    search = Search(defaults, rules_of(policy).bounds, seed=0)
-    while not search.stop(budget=budget):
-        turn = search.measurements % len(loads)
-        search.tell(price(loads[turn], search.ask()) - usual[turn])
-    found = search.recommend()
-    return found if sum(price(load, found) for load in loads) < sum(usual) else defaults
-
-
 def held_out(cell: Cell, policy: str, weights: Mapping[str, float]) -> dict[str, float]:
-    """Measure weights on windows that nothing was searched on: geometric means of the windows' p95."""
+    """Measure weights on loads that nothing was searched on: geometric means of the loads' p95.
+
+    What is sent in a load's first window warms the fleet, and does not count.
+    """
     windows: list[dict[str, float]] = []
     window_s = HELD_OUT_REQUESTS / cell.rate_rps
     for number in range(LOADS_HELD_OUT):
-        load = cell.load(HELD_OUT_SEED + number, window_s * (1 + WINDOWS_HELD_OUT))
-        parts: list[list[SimResult]] = [[] for _ in range(1 + WINDOWS_HELD_OUT)]
-        for result in run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests:
-            parts[min(int(load[result.index].at_ms / 1e3 / window_s), WINDOWS_HELD_OUT)].append(result)
-        windows += [p95s(part) for part in parts[1:]]
+        load = cell.load(HELD_OUT_SEED + number, 2 * window_s)
+        results = run_window(load, cell.fleet, policy, weights, seed=7, options=OPEN).requests
+        windows.append(p95s([result for result in results if load[result.index].at_ms >= window_s * 1e3]))
     return {name: geometric_mean([window[name] for window in windows]) for name in windows[0]}
 
 

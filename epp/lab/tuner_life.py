@@ -139,7 +139,6 @@ class Life:
         now_wall_s: when the present stretch began.
         notes: what the tuner said.
         samples: of every request that ended.
-        pairs: of blocks judged, in the longest switchback.
     """
 
     policy: str
@@ -153,7 +152,6 @@ class Life:
     now_wall_s: float = BEGIN_WALL_S
     notes: list[Note] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    pairs: int = 0
     _over: bool = False
     _new: list[Sample] = field(default_factory=list)
     _asked: bool = False
@@ -162,7 +160,7 @@ class Life:
     _before: Sequence[TraceRequest] = ()
 
     def run(self, *, stretches: int) -> None:
-        """Live until `stop` says so, or so many stretches are over."""
+        """Live until `stop` returns true, or ``stretches`` are over."""
         for number in range(stretches):
             if self._over:
                 return
@@ -198,8 +196,6 @@ class Life:
         if self._asked:
             self._asked = False
             self._handle(self.rehearse(self.state, now_wall_s, self._of_late(now_wall_s)))
-        if self.state.phase == "switchback":
-            self.pairs = max(self.pairs, len(self.state.record.units))
         self._over = self._over or self.stop(self.state)
 
     def _of_late(self, now_wall_s: float) -> Sequence[TraceRequest]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from docs.generate_apis import PAGE, page
 from epp.apis.canonical import exact_tokens
 from epp.apis.registry import PARSERS, error_words, find_parser
 from epp.apis.usage import UsageReader
@@ -15,7 +16,6 @@ from epp.errors import ClientError
 from epp.prefix_cache.blocks import BlockHasher
 from epp.tokens.estimate import EstimateCounter
 from tests.kit.apis import APIS, Api, has
-from tools.gen_api_docs import PAGE, page
 
 if TYPE_CHECKING:
     from epp.apis.types import ParsedRequest

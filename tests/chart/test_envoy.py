@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from deploy.k8s.chart_files import FIRST_TOKEN
 from epp.config.pool import parse_pool
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
 from tests.kit.chart import container, example, find, refused, rendered
 from tests.kit.envoy import accepted, require_version
-from tools.gen_chart_files import FIRST_TOKEN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deploy.k8s.helm import CHART, EXAMPLES, HelmError, find_oldest_helm, template
 from tests.kit.chart import EXAMPLE_NAMES, example, objects_of, require_helm
-from tools.helm import CHART, EXAMPLES, HelmError, find_oldest_helm, template
 
 if TYPE_CHECKING:
     from pathlib import Path

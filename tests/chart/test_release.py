@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from deploy.k8s.helm import CHART, EXAMPLES, cache, find_helm, find_oldest_helm, helm
 from tests.chart.test_schemas import require_crds
 from tests.kit import kubeobjects as objects
 from tests.kit.chart import require_helm
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubereal import ADMIN, RealKube, binaries
-from tools.helm import CHART, EXAMPLES, cache, find_helm, find_oldest_helm, helm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

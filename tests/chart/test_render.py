@@ -6,6 +6,8 @@ import msgspec
 import pytest
 import yaml
 
+from deploy.k8s.chart_files import contents
+from deploy.k8s.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
 from epp.llmd.flags import FLAGS, read_flags
@@ -20,8 +22,6 @@ from tests.kit.chart import (
     rendered,
     require_helm,
 )
-from tools.gen_chart_files import contents
-from tools.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
 
 APP = "endpoints.matchLabels.app=vllm"
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)

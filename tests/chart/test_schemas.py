@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.k8s.helm import KUBE_VERSION, cache
 from tests.kit.chart import EXAMPLE_NAMES, example, require_helm
-from tools.helm import KUBE_VERSION, cache
 
 if TYPE_CHECKING:
     from tests.kit.chart import Object

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from deploy.k8s.chart_files import FIRST_TOKEN
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.envoy.render import render, render_relay
@@ -14,7 +15,6 @@ from epp.envoy.settings import EnvoySettings
 from tests.kit.certificates import self_signed
 from tests.kit.chart import container, example, find, kinds, pods, refused, rendered
 from tests.kit.envoy import accepted, require_version
-from tools.gen_chart_files import FIRST_TOKEN
 
 if TYPE_CHECKING:
     from pathlib import Path

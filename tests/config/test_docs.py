@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate_configuration import TARGET, render
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
-from tools.gen_config_docs import TARGET, render
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 
 
 def test_the_configuration_reference_is_fresh_and_says_something_of_every_key() -> None:
-    assert TARGET.read_text() == render(), "run python tools/gen_config_docs.py"
+    assert TARGET.read_text() == render(), "run python docs/generate_configuration.py"
     for line in render().splitlines():
         if line.startswith("| `"):
             assert not line.endswith("|  |"), f"no meaning: {line}"

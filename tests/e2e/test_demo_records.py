@@ -13,8 +13,7 @@ import pytest_asyncio
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
-from epp.lab.demo.command import fleet
-from epp.lab.demo.recorded import both, pair
+from epp.lab.demo.command import both, fleet, pair
 from epp.lab.demo.stack import LAST_REPORTS_S, MODEL
 from epp.lab.workloads.art_chat import DEMO, generate
 from tests.kit.doctor import examined
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.lab.demo.recorded import Pair
+    from epp.lab.demo.command import Pair
     from tests.kit.doctor import Found
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tools.helm import EXAMPLES, HelmError, find_helm, template
+from deploy.k8s.helm import EXAMPLES, HelmError, find_helm, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,11 @@ import pytest
 from epp.lab import conditions
 from epp.lab.command import names
 from epp.lab.experiment import Experiment, execute
-from epp.lab.experiments import lodestar
+from epp.lab.experiments import lodestar, wan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FLEETS = (*conditions.SIZED_FLEETS, *conditions.SIZED_FLEETS)
 #: Cell and entries of the smoke run.
 SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "policies": (
@@ -25,12 +24,12 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "prefix-cache-and-load engine counts"),
+        ("lodestar", "prefix-cache-and-load", "linear model"),
     ),
-    "laar": ("ja 4K shared", ("laar", "session-affinity")),
+    "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
         "art-chat ts 1 / three regions / steady",
-        ("gorgo-ms", "knows which hits are lost", "oracle"),
+        ("gorgo-ms", "knows caches and answers", "oracle"),
     ),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
 }
@@ -51,7 +50,8 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
-    monkeypatch.setattr(lodestar, "USUAL_SIZE", lodestar.Size(20.0, 1_000, 1_000))
+    monkeypatch.setattr(lodestar, "DIVISOR", 20.0)
+    monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
     found = experiment(name)
     cell, entries = SMALL[name]
     runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)
@@ -65,20 +65,17 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"{load} / {fleet} / steady" for load, fleet in zip(conditions.LOADS, FLEETS, strict=False)),
-        *(name for name in conditions.NAMES if name.startswith("mooncake / three regions")),
+        *(f"{load} / six / one slow" for load in ("wild-chat", "siblings")),
+        *(f"mooncake / three regions / {what}" for what in (*conditions.WRONG, *conditions.REPORTS)),
     ],
 )
 def test_a_condition_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 40.0)
-    figures = experiment("policies").run(name, "least-request", 0)
-    assert figures["TTFT p95 ms"] > 0
+    assert experiment("policies").run(name, "least-request", 0)["TTFT p95 ms"] > 0
 
 
-def test_what_the_picker_does_not_know_of_a_fleet_is_one_thing() -> None:
-    load, fleet = conditions.condition("mooncake / three regions / steady")
-    for what in (*conditions.WRONG, *conditions.REPORTS):
-        other, changed = conditions.condition(f"mooncake / three regions / {what}")
-        assert (changed != fleet) + (other.reports != load.reports) == 1, what
-        told = {spec.known_as or spec.engine_class.name for spec in changed.replicas}
-        assert told == {"l40s-x2"}, what
+def test_the_cross_region_papers_tables_in_direction() -> None:
+    runs = {name: wan.run("three regions", name, 1) for name in wan.TABLES}
+    median = {name: figures["TTFT p50 ms"] for name, figures in runs.items() if name != "gorgo-ms"}
+    assert min(median, key=median.__getitem__) == "gorgo-proxy"
+    assert max(median, key=median.__getitem__) == "least-load"

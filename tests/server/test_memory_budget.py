@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from epp.extproc.messages import MAX_BODILESS_BYTES
-from epp.lab.bench.cpu import held
+from epp.lab.bench.processes import held
 from epp.server.health import EXT_PROC, MAX_WATCHES
 from epp.transport.calls import STREAM_BYTES
 from epp.transport.status import Status

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate_metrics import PAGE, page
 from epp.apis.usage import Usage
 from epp.config.plan import Plan, Switchback, render_plan
 from epp.policies.registry import create
@@ -26,7 +27,6 @@ from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
 from tests.kit.replicas import metric
 from tests.kit.requests import asked, measured
-from tools.gen_metrics_docs import PAGE, page
 
 POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
 
@@ -216,7 +216,7 @@ def test_llm_ds_gauges_of_the_pool() -> None:
 
 
 def test_the_page_of_the_docs_is_fresh() -> None:
-    assert PAGE.read_text() == page(), "run python tools/gen_metrics_docs.py"
+    assert PAGE.read_text() == page(), "run python docs/generate_metrics.py"
 
 
 def test_every_metric_that_code_names_is_one_of_the_table() -> None:

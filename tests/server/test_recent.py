@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.lab.bench.rig import Rig, request
+from epp.lab.bench.rig import request, rig
 from epp.server.core import RecentDecisions
 from tests.kit.requests import Decided, decide
 
@@ -13,12 +13,13 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 
 def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
     """Ids of decisions that are still known after ten of them, the oldest first."""
-    core, ids = Rig(endpoints).core, []
-    for _ in range(10):
-        decided = decide(core, request(BODY))
-        assert isinstance(decided, Decided)
-        recent.add(decided.decision)
-        ids.append(decided.decision.id)
+    ids = []
+    with rig(endpoints) as app:
+        for _ in range(10):
+            decided = decide(app.core, request(BODY))
+            assert isinstance(decided, Decided)
+            recent.add(decided.decision)
+            ids.append(decided.decision.id)
     newest = recent.get("last")
     assert newest is not None
     assert newest.id == ids[-1]

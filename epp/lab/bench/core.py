@@ -1,143 +1,220 @@
 """The decision alone: what parsing, deciding and observing a request cost without any transport.
 
-CPU time of this thread over a batch of requests, divided by their number. Prompts are `warm` - an endpoint
-has nine tenths of them cached, as of a conversation that goes on - or `cold`. A decision is from the body
-to the reservation; what is observed is all that is told after it: metrics, two records, first token, access
-log.
+CPU time of this thread over a batch of requests, divided by their number; with a tokenizer of the whole
+process. Prompts are `warm` - an endpoint has nine tenths of them cached, as of a conversation that goes on -
+or `cold`. A decision is from the body to the reply, counted in metrics and not recorded; what is observed
+comes after it: first token, end, access log entry, outcome.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from epp.errors import EppError
 from epp.extproc.types import Pick, Refusal
-from epp.lab.bench.prompts import conversation
+from epp.lab.bench.prompts import MODEL, conversation
 from epp.lab.bench.reports import first_token_call, log_message
-from epp.lab.bench.rig import Rig, recorded, request
+from epp.lab.bench.rig import decide, request, rig
+from epp.policies.lodestar import Lodestar
+from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 from epp.server.access_log import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.types import HttpRequest
     from epp.lab.bench.figures import Figures
+    from epp.server.app import App
 
 #: Prompt length by name, with the requests in a batch.
 SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
-ENDPOINTS = (3, 100, 1000)
+#: Fleets of the learned policy, whose network has the paper's width.
+LEARNED_ENDPOINTS, WIDTH = (16, 256), 128
+#: Prompts of 72 KB that a tokenizer counts, and new ones during whose counting the event loop is watched.
+COUNTED, STALLS, TICK_S = 16, 4, 0.0005
 
 
-@dataclass(slots=True)
-class Batch:
-    """Requests of one length: each conversation's turn before, and the turn that is measured."""
-
-    earlier: list[bytes]
-    requests: list[HttpRequest]
-
-
-def batch(tokens: int, count: int, seed: int) -> Batch:
-    """Conversations of their own for every seed."""
-    pairs = [conversation(tokens, seed * 1000 + number) for number in range(1, count + 1)]
-    return Batch([before for before, _ in pairs], [request(whole) for _, whole in pairs])
+def batch(size: str, number: int) -> tuple[list[bytes], list[HttpRequest]]:
+    """Make a round's conversations: each one's turn before, and the turn that is measured."""
+    tokens, count = SIZES[size]
+    pairs = [conversation(tokens, number * 1000 + at) for at in range(1, count + 1)]
+    return [before for before, _ in pairs], [request(whole) for _, whole in pairs]
 
 
-def cpu_us(work: Callable[[], object], count: int) -> float:
-    """CPU microseconds of this thread for each of so many requests."""
+def cpu_ms(work: Callable[[], object], count: int) -> float:
+    """Return the CPU milliseconds of this thread per request."""
     gc.collect()
-    begun = time.thread_time()
+    begun_s = time.thread_time()
     work()
-    return (time.thread_time() - begun) / count * 1e6
+    return (time.thread_time() - begun_s) / count * 1e3
 
 
-def decision_us(rig: Rig, requests: Sequence[HttpRequest]) -> tuple[float, float]:
-    """Microseconds to read (parse, count, hash) and to decide (filter, look up, price, draw, reserve)."""
-    found = []
+def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float, list[tuple[str, str]]]:
+    """Return the CPU to parse and to decide, and each decision's id and endpoint.
 
-    def read() -> None:
-        for one in requests:
-            found.append(rig.measure(rig.parse(one)))  # noqa: PERF401
+    Raises:
+        EppError: a request was refused.
+    """
+    core = app.core
+    parse_ms = cpu_ms(lambda: [core.read(one) for one in requests], len(requests))
+    bodies = [core.read(one) for one in requests]
+    answers: list[Pick | Refusal] = []
 
-    read_us = cpu_us(read, len(requests))
-    decided = []
+    def decide_all() -> None:
+        since_s = time.monotonic()
+        for one, parsed in zip(requests, bodies, strict=True):
+            answers.append(core.decide(one, parsed, since_s=since_s))  # as a server does, one by one
 
-    def decide() -> None:
-        now_s = rig.clock.mono_s()
-        for asked in found:
-            decided.append(rig.picker.pick(asked, now_s, 1.7e9))  # noqa: PERF401  # as a server does, one by one
-
-    decide_us = cpu_us(decide, len(found))
-    for decision in decided:
-        rig.picker.end(decision.id, "stream-end", rig.clock.mono_s())
-    return read_us, decide_us
+    decide_ms = cpu_ms(decide_all, len(requests))
+    picks = [
+        (pick.decision_id, pick.destination.partition(",")[0]) for pick in answers if isinstance(pick, Pick)
+    ]
+    if len(picks) < len(requests):
+        raise EppError("a request was refused")
+    return parse_ms, decide_ms, picks
 
 
-def whole_us(rig: Rig, requests: Sequence[HttpRequest]) -> tuple[float, float]:
-    """Microseconds from request to answer in the core, and of all reports after it."""
-    core, answers = rig.core, list[Pick | Refusal]()
-
-    def ask() -> None:
-        for one in requests:
-            answers.append(rig.decide(one))
-
-    ask_us = cpu_us(ask, len(requests))
-    told = []
-    for answer in answers:
-        if isinstance(answer, Refusal):
-            raise EppError("a request was refused")
-        told.append((answer.decision_id, answer.destination.partition(",")[0]))
-    calls = [first_token_call(decision_id)[:-2] for decision_id, _ in told]
-    messages = [log_message(told[at : at + 10]) for at in range(0, len(told), 10)]
-    first_tokens, access_log = FirstTokenReceiver(core.outcomes), AccessLogReceiver(core.outcomes)
+def report_ms(app: App, picks: Sequence[tuple[str, str]]) -> float:
+    """Return the CPU of all reports on decided requests."""
+    outcomes = app.core.outcomes
+    calls = [first_token_call(decision_id)[:-2] for decision_id, _ in picks]
+    messages = [log_message(picks[at : at + 10]) for at in range(0, len(picks), 10)]
+    first_tokens, access_log = FirstTokenReceiver(outcomes), AccessLogReceiver(outcomes)
 
     def report() -> None:
         for call in calls:
             first_tokens.answer(call)
-        for decision_id, _ in told:
-            core.outcomes.stream_ended(decision_id, "stream-end")
+        for decision_id, _ in picks:
+            outcomes.stream_ended(decision_id, "stream-end")
         for message in messages:
             access_log.take(message)
 
-    report_us = cpu_us(report, len(requests))
-    if access_log.failed or access_log.malformed or first_tokens.malformed:
-        raise EppError("reports of this bench were not understood")
-    return ask_us, report_us
+    return cpu_ms(report, len(picks))
 
 
-def measure(figures: Figures, number: int, sizes: Sequence[str], endpoints: Sequence[int]) -> None:
-    """One round; ``number`` says which, so that no round meets another's prompts."""
-    for name in sizes:
-        tokens, count = SIZES[name]
-        for size in endpoints:
-            given = batch(tokens, count, number + 1)
-            cold = Rig(size)
-            read_us, decide_us = decision_us(cold, given.requests)
-            figures.add(f"core/{name}/{size}/cold", "ms", (read_us + decide_us) / 1e3)
-            warm = Rig(size)
-            for body in given.earlier:
-                warm.cache(body)
-            read_us, decide_us = decision_us(warm, given.requests)
-            figures.add(f"core/{name}/{size}/warm", "ms", (read_us + decide_us) / 1e3)
-            figures.add(f"core/{name}/{size}/warm: parse", "ms", read_us / 1e3)
-            figures.add(f"core/{name}/{size}/warm: decide", "ms", decide_us / 1e3)
+async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+    """Measure sizes of prompts on sizes of fleets, warm and cold."""
+    for number in range(1, rounds + 1):
+        for size in arguments.sizes:
+            for endpoints in arguments.endpoints:
+                earlier, requests = batch(size, number)
+                name = f"core/{size}/{endpoints}"
+                with rig(endpoints) as app:
+                    parse_ms, decide_ms, _ = decision_ms(app, requests)
+                    found.add(f"{name}/cold", "ms", parse_ms + decide_ms)
+                with rig(endpoints) as app:
+                    for body in earlier:
+                        decide(app, body)
+                    parse_ms, decide_ms, picks = decision_ms(app, requests)
+                    found.add(f"{name}/warm", "ms", parse_ms + decide_ms)
+                    found.add(f"{name}/warm: parse", "ms", parse_ms)
+                    found.add(f"{name}/warm: decide", "ms", decide_ms)
+                    found.add(f"{name}/reports", "ms", report_ms(app, picks), "first token, end, access log")
 
 
-def measure_observing(figures: Figures, number: int, sizes: Sequence[str], endpoints: Sequence[int]) -> None:
-    """One round of what comes after a decision."""
-    for name in sizes:
-        tokens, count = SIZES[name]
-        for size in endpoints:
-            given = batch(tokens, count, number + 1)
-            with recorded() as recorder:
-                rig = Rig(size, recorder)
-                for body in given.earlier:
-                    rig.cache(body)
-                ask_us, report_us = whole_us(rig, given.requests)
-            figures.add(
-                f"core/{name}/{size}/answer", "ms", ask_us / 1e3, "parse to reply, counted and queued"
-            )
-            figures.add(f"core/{name}/{size}/reports", "ms", report_us / 1e3, "first token, end, access log")
+def reward_model() -> RewardModel:
+    """Make a network of the paper's size with random weights: predictions do not matter to their cost."""
+    random, width = np.random.default_rng(1), len(DEFAULT_FEATURES) + 1
+    layers = tuple(
+        (
+            (random.standard_normal((before, after)) / before**0.5).astype(np.float32),
+            np.zeros(after, np.float32),
+        )
+        for before, after in pairwise((width, WIDTH, WIDTH, WIDTH, len(HEADS)))
+    )
+    return RewardModel(
+        features=DEFAULT_FEATURES,
+        classes=("",),
+        mean=np.zeros(width),
+        std=np.ones(width),
+        low=np.full(width, -1e9),
+        high=np.full(width, 1e9),
+        layers=layers,
+        heads=HEADS,
+        scale=np.ones(len(HEADS)),
+        offset=np.zeros(len(HEADS)),
+        samples=10_000,
+        seen=10_000,
+        round=1,
+        trained_at_s=0.0,
+        tail=0.001,
+        congestion_ms=0.1,
+    )
+
+
+async def measure_learned(found: Figures, _: argparse.Namespace, rounds: int) -> None:
+    """Measure the decision by a reward model, and by its heuristic where there is no model."""
+    policies = {"": Lodestar(reward_model()), ": no model": Lodestar()}
+    for number in range(1, rounds + 1):
+        for endpoints in LEARNED_ENDPOINTS:
+            earlier, requests = batch("1k", number)
+            for name, policy in policies.items():
+                with rig(endpoints, policy={"name": "lodestar"}) as app:
+                    app.picker.replace_policy(policy)
+                    for body in earlier:
+                        decide(app, body)
+                    decide_ms = decision_ms(app, requests)[1]
+                    found.add(f"learned/{endpoints}{name}", "ms", decide_ms)
+
+
+async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+    """Measure the decision with a model's own tokenizer, and how long counting keeps the event loop.
+
+    A stall is the most CPU time between two turns of the event loop while unseen prompts are counted.
+
+    Raises:
+        EppError: a prompt was estimated or refused.
+    """
+    models = {MODEL: {"source": str(arguments.tokenizer.resolve())}}
+    for number in range(1, rounds + 1):
+        pairs = [conversation(arguments.tokens, number * 1000 + at) for at in range(COUNTED + STALLS)]
+        with rig(3, tokens={"models": models, "budget_ms": 60_000}) as app:
+            for before, _ in pairs[:COUNTED]:
+                await _read_and_decide(app, before)
+            gc.collect()
+            begun_s = time.process_time()
+            for _, whole in pairs[:COUNTED]:
+                await _read_and_decide(app, whole)
+            spent_ms = (time.process_time() - begun_s) / COUNTED * 1e3
+            found.add("tokens/72 KB", "ms CPU", spent_ms, "parse, count, decide; threads included")
+            stall_ms = await _stall_ms(app, [whole for _, whole in pairs[COUNTED:]])
+            found.add("tokens/72 KB stall", "ms CPU", stall_ms, "new prompts counted beside it")
+
+
+async def _read_and_decide(app: App, body: bytes) -> None:
+    asked, since_s = request(body), time.monotonic()
+    parsed, counted = await _read(app, asked)
+    if counted is None or isinstance(app.core.decide(asked, parsed, counted, since_s=since_s), Refusal):
+        raise EppError("a prompt was estimated or refused")
+
+
+async def _read(app: App, asked: HttpRequest) -> tuple[ParsedRequest, TokenCount | None]:
+    parsed = app.core.read(asked)
+    if parsed is None or isinstance(parsed, Refusal):
+        raise EppError("a request was refused")
+    counting = app.core.count(parsed)
+    return parsed, None if counting is None else await counting
+
+
+async def _stall_ms(app: App, bodies: Sequence[bytes]) -> float:
+    async def read() -> None:
+        for body in bodies:
+            await _read(app, request(body))
+
+    reading = asyncio.ensure_future(read())
+    worst_s, last_s = 0.0, time.process_time()
+    while not reading.done():
+        await asyncio.sleep(TICK_S)
+        now_s = time.process_time()
+        worst_s, last_s = max(worst_s, now_s - last_s), now_s
+    await reading
+    return worst_s * 1e3

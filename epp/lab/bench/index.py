@@ -1,100 +1,73 @@
 """The prefix index at size: memory per cached token, time of a walk and of an insertion, full and evicting.
 
-Conversations of 18k tokens that came in ten turns, over eight endpoints, in a process of their own
-(`python -m epp.lab.bench.index TOKENS`). Memory is what the interpreter allocated for the index, to the byte.
+Conversations of 18k tokens that came in ten turns, over eight endpoints. Memory is what the interpreter
+allocated for the index, to the byte.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import random
-import subprocess
-import sys
 import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from epp.envoy.launch import tied_to_parent
-from epp.errors import EppError
 from epp.prefix_cache.index import PrefixIndex
 from epp.types import RequestView
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from epp.lab.bench.figures import Figures
 
 SIZES = {"1M": 1_000_000, "10M": 10_000_000, "100M": 100_000_000}
-_BLOCK_TOKENS, _PROMPT_TOKENS, _TURNS, _SLOTS = 64.0, 18_000, 10, 8
-_PROBES = 400
+_BLOCK_TOKENS, _BLOCKS, _TURNS, _SLOTS, _PROBES = 64, 281, 10, 8, 400
 
 
-def prompt(seed: int, blocks: int) -> RequestView:
-    """A prompt of so many blocks, the first of which an earlier turn had."""
+def prompt(seed: int, blocks: int = _BLOCKS) -> RequestView:
+    """Make a prompt out of a conversation's first blocks."""
     chance = random.Random(seed)  # noqa: S311  # hashes of nothing
     hashes = [chance.getrandbits(64) for _ in range(blocks)]
-    return RequestView(prompt_tokens=round(blocks * _BLOCK_TOKENS), blocks=hashes, block_tokens=_BLOCK_TOKENS)
+    return RequestView(prompt_tokens=blocks * _BLOCK_TOKENS, blocks=hashes, block_tokens=float(_BLOCK_TOKENS))
 
 
-def filled(tokens: int) -> tuple[PrefixIndex, int]:
-    """An index that holds so many distinct tokens, and the conversations in it."""
-    whole = int(_PROMPT_TOKENS / _BLOCK_TOKENS)
-    conversations = max(tokens // _PROMPT_TOKENS, _SLOTS)
-    capacity = int(conversations / _SLOTS * whole * _BLOCK_TOKENS * 1.02) + whole * 64
-    index = PrefixIndex(capacity_tokens=capacity, max_tokens=2 * tokens)
-    for seed in range(conversations):
-        chain = prompt(seed, whole).blocks
-        for turn in range(1, _TURNS + 1):
-            blocks = chain[: whole * turn // _TURNS]
-            earlier = RequestView(prompt_tokens=len(blocks) * 64, blocks=blocks, block_tokens=_BLOCK_TOKENS)
-            index.insert(seed % _SLOTS, earlier)
-    return index, conversations
-
-
-def measured(tokens: int) -> dict[str, float]:
-    """Figures of an index of so many distinct tokens, by name."""
+def figures(tokens: int) -> dict[str, float]:
+    """Fill an index with distinct tokens, and measure it."""
+    conversations = max(tokens // (_BLOCKS * _BLOCK_TOKENS), _SLOTS)
     gc.collect()
     tracemalloc.start()
-    index, conversations = filled(tokens)
+    index = PrefixIndex(capacity_tokens=2 * tokens // _SLOTS + 100_000, max_tokens=2 * tokens + 200_000)
+    for seed in range(conversations):
+        for turn in range(1, _TURNS + 1):
+            index.insert(seed % _SLOTS, prompt(seed, _BLOCKS * turn // _TURNS))
     gc.collect()
-    stats, used = index.stats(), tracemalloc.get_traced_memory()[0]
+    used_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    whole = int(_PROMPT_TOKENS / _BLOCK_TOKENS)
-    known = [prompt(seed * conversations // _PROBES, whole) for seed in range(_PROBES)]
-    fresh = [prompt(conversations + seed, whole) for seed in range(_PROBES)]
-    figures = {
-        "bytes per token": used / stats.tokens,
+    known = [prompt(seed * conversations // _PROBES) for seed in range(_PROBES)]
+    fresh = [prompt(conversations + seed) for seed in range(_PROBES)]
+    found = {
+        "bytes per token": used_bytes / index.stats().tokens,
         "walk": _each_us(index.match, known),
         "walk, nothing known": _each_us(index.match, fresh),
     }
     for slot in range(_SLOTS):
         index.set_capacity(slot, int(index.tokens(slot)))
     slots = iter(range(len(fresh)))
-    figures["insert and evict"] = _each_us(lambda new: index.insert(next(slots) % _SLOTS, new), fresh)
-    return figures
+    found["insert and evict"] = _each_us(lambda new: index.insert(next(slots) % _SLOTS, new), fresh)
+    return found
 
 
 def _each_us(work: Callable[[RequestView], object], prompts: list[RequestView]) -> float:
-    begun = time.thread_time()
+    begun_s = time.thread_time()
     for one in prompts:
         work(one)
-    return (time.thread_time() - begun) / len(prompts) * 1e6
+    return (time.thread_time() - begun_s) / len(prompts) * 1e6
 
 
-def measure(figures: Figures, name: str) -> None:
-    """One round at one size, in a process of its own.
-
-    Raises:
-        EppError: it failed.
-    """
-    command = tied_to_parent(sys.executable, "-m", "epp.lab.bench.index", str(SIZES[name]))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # ourselves
-    if done.returncode:
-        raise EppError(f"the index of {name} tokens failed: {done.stderr[-1000:]}")
-    for what, value in json.loads(done.stdout).items():
-        figures.add(f"index/{name}/{what}", "B" if "bytes" in what else "us CPU", value)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measured(int(sys.argv[1]))))
+async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+    """Measure the sizes of a case."""
+    for _ in range(rounds):
+        for size in arguments.cached:
+            for what, value in figures(SIZES[size]).items():
+                found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)

@@ -1,4 +1,4 @@
-"""What Envoy tells of a request besides ext_proc: the first token's call and the access log's entry."""
+"""Make Envoy's reports of a request besides ext_proc: the first token's call and the access log's entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USAGE = (
 
 
 def log_message(decisions: Iterable[tuple[str, str]], chunks: int = 130) -> bytes:
-    """A message of the access log: an entry for each decision id and endpoint, as our filter fills them."""
+    """Make a message of the access log: an entry for each decision id and endpoint."""
     message = StreamAccessLogsMessage()
     for decision_id, endpoint in decisions:
         entry = message.http_logs.log_entry.add()
@@ -48,7 +48,7 @@ def log_message(decisions: Iterable[tuple[str, str]], chunks: int = 130) -> byte
 
 
 def first_token_call(decision_id: str) -> bytes:
-    """The head of the call as Envoy sends it; it has no body."""
+    """Make the head of the call as Envoy sends it; it has no body."""
     return (
         f"POST /first-token/{decision_id} HTTP/1.1\r\nhost: picker\r\nx-envoy-internal: true\r\n"
         "x-forwarded-for: 127.0.0.1\r\nx-envoy-expected-rq-timeout-ms: 1000\r\ncontent-length: 0\r\n\r\n"

@@ -1,41 +1,23 @@
-"""A picker without sockets, as the server builds it: recorder, metrics, a fleet with every signal known."""
+"""A picker as `epp serve` builds it, without its sockets, over endpoints that do not exist."""
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from epp.apis.registry import find_parser
-from epp.clock import ManualClock
-from epp.config.schema import Config, PolicySection, Records
-from epp.errors import EppError
-from epp.extproc.types import HttpRequest
-from epp.lab.bench.prompts import opening
-from epp.policies.registry import create
-from epp.prefix_cache.blocks import BlockHasher
-from epp.prefix_cache.index import PrefixIndex
-from epp.records.recorder import FileRecorder
-from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.weights import WeightBook
-from epp.server.core import Core
-from epp.server.metrics import Metrics
-from epp.server.resolve import Resolver
-from epp.signals.fleet import Fleet
+from epp.config.load import parse_config
+from epp.extproc.types import HttpRequest, Refusal
+from epp.lab.bench.processes import pool_of
+from epp.server.app import App
+from epp.server.process import SystemClock
 from epp.signals.metrics_text import EngineSample
-from epp.tokens.estimate import EstimateCounter
-from epp.types import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from epp.apis.types import ParsedRequest
-    from epp.extproc.types import Pick, Refusal
-    from epp.records.recorder import Recorder
-    from epp.server.tokenizers import Tokenizers
-    from epp.types import RequestView
 
 #: Headers as Envoy sends them.
 HEADERS = {
@@ -44,116 +26,55 @@ HEADERS = {
     ":authority": "inference.example",
     ":path": "/v1/chat/completions",
     "content-type": "application/json",
-    "accept": "application/json",
-    "accept-encoding": "gzip, deflate",
     "user-agent": "OpenAI/Python 1.60.0",
     "authorization": "Bearer 0123456789abcdef0123456789abcdef",
     "x-forwarded-for": "192.0.2.17",
-    "x-forwarded-proto": "http",
     "x-request-id": "0d9b3c0a-7f0e-4e0e-9d8b-1f8f8e5b7d11",
 }
-_CAPACITY_TOKENS = 50_000_000
-
-
-class Rig:
-    """A picker's parts.
-
-    Args:
-        endpoints: size of the fleet; each has an RTT, engine metrics and the common system prompt cached.
-        recorder: takes its records.
-        policy: prices; the default one of a picker unless another is named.
-        tokenizers: count its prompts; they are estimated without.
-    """
-
-    def __init__(
-        self,
-        endpoints: int,
-        recorder: Recorder | None = None,
-        policy: str = PolicySection().name,
-        *,
-        tokenizers: Tokenizers | None = None,
-    ) -> None:
-        self.hasher = BlockHasher(b"a secret of benchmarks")
-        self.counter = EstimateCounter()
-        self.clock = ManualClock()
-        numbers, ranking = count(1), create(policy)
-        self.index = PrefixIndex(capacity_tokens=_CAPACITY_TOKENS)
-        self.picker = Picker(
-            fleet=Fleet(self.index),
-            policy=ranking,
-            balance=create("least-request"),
-            weights=WeightBook(
-                policy=policy, specs=ranking.weight_specs, configured={}, bounds={}, source=""
-            ),
-            settings=PickerSettings(warmup_s=0.0),
-            new_id=lambda: f"0123456789abcdef-{next(numbers):x}",
-            name_block=self.hasher.export_id,
-        )
-        self.core = Core(
-            Config(),
-            picker=self.picker,
-            counter=self.counter,
-            hasher=self.hasher,
-            metrics=Metrics(),
-            recorder=recorder,
-            clock=self.clock,
-            resolver=Resolver(),
-            tokenizers=tokenizers,
-        )
-        self._fill(endpoints)
-
-    def _fill(self, endpoints: int) -> None:
-        fleet = self.picker.fleet
-        pool = [
-            Endpoint(f"10.{at >> 8}.{at & 255}.7:8000", region=f"region-{at % 5}") for at in range(endpoints)
-        ]
-        self.picker.set_pool(pool, self.clock.mono_s())
-        shared = self.measure(self.parse(request(opening())))
-        for slot, _ in fleet.members:
-            fleet.rtt.observe(slot, 20.0 + slot * 0.37, self.clock.mono_s())
-            fleet.engine.update(
-                slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), self.clock.mono_s()
-            )
-            self.index.insert(slot, shared)
-
-    def parse(self, asked: HttpRequest) -> ParsedRequest:
-        """A request in canonical form."""
-        parser = find_parser(asked.method, asked.path, asked.headers)
-        if parser is None or asked.body is None:
-            raise EppError("a request that no parser reads")
-        return parser.parse(asked.body, asked.headers)
-
-    def measure(self, parsed: ParsedRequest) -> RequestView:
-        """Its tokens and blocks."""
-        return self.hasher.measure(parsed, self.counter)
-
-    def decide(self, asked: HttpRequest) -> Pick | Refusal:
-        """Read and decide a request, its tokens estimated."""
-        return self.core.decide(asked, self.core.read(asked), since_s=self.clock.mono_s())
-
-    def cache(self, body: bytes) -> None:
-        """An earlier turn: decided and over, so that its endpoint has it cached."""
-        asked = self.measure(self.parse(request(body)))
-        decision = self.picker.pick(asked, self.clock.mono_s(), 1.7e9)
-        self.picker.end(decision.id, "stream-end", self.clock.mono_s())
 
 
 def request(body: bytes) -> HttpRequest:
-    """A chat request as the stream hands it to the core."""
+    """Make a chat request as the stream hands it to the core."""
     return HttpRequest("POST", HEADERS[":path"], HEADERS, body)
 
 
 @contextmanager
-def recorded() -> Iterator[Recorder]:
-    """A recorder that writes to a disk, as configured by default."""
-    with TemporaryDirectory(prefix="epp-bench-") as folder:
-        hasher = BlockHasher(b"a secret of benchmarks")
-        recorder = FileRecorder(Path(folder), settings=Records(folder=folder), hasher=hasher, on_drop=_lost)
+def rig(endpoints: int, **sections: Any) -> Iterator[App]:
+    """Build a picker; each endpoint has an RTT and engine metrics.
+
+    Args:
+        endpoints: size of the fleet.
+        sections: of the configuration.
+    """
+    with TemporaryDirectory(prefix="epp-bench-") as name:
+        folder = Path(name)
+        (folder / "secret").write_text("a secret of benchmarks")
+        config = {
+            "listen": {"max_connections": 64},
+            "pool": {"warmup_s": 0},
+            "prefix": {"secret_file": "secret", "capacity_tokens": 50_000_000},
+            **sections,
+        }
+        clock = SystemClock()
+        app = App(parse_config(json.dumps(config).encode(), "bench"), folder, "bench", clock)
+        app.picker.set_pool([spec.endpoint() for spec in pool_of(endpoints)], clock.mono_s())
+        fleet = app.picker.fleet
+        for slot, _ in fleet.members:
+            fleet.rtt.observe(slot, 20.0 + slot * 0.37, clock.mono_s())
+            fleet.engine.update(slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), clock.mono_s())
         try:
-            yield recorder
+            yield app
         finally:
-            recorder.close()
+            app.core.outcomes.close()
+            app._tokenizers.close()  # noqa: SLF001
+            if app._recorder is not None:  # noqa: SLF001
+                app._recorder.close()  # noqa: SLF001
 
 
-def _lost(count: int) -> None:
-    print(f"{count} records were lost: the disk does not keep up")
+def decide(app: App, body: bytes) -> None:
+    """Decide a request and end it, so that its endpoint has the prompt cached."""
+    asked, since_s = request(body), time.monotonic()
+    pick = app.core.decide(asked, app.core.read(asked), since_s=since_s)
+    if isinstance(pick, Refusal):
+        raise TypeError(f"a request was refused: {pick}")
+    app.picker.end(pick.decision_id, "stream-end", time.monotonic())

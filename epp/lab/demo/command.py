@@ -2,67 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
 from rich.console import Console
+from rich.table import Table
 
 from epp.config.schema import PolicySection
 from epp.lab.compare.compare import compare, sentence
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
 from epp.lab.compare.resample import Statistic
+from epp.lab.compare.stats import percentile
 from epp.lab.compare.table import comparison_table
-from epp.lab.demo.example import at_least, end_like_ctrl_c, output
-from epp.lab.demo.load import exit_status, load_of
-from epp.lab.demo.pool_change import change_pool
-from epp.lab.demo.recorded import pair, recorded_table
+from epp.lab.compare.trace import TraceRequest
+from epp.lab.demo.example import exit_status, output
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
-from epp.lab.workloads.art_chat import DEMO
+from epp.lab.workloads.art_chat import DEMO, generate
 from epp.learn.sidecar.paths import WeightsPaths
 from epp.learn.tuner.status import evidence
 from epp.learn.tuner.tuner import read_memory
 from epp.policies.registry import create
+from epp.records.files import read_records
+from epp.records.schema import join
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from rich.table import Table
-
-    from epp.lab.compare.trace import TraceRequest
+    Pair = tuple[RequestResult, Mapping[str, Any]]
 
 #: Three loads of this length, three fleets to start and a change of the pool fit into two minutes on two slow
 #: cores.
 DURATION_S = 16.0
-BASELINES = ("least-request", "session-affinity")
+BASELINES = "least-request,session-affinity"
 COMPARED = ("ttft_ms", "e2e_ms")
 TUNER = Sidecar("tuner", ("tune",), ready="weights.yaml")
+#: Facts on record that are shown beside the client's: name, title.
+FACTS = (("ttft_ms", "TTFT ms"), ("e2e_ms", "E2E ms"), ("cached_tokens", "cached tokens"))
+#: The load while the pool changes, and the length of each of three phases; between them the picker finds the
+#: file, and a new replica waits for Envoy to know it and warms up.
+RATE_RPS, PHASE_S, TAKEN_S, PUT_IN_S = 10.0, 2.5, 1.0, 3.0
+STARTS_S = {"before": 0.0, "without": PHASE_S + TAKEN_S, "again": 2 * PHASE_S + TAKEN_S + PUT_IN_S}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("--policy", default=PolicySection().name, help="the policy shown first (default: %(default)s)")
-    add("--against", default=",".join(BASELINES), help="policies to compare with (default: %(default)s)")
-    add("--trace", type=Path, help="replay a Mooncake trace file (.jsonl or .jsonl.gz) instead")
-    add("--seconds", type=at_least(0.1), default=DURATION_S, help="length of the load (%(default)s)")
-    add("--rate", type=at_least(0.1), default=DEMO.rate_rps, help="requests per second (%(default)s)")
-    add("--seed", type=at_least(0), default=1, help="seed of the load (default: %(default)s)")
+    add("--against", default=BASELINES, help="policies to compare with (default: %(default)s)")
+    add("--seconds", type=float, default=DURATION_S, help="length of the load (%(default)s)")
+    add("--rate", type=float, default=DEMO.rate_rps, help="requests per second (%(default)s)")
+    add("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
-    end_like_ctrl_c()
-    requests = load_of(arguments)
+    load = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
+    requests = generate(load, arguments.seed)
     # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
     policies = list(dict.fromkeys([arguments.policy, *filter(None, arguments.against.split(","))]))
-    for place, name in enumerate(policies):  # now, and not when the runs before it are over
-        create(name, source="command line", key="--against" if place else "--policy")
+    for name in policies:  # now, and not when the runs before it are over
+        create(name, source="command line", key="--policy or --against")
     with output(arguments.out):
-        return _show(requests, policies, arguments.out)
+        return uvloop.run(show(requests, policies, arguments.out))
+
+
+async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) -> int:
+    """Run the load under each policy and print what came of it."""
+    console = Console()
+    regions = ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
+    console.print(
+        f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
+        f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: {regions}"
+    )
+    runs: dict[str, list[RequestResult]] = {}
+    first, *others = policies
+    async with fleet(out, first) as stack:
+        runs[first] = await send(requests, stack)
+        change = await change_pool(stack)
+    for policy in others:
+        console.print(f"{policy} ...")
+        async with fleet(out / policy, policy) as stack:
+            runs[policy] = await send(requests, stack)
+    console.print(comparison_table(runs))
+    console.print("Intervals are 95 %, resampled by conversation and by time, within this one load:")
+    for policy in others:
+        for metric in COMPARED:
+            for statistic in (Statistic(None), Statistic(95)):
+                found = compare(runs[first], runs[policy], metric, statistic)
+                console.print(f"  {sentence(first, policy, found)}", highlight=False)
+    console.print(recorded_table(pair(out / "records", runs[first])), change)
+    console.print(
+        f"{tuner_status(out)}\nOutput in {out}/: configuration, logs, records, results.\n"
+        f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
+        f"Would it go there again?  epp records verify {out}/records",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return exit_status(runs)
 
 
 def fleet(folder: Path, policy: str) -> Stack:
@@ -76,65 +120,90 @@ def fleet(folder: Path, policy: str) -> Stack:
     return Stack(folder, REGIONS, sections, sidecar=TUNER if create(policy).weight_specs else None)
 
 
-def _show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) -> int:
-    console = Console()
-    console.print(
-        f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
-        f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: "
-        + ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
-    )
-    runs, change = uvloop.run(_run_all(requests, policies, out, console))
-    _compare(runs, console)
-    console.print(recorded_table(pair(out / "records", runs[policies[0]])))
-    console.print(change)
-    console.print(
-        f"{_tuner_says(out)}\nOutput in {out}/: configuration, logs, records, results.\n"
-        f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
-        f"Would it go there again?  epp records verify {out}/records",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    return exit_status(runs)
-
-
-async def _run_all(
-    requests: Sequence[TraceRequest], policies: Sequence[str], out: Path, console: Console
-) -> tuple[dict[str, list[RequestResult]], Table]:
-    first, *others = policies
-    async with fleet(out, first) as stack:
-        runs = {first: await _run_one(requests, first, stack, console)}
-        change = await change_pool(stack)
-    for policy in others:
-        async with fleet(out / policy, policy) as stack:
-            runs[policy] = await _run_one(requests, policy, stack, console)
-    return runs, change
-
-
-async def _run_one(
-    requests: Sequence[TraceRequest], policy: str, stack: Stack, console: Console
-) -> list[RequestResult]:
-    console.print(f"{policy}: {len(requests)} requests", highlight=False)
+async def send(requests: Sequence[TraceRequest], stack: Stack) -> list[RequestResult]:
+    """Send the load, and keep what its client saw."""
     results = await run_load(requests, LoadOptions(base_url=stack.url, model=MODEL))
     (stack.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
     return results
 
 
-def _compare(runs: dict[str, list[RequestResult]], console: Console) -> None:
-    """Print the policies side by side, then what may be said of the differences."""
-    console.print(comparison_table(runs))
-    console.print(
-        "Intervals are 95 %, resampled by conversation and by stretches of time, within this one load:"
+async def change_pool(stack: Stack) -> Table:
+    """Send a steady load and meanwhile take out the replica that serves most, then put it in again.
+
+    Returns:
+        Who served before, without it, and with it again.
+    """
+    served = Counter[str]()
+    # Short prompts that share nothing, so that nothing but the pool decides where they go.
+    load = [
+        TraceRequest(
+            at_ms=number / RATE_RPS * 1e3,
+            session=f"pool-{number}",
+            user=f"pool-{number}",
+            prompt_tokens=200,
+            output_tokens=16,
+            block_ids=(),
+            block_tokens=16,
+        )
+        for number in range(round((STARTS_S["again"] + PHASE_S) * RATE_RPS))
+    ]
+    options = LoadOptions(base_url=stack.url, model=MODEL)
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(
+            run_load(load, options, on_result=lambda result: served.update([result.served_by]))
+        )
+        await asyncio.sleep(PHASE_S)
+        replica = max(stack.endpoints, key=lambda name: served[name])
+        stack.write_pool(name for name in stack.endpoints if name != replica)
+        await asyncio.sleep(TAKEN_S + PHASE_S)
+        stack.write_pool(stack.endpoints)
+    results = sending.result()
+    failed = sum(not result.ok for result in results)
+    table = Table("requests served by", *STARTS_S)
+    table.title = (
+        f"{replica} taken from the pool file under load, and put in again: "
+        f"{f'{failed} requests failed' if failed else 'no request failed'}"
     )
-    (first, ours), *others = runs.items()
-    for policy, results in others:
-        for metric in COMPARED:
-            for q in (None, 95):
-                found = compare(ours, results, metric, Statistic(q))
-                console.print(f"  {sentence(first, policy, found)}", highlight=False)
+    for name in stack.endpoints:
+        begun_s = [r.intended_ms / 1e3 for r in results if r.ok and r.served_by == name]
+        counts = (sum(0 <= at_s - start_s < PHASE_S for at_s in begun_s) for start_s in STARTS_S.values())
+        table.add_row(name, *map(str, counts))
+    return table
 
 
-def _tuner_says(folder: Path) -> str:
+def pair(folder: Path, results: Sequence[RequestResult]) -> list[Pair]:
+    """Pair results that ended well with the outcome on record, by decision id."""
+    outcomes = {request.decision["id"]: request.outcome for request in join(read_records(folder))}
+    pairs = ((seen, outcomes.get(seen.decision_id)) for seen in results if seen.ok)
+    return [(seen, outcome) for seen, outcome in pairs if outcome is not None]
+
+
+def both(pairs: Sequence[Pair], fact: str) -> list[tuple[float, float]]:
+    """List the client's and the record's values of a fact, where both have one.
+
+    The client counts latencies from the moment at which it should have sent; what it was late with no
+    picker can know.
+    """
+    late = fact in ("ttft_ms", "e2e_ms")
+    values = [(getattr(seen, fact), seen.slip_ms, outcome.get(fact)) for seen, outcome in pairs]
+    known = [value for value in values if value[0] is not None and value[2] is not None]
+    return [(client - slip_ms * late, float(record or 0.0)) for client, slip_ms, record in known]
+
+
+def recorded_table(pairs: Sequence[Pair]) -> Table:
+    """Lay out a row a fact: what is on record, the client's median, and how far they are apart."""
+    table = Table("", "p50", "p95", "client p50", "apart p50", "apart p99")
+    table.title = f"on record of {len(pairs)} requests, beside the client's own clock"
+    for fact, title in FACTS:
+        values = both(pairs, fact)
+        client, record = [ours for ours, _ in values], [theirs for _, theirs in values]
+        apart = [abs(ours - theirs) for ours, theirs in values]
+        columns = ((record, 50), (record, 95), (client, 50), (apart, 50), (apart, 99))
+        table.add_row(title, *(f"{percentile(of, p):,.1f}" if values else "-" for of, p in columns))
+    return table
+
+
+def tuner_status(folder: Path) -> str:
     """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
     memory = read_memory(WeightsPaths(folder / "weights.yaml"))
     if memory is None:

@@ -1,11 +1,8 @@
-"""What every demo begins with: its arguments, a folder for its output, an end in order."""
+"""What every demo begins and ends with: its arguments, a folder for its output, an end in order."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import fcntl
-import math
 import shutil
 import signal
 import sys
@@ -15,10 +12,12 @@ from typing import TYPE_CHECKING
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from epp.lab.compare.load import RequestResult
 
 _MARKER = ".epp-demo"
-_OTHER = "choose another with --out"
 
 
 def run_example(
@@ -31,7 +30,6 @@ def run_example(
     """Run a demo in the folder of its ``--out``; its exit status."""
     parser.add_argument("--out", type=Path, default=Path(out), help="folder for output (%(default)s)")
     arguments = parser.parse_args(argv)
-    end_like_ctrl_c()
     try:
         with output(arguments.out):
             return show(arguments)
@@ -42,49 +40,30 @@ def run_example(
         return 2
 
 
-def end_like_ctrl_c() -> None:
-    """Have SIGTERM and a terminal that is gone end this process in order, as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-
-
-def at_least(low: float) -> Callable[[str], float]:
-    """Return a reader of arguments that must be numbers from this one on, and of its type."""
-
-    def number(text: str) -> float:
-        value = type(low)(text)
-        if not low <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} must be {low} or more")
-        return value
-
-    return number
-
-
 @contextlib.contextmanager
 def output(folder: Path) -> Iterator[None]:
-    """Hold a folder, made where it is missing, with nothing of an earlier demo in it, until the end.
+    """Make a folder, with nothing of an earlier demo in it; SIGTERM ends what runs inside as Ctrl-C does.
 
     Raises:
-        EppError: it holds something else, another demo is writing to it, or it cannot be written.
+        EppError: it holds something else, or cannot be written.
     """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     marker = folder / _MARKER
     try:
         if folder.exists() and not marker.exists() and any(folder.iterdir()):
-            raise EppError(
-                f"{folder} is not the output of a demo (it has no {_MARKER}): empty it, or {_OTHER}"
-            )
+            raise EppError(f"{folder} is not the output of a demo: empty it, or choose another with --out")
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = marker.open("ab")
+        marker.touch()
     except OSError as error:
-        raise EppError(f"{folder} cannot be the folder for output: {error.strerror}; {_OTHER}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EppError(f"another demo is writing to {folder}; {_OTHER}") from None
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != _MARKER:
-                path.unlink()
-        yield
+        raise EppError(f"{folder} cannot be the folder for output: {error.strerror}") from error
+    yield
+
+
+def exit_status(runs: Mapping[str, Sequence[RequestResult]]) -> int:
+    """Report policies under which every request failed, as nothing was shown of them; 1 if there are any."""
+    failed = [policy for policy, results in runs.items() if not any(result.ok for result in results)]
+    for policy in failed:
+        last = runs[policy][-1].error if runs[policy] else "the load is empty"
+        print(f"epp: {policy}: no request was answered: {last}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,9 +1,9 @@
 """Models that answer wrongly, asked until one is right: ``python -m epp.lab.demo.laar`` (`make demo-laar`).
 
-Five simulated models behind one name look keys up in JSON, and are right as often as `CHANCES` says. Half of
-the questions are answered once by every model and fitted; the others are asked through a real Envoy with the
-OpenAI SDK and `epp.client`, under one policy after the other, and judged to the picker as feedback.
-Before that every model streams a few answers, one at a time, so that the picker knows their speeds.
+Five simulated models behind one name look keys up in JSON, and are right as often as the capability file
+has it. They are asked through a real Envoy with the OpenAI SDK and `epp.client`, under one policy after
+the other; the picker gets each verdict as feedback. Before that each streams a few answers, so that the
+picker knows its speed.
 """
 
 from __future__ import annotations
@@ -14,29 +14,24 @@ import json
 import sys
 import uuid
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 import uvloop
+from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
 from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
-from epp.errors import EppError
-from epp.lab.demo.example import at_least, run_example
+from epp.lab.demo.example import run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
-from epp.lab.sim.api import parse
-from epp.lab.sim.lookup import lookups
-from epp.learn.capability.fit import fit
-from epp.learn.capability.results import Row, write_rows
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from openai import AsyncOpenAI
 
 #: How often each model is right at 4K and at 16K tokens in English, and the share of that in other languages:
 #: invented, because the paper shows none as numbers.
@@ -56,123 +51,80 @@ QUESTIONS = {
 }
 #: Bytes of one pair in the object, and of a token in the simulated engines.
 PAIR_BYTES, TOKEN_BYTES = 80, 4
-FIT_QUESTIONS, AT_ONCE = 40, 8
+AT_ONCE = 8
 
 
 class Question(NamedTuple):
     """A prompt, and the right answer."""
 
-    name: str
-    language: str
-    tokens: int
     prompt: str
     value: str
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The prompt as a chat."""
-        return [{"role": "user", "content": self.prompt}]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="epp.lab.demo.laar", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
-    parser.add_argument(
-        "--questions", type=at_least(1), default=8, help="a language and length (%(default)s)"
-    )
-    parser.add_argument(
-        "--streams", type=at_least(1), default=4, help="a model and length, before (%(default)s)"
-    )
+    parser.add_argument("--questions", type=int, default=8, help="a language and length (%(default)s)")
+    parser.add_argument("--streams", type=int, default=4, help="a model and length, before (%(default)s)")
     return run_example(parser, show, argv)
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Fit, ask under each policy, and print how long right answers took."""
-    try:
-        import openai  # noqa: F401, PLC0415  # what the demo shows, and no dependency of the picker
-    except ImportError as error:
-        raise EppError("the demo asks with the OpenAI SDK: pip install openai") from error
+    """Ask under each policy, and print how long right answers took."""
     console, out = Console(), arguments.out
     policies = arguments.policy.split(",")
     for policy in policies:
         create(policy, source="command line", key="--policy")
-    write_capability(out)
-    asked = questions(range(FIT_QUESTIONS, FIT_QUESTIONS + arguments.questions))
+    capability = out.absolute() / "capability.yaml"
+    capability.write_bytes(dump_capability(CapabilityFile(models={name: chances(name) for name in CHANCES})))
+    numbers = range(arguments.questions)
+    asked = [question(n, language, tokens) for n in numbers for tokens in LENGTHS for language in QUESTIONS]
     console.print(f"{len(asked)} questions to {len(CHANCES)} models behind one name, {AT_ONCE} at a time")
-    table = Table("policy", "mean s", "right", "right at once", "attempts", "most")
-    table.title = "time to the first correct answer"
+    table = Table("policy", "mean s", "right", "attempts", title="time to the first correct answer")
     for policy in policies:
-        found = uvloop.run(ask_all(asked, policy, out.absolute(), arguments.streams))
-        attempts = [len(one.attempts) for one in found]
-        table.add_row(
-            policy,
-            f"{sum(one.seconds for one in found) / len(found):.2f}",
-            f"{sum(one.correct for one in found) / len(found):.0%}",
-            f"{sum(one.attempts[0].correct for one in found) / len(found):.0%}",
-            f"{sum(attempts) / len(found):.2f}",
-            str(max(attempts)),
-        )
+        found = uvloop.run(ask_all(asked, policy, capability, arguments.streams))
+        means = [fmean(one.seconds for one in found), fmean(one.correct for one in found)]
+        attempts = fmean(len(one.attempts) for one in found)
+        table.add_row(policy, f"{means[0]:.2f}", f"{means[1]:.0%}", f"{attempts:.2f}")
     console.print(table)
-    console.print(f"\nOutput in {out}/: the models' chances, answers, the fit, logs, records.", markup=False)
+    console.print(f"\nOutput in {out}/: the models' chances, logs, records.", markup=False)
     return 0
 
 
 def question(number: int, language: str, tokens: int) -> Question:
     """Make the question of that number; equal arguments give equal questions."""
-    name = f"{language} {tokens} {number}"
-    random = Random(name)  # noqa: S311  # no secrets
+    random = Random(f"{language} {tokens} {number}")  # noqa: S311  # no secrets
 
     def new_id() -> str:
         return str(uuid.UUID(int=random.getrandbits(128), version=4))
 
     data = {new_id(): new_id() for _ in range(tokens * TOKEN_BYTES // PAIR_BYTES)}
     key = random.choice(list(data))
-    prompt = QUESTIONS[language].format(data=json.dumps(data), key=key)
-    return Question(name, language, tokens, prompt, data[key])
+    return Question(QUESTIONS[language].format(data=json.dumps(data), key=key), data[key])
 
 
-def questions(numbers: range) -> list[Question]:
-    """Make the questions of these numbers in every language and length."""
-    return [question(n, language, tokens) for n in numbers for tokens in LENGTHS for language in QUESTIONS]
+def chances(model: str) -> list[ChanceEntry]:
+    """List how often a model is right, by language and length."""
+    short, long, other = CHANCES[model]
+    return [
+        ChanceEntry(language=language, bucket_tokens=tokens, success=chance * share)
+        for language, share in (("en", 1.0), ("ja", other), ("zh", other))
+        for tokens, chance in zip(LENGTHS, (short, long), strict=True)
+    ]
 
 
-def write_capability(out: Path) -> None:
-    """Write what the models can, their answers to questions that are not asked later, and the fit."""
-    truth = {
-        model: [
-            ChanceEntry(
-                language=language, bucket_tokens=tokens, success=chance * (1 if language == "en" else other)
-            )
-            for language in QUESTIONS
-            for tokens, chance in zip(LENGTHS, (short, long), strict=True)
-        ]
-        for model, (short, long, other) in CHANCES.items()
-    }
-    (out / "truth.yaml").write_bytes(dump_capability(CapabilityFile(models=truth)))
-    rows = []
-    for one in questions(range(FIT_QUESTIONS)):
-        request = parse(json.dumps({"model": MODEL, "messages": one.messages}).encode(), chat=True)
-        for model, lookup in lookups(out / "truth.yaml").items():
-            right = "".join(lookup.words(request)) == one.value
-            rows.append(Row(one.name, model, one.language, one.tokens, right))
-    write_rows(out / "results.jsonl", rows)
-    (out / "capability.yaml").write_bytes(dump_capability(fit(rows, seed=0)))
-
-
-async def ask_all(asked: Sequence[Question], policy: str, out: Path, streams: int) -> list[Found]:
+async def ask_all(asked: Sequence[Question], policy: str, capability: Path, streams: int) -> list[Found]:
     """Ask all questions under a policy, on a fresh fleet, and give the verdicts to the picker."""
-    from openai import AsyncOpenAI  # noqa: PLC0415  # checked in `show`
-
     sections = {
         "policy": {"name": policy},
-        "capability": {"file": str(out / "capability.yaml"), "tell_model": True},
+        "capability": {"file": str(capability), "tell_model": True},
     }
     replicas = [Replica(model, engine_class=model, model=model) for model in CHANCES]
-    simulator = ("--accuracy", str(out / "truth.yaml"))
+    simulator = ("--accuracy", str(capability))
     places = asyncio.Semaphore(AT_ONCE)
     async with (
-        Stack(out / policy, replicas, sections, simulator=simulator) as stack,
+        Stack(capability.parent / policy, replicas, sections, simulator=simulator) as stack,
         AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="-", max_retries=0, timeout=600) as client,
         aiohttp.ClientSession() as http,
     ):
@@ -184,7 +136,7 @@ async def ask_all(asked: Sequence[Question], policy: str, out: Path, streams: in
                     client.chat.completions,
                     lambda answer: answer.choices[0].message.content == one.value,
                     model=MODEL,
-                    messages=one.messages,
+                    messages=[{"role": "user", "content": one.prompt}],
                     temperature=0,
                 )
             for attempt in found.attempts:
@@ -197,7 +149,7 @@ async def ask_all(asked: Sequence[Question], policy: str, out: Path, streams: in
 
 
 async def measure(client: AsyncOpenAI, model: str, streams: int) -> None:
-    """Stream answers of one model, one after the other: whole answers do not tell when they began."""
+    """Stream answers of one model, one after the other: whole answers do not show when they began."""
     others = ",".join(other for other in CHANCES if other != model)
     for number, tokens in enumerate((2048, 8192, 16_384) * streams):
         one = question(-1 - number, "en", tokens)

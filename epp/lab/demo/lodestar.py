@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,11 +21,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from epp.errors import EppError
 from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.stats import percentile
-from epp.lab.demo.example import at_least, run_example
-from epp.lab.demo.load import exit_status
+from epp.lab.demo.example import exit_status, run_example
 from epp.lab.demo.stack import MODEL, Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
@@ -63,11 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="epp.lab.demo.lodestar", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--seconds", type=at_least(0.1), default=100.0, help="length of the load (%(default)s)"
-    )
-    parser.add_argument("--rate", type=at_least(0.1), default=8.0, help="requests per second (%(default)s)")
-    parser.add_argument("--seed", type=at_least(0), default=1, help="seed of the load (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=100.0, help="length of the load (%(default)s)")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests per second (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load (%(default)s)")
     return run_example(parser, show, argv)
 
 
@@ -76,20 +73,14 @@ def show(arguments: argparse.Namespace) -> int:
     console, out, seconds = Console(), arguments.out, arguments.seconds
     load = ToolAgent(duration_s=seconds, rate_rps=arguments.rate, tools=16, agents=12, divisor=4)
     requests = generate(load, arguments.seed)
-    if not requests:
-        raise EppError("the load is empty: more --seconds, or a higher --rate")
     console.print(f"{len(requests)} calls of tools in {seconds:.0f} s to two a30 and two v100 (simulated)")
     (out / "learner.yaml").write_bytes(msgspec.yaml.encode(SETTINGS))
     runs = {name: uvloop.run(send(requests, name, out / name)) for name in POLICIES}
     table = Table("policy", "first half", "second half", "failed", title="TTFT ms: mean, p99")
     for name, results in runs.items():
-        halves: tuple[list[float], list[float]] = [], []
-        for result in results:
-            if result.ok and result.ttft_ms is not None:
-                halves[result.intended_ms >= seconds * 500.0].append(result.ttft_ms)
-        cells = [
-            f"{sum(half) / len(half):,.0f}, {percentile(half, 99):,.0f}" if half else "-" for half in halves
-        ]
+        known = [(r.intended_ms >= seconds * 500.0, r.ttft_ms) for r in results if r.ttft_ms is not None]
+        halves = [[ttft_ms for is_late, ttft_ms in known if is_late is late] for late in (False, True)]
+        cells = (f"{fmean(half):,.0f}, {percentile(half, 99):,.0f}" if half else "-" for half in halves)
         table.add_row(name, *cells, str(sum(not result.ok for result in results)))
     folder = out / "lodestar"
     console.print(table, who_decided(folder / "records"), "\nThe learner says:")

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.lab.compare.stats import percentile
-from epp.lab.demo.example import at_least, run_example
+from epp.lab.demo.example import run_example
 from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.scenario import regional_fleet
 from epp.lab.tuner_life import BEGIN_WALL_S, Life, Rehearsals, defaults_of, rules_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.lab.compare.trace import TraceRequest
-    from epp.learn.tuner.state import NothingBetter, Proposed, State
+    from epp.learn.tuner.state import State
 
 POLICY = "gorgo-ms"
 #: Prices prefill at a third of what is good, and the slower steps of others at four times. These two weights
@@ -47,17 +47,12 @@ WINDOW_REQUESTS = 1000
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo: 0 after a freeze, and a promotion where the weights were off."""
     parser = argparse.ArgumentParser(prog="epp.lab.demo.tuner", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--seed", type=at_least(0), default=1, help="of the load and of the search (%(default)s)"
-    )
-    parser.add_argument(
-        "--hours", type=at_least(0.1), default=96.0, help="virtual time at most (%(default)s)"
-    )
-    parser.add_argument("--measurements", type=at_least(1), default=40, help="of a rehearsal (%(default)s)")
-    parser.add_argument(
-        "--recorded", type=at_least(1), default=6000, help="requests it is given (%(default)s)"
-    )
-    parser.add_argument("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
+    add = parser.add_argument
+    add("--seed", type=int, default=1, help="of the load and of the search (%(default)s)")
+    add("--hours", type=float, default=96.0, help="virtual time at most (%(default)s)")
+    add("--measurements", type=int, default=40, help="of a rehearsal (%(default)s)")
+    add("--recorded", type=int, default=6000, help="requests it is given (%(default)s)")
+    add("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
     return run_example(parser, show, argv, out="demo-tuner-out")
 
 
@@ -77,28 +72,18 @@ def show(arguments: argparse.Namespace) -> int:
     )
     printed = 0
 
-    def print_news() -> None:
+    def print_news(state: State) -> bool:
         nonlocal printed
         for note in life.notes[printed:]:
             moved = f"{note.before} -> {note.after}: " if note.before != note.after else ""
             print(f"{(note.at_wall_s - BEGIN_WALL_S) / 3600.0:6.2f} h  {moved}{note.reason}", flush=True)
         printed = len(life.notes)
-
-    def rehearse(
-        state: State, now_wall_s: float, requests: Sequence[TraceRequest]
-    ) -> Proposed | NothingBetter:
-        print_news()
-        return rehearsals(state, now_wall_s, requests)
+        return state.phase == "frozen"
 
     def load(number: int) -> tuple[TraceRequest, ...]:
         recipe = replace(APR_5, duration_s=STRETCH_S, rate_rps=RATE_RPS)
-        return tuple(
-            replace(r, after=None) for r in generate(recipe, (arguments.seed * 1000 + number) % 2**32)
-        )
-
-    def frozen(state: State) -> bool:
-        print_news()
-        return state.phase == "frozen"
+        requests = generate(recipe, (arguments.seed * 1000 + number) % 2**32)
+        return tuple(replace(request, after=None) for request in requests)
 
     life = Life(
         policy=POLICY,
@@ -106,8 +91,8 @@ def show(arguments: argparse.Namespace) -> int:
         load=load,
         state=machine.start(POLICY, START if weights_off else defaults_of(POLICY), rules, BEGIN_WALL_S),
         rules=rules,
-        rehearse=rehearse,
-        stop=frozen,
+        rehearse=rehearsals,
+        stop=print_news,
         seed=arguments.seed,
     )
     life.run(stretches=max(1, round(arguments.hours * 3600.0 / STRETCH_S)))

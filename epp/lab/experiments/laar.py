@@ -1,9 +1,8 @@
 """Ask key-value lookups until they are right: the time to the first correct answer (TTCA, source [R]).
 
-A cell is a language and a length, with ``shared`` where five questions share a context. Of a hundred
-questions the first half are answered once by every model, and a capability file is fitted to that. The second
-half are asked. Every policy meets the same questions, answers, network and client. A seed is a draw of the
-models' accuracies (`epp.lab.model_accuracies`); draws up to 100 were for choosing weights.
+A cell is a language and a length. Of a hundred questions the first half are answered once by every model, and
+a capability file is fitted to that; the second half are asked. Every policy meets the same questions, answers
+and network. A seed is a draw of the models' accuracies (`epp.lab.model_accuracies`).
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ FIT_QUESTIONS = ASKED_QUESTIONS = 50
 MAX_ATTEMPTS, AT_ONCE = 10, 8
 #: A UUID takes some thirty tokens, quotes and an end beside it.
 ANSWER_TOKENS = 40
-#: Questions of a context in common, as SCBench asks them.
-PER_CONTEXT = 5
-SHARED = " shared"
 BLOCK_TOKENS = 256
-QUESTION_TOKENS = 64
 CELLS = tuple(f"{language} {length // 1024}K" for language in LANGUAGES for length in LENGTHS)
 
 
@@ -61,29 +56,22 @@ def fitted(seed: int) -> Mapping[str, Mapping[Cell, float]]:
     return chances_of(CapabilityFile(models=models))
 
 
-def requests_of(prompt_tokens: int, *, shared: bool) -> tuple[TraceRequest, ...]:
-    """Make every attempt at every question of a cell, question by question; attempts have one prompt.
-
-    With shared contexts ``PER_CONTEXT`` questions in a row differ in their last tokens alone.
-    """
-    context = (prompt_tokens - QUESTION_TOKENS) // BLOCK_TOKENS
+def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
+    """Make every attempt at every question of a cell, question by question; attempts have one prompt."""
     blocks = -(-prompt_tokens // BLOCK_TOKENS)
-    requests = []
-    for number in range(ASKED_QUESTIONS):
-        group = number // PER_CONTEXT if shared else number
-        ids = [(group << 20) + at for at in range(context)]
-        ids += [(1 << 40) + (number << 20) + at for at in range(blocks - context)]
-        one = TraceRequest(
+    questions = (
+        TraceRequest(
             at_ms=0.0,
             session=f"q{number}",
-            user=f"c{group}",
+            user=f"q{number}",
             prompt_tokens=prompt_tokens,
             output_tokens=ANSWER_TOKENS,
-            block_ids=tuple(ids),
+            block_ids=tuple((number << 20) + at for at in range(blocks)),
             block_tokens=BLOCK_TOKENS,
         )
-        requests += [one] * MAX_ATTEMPTS
-    return tuple(requests)
+        for number in range(ASKED_QUESTIONS)
+    )
+    return tuple(question for question in questions for _ in range(MAX_ATTEMPTS))
 
 
 def fleet() -> FleetSpec:
@@ -97,7 +85,7 @@ def fleet() -> FleetSpec:
 def run(cell: str, policy: str, seed: int) -> dict[str, float]:
     """Ask one cell's questions under one policy."""
     seed += SEED
-    language, length = divmod(CELLS.index(cell.removesuffix(SHARED)), len(LENGTHS))
+    language, length = divmod(CELLS.index(cell), len(LENGTHS))
     right = right_answers(draw_truth(seed), language, length, FIT_QUESTIONS + ASKED_QUESTIONS, seed)
     questions = [
         Question(LANGUAGES[language], frozenset(name for name, yes in zip(NAMES, row, strict=True) if yes))
@@ -105,7 +93,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
     ]
     asked = RetrySim(
         questions,
-        requests_of(LENGTHS[length], shared=cell.endswith(SHARED)),
+        requests_of(LENGTHS[length]),
         fleet(),
         create(policy, {}),
         attempts=MAX_ATTEMPTS,
@@ -122,7 +110,6 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         "TTCA s": spent_s / len(asked),
         "s per right answer": spent_s / correct if correct else float("nan"),
         "right": correct / len(asked),
-        "right at once": sum(one.correct and len(one.models) == 1 for one in asked) / len(asked),
         "attempts": attempts / len(asked),
         "hit share": sum(one.cached_tokens for one in asked) / (attempts * LENGTHS[length]),
     }
@@ -131,10 +118,9 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
 EXPERIMENT = Experiment(
     name="laar",
     question="How much sooner is the first correct answer there when the policy knows who is likely right?",
-    cells=(*CELLS, *(cell + SHARED for cell in CELLS)),
+    cells=CELLS,
     entries=("laar", "laar-paper", "least-load", "session-affinity"),
     measures=("TTCA s", "s per right answer", "right", "attempts", "hit share"),
     run=run,
     seeds=20,
-    on_request=tuple(cell + SHARED for cell in CELLS),
 )

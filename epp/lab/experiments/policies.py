@@ -29,9 +29,7 @@ _TUNED = " tuned"
 VARIANTS: Mapping[str, PolicyChoice] = {
     "mooncake learned": PolicyChoice("mooncake", params={"rates": "learned"}),
     "llm-d live": PolicyChoice("llm-d", params={"counts": "live"}),
-    "llm-d-affinity live": PolicyChoice("llm-d-affinity", params={"counts": "live"}),
     "lmetric scraped": PolicyChoice("lmetric", params={"counts": "engine"}),
-    "prefix-threshold scraped": PolicyChoice("prefix-threshold", params={"counts": "engine"}),
     "least-load 30 s": PolicyChoice("least-load"),
     "least-request 30 s": PolicyChoice("least-request"),
     "prefix-cache-stale 30 s": PolicyChoice("prefix-cache-stale"),
@@ -41,9 +39,6 @@ ABLATIONS: Mapping[str, PolicyChoice] = {
     "no network term": PolicyChoice(CANDIDATE, weights={"network_weight": 0.0}),
     "no upload rounds": PolicyChoice(CANDIDATE, params={"upload_rounds": 0.0}),
     "own prefill at 1": PolicyChoice(CANDIDATE, weights={"prefill_weight": 1.0}),
-    "waiting at 1": PolicyChoice(CANDIDATE, weights={"waiting_weight": 1.0}),
-    "stall at its bound": PolicyChoice(CANDIDATE, weights={"stall_weight": 0.05}),
-    "decode at its bound": PolicyChoice(CANDIDATE, weights={"decode_weight": 0.2}),
     "no price of sharing": PolicyChoice(CANDIDATE, params={"popular": 0.0}),
     "hits as expected": PolicyChoice(CANDIDATE, params={"discount_hits": False}),
     "all equally urgent": PolicyChoice(CANDIDATE, params={"urgency_power": 0.0}),
@@ -90,9 +85,7 @@ def choice(cell: str, entry: str) -> PolicyChoice:
     by_cell = tuned_weights()[entry]
     weights = by_cell.get(f"{load} / {fleet}") or by_cell.get(f"{load} / three regions")
     if weights is None:
-        raise EppError(
-            f"{entry!r} has no weights for {load!r} in {Path(__file__).parent}/policy_weights.json"
-        )
+        raise EppError(f"{entry!r} was not tuned for {load!r}")
     return replace(chosen, weights=weights)
 
 
@@ -107,7 +100,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,
         "hit share": figures.true_hit_share,
         "hottest share": figures.hottest_share,
-        "errors": float(figures.errors),
     }
 
 

@@ -1,7 +1,7 @@
 """Measure what `gorgo-ms` would gain by knowing more: its formula stays, true signals replace estimates.
 
-Where engines lose hits, the simulator draws for each request and replica whether it finds nothing. The entry
-that knows the lost hits, and the oracle, see the draws before they happen: no picker could.
+Where engines lose hits, the simulator draws for each request and replica whether it finds nothing. Entries
+that know what caches hold, and the oracle, see the draws before they happen: no picker could.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.keyed_uniform import keyed_uniform
 from epp.lab.compare.measure import from_window
 from epp.lab.compare.simulate import outcome_of
 from epp.lab.conditions import SEED, STEADY_CELLS, condition
@@ -33,7 +32,6 @@ _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "u
 #: What is known beside the usual signals, by entry.
 KNOWN: Mapping[str, frozenset[str]] = {
     "gorgo-ms": frozenset(),
-    "knows which hits are lost": frozenset({"lost"}),
     "knows what caches hold": frozenset({"caches"}),
     "knows the length of answers": frozenset({"answer"}),
     "knows caches and answers": frozenset({"caches", "answer"}),
@@ -49,8 +47,8 @@ class InformedPolicy(Policy):
     ties = GorgoMs.ties
     weight_specs = GorgoMs.weight_specs
 
-    def __init__(self, truth: Truth, known: frozenset[str], lost_share: Mapping[str, float]) -> None:
-        self._truth, self._known, self._lost_share = truth, known, lost_share
+    def __init__(self, truth: Truth, known: frozenset[str]) -> None:
+        self._truth, self._known = truth, known
         self._policy = GorgoMs()
 
     def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
@@ -58,24 +56,13 @@ class InformedPolicy(Policy):
         if "answer" in self._known and request.max_output_tokens is not None:
             # The simulated client's limit is the length that the answer will have.
             request = replace(request, expected_output_tokens=float(request.max_output_tokens))
-        block = fleet.block.copy()
         if "caches" in self._known:
+            block = fleet.block.copy()
             block[_CACHED] = [self._truth.forecast(address).cached_tokens for address in fleet.endpoints]
             block[_HIT_RATIO] = 1.0
-        elif "lost" in self._known:
-            block[_HIT_RATIO] = [
-                self._hit_ratio(address, ratio, seed)
-                for address, ratio in zip(fleet.endpoints, block[_HIT_RATIO], strict=True)
-            ]
-        block[_UNCACHED] = request.prompt_tokens - block[_CACHED]
-        return self._policy.rank(request, replace(fleet, block=block), weights, seed)
-
-    def _hit_ratio(self, address: str, ratio: float, seed: int) -> float:
-        share = self._lost_share[address]
-        # The draw that `FleetSim.job` makes.
-        if share and keyed_uniform(seed, f"{self._truth.index} {address}", "lost hit") < share:
-            return 0.0
-        return min(ratio / (1.0 - share), 1.0) if share else ratio
+            block[_UNCACHED] = request.prompt_tokens - block[_CACHED]
+            fleet = replace(fleet, block=block)
+        return self._policy.rank(request, fleet, weights, seed)
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
@@ -86,10 +73,9 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     options = WindowOptions(
         time_scale=load.pace, max_in_flight=load.max_in_flight, closed_loop=load.closed_loop
     )
-    lost_share = {spec.address: spec.lost_hit_share for spec in fleet.replicas}
 
     def informed(truth: Truth) -> Policy:
-        return InformedPolicy(truth, KNOWN[entry], lost_share)
+        return InformedPolicy(truth, KNOWN[entry])
 
     policy: Oracle = GreedyOracleTotal if entry == ORACLE else informed
     result = run_window(requests, fleet, policy, seed=seed, options=options)

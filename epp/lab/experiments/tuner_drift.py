@@ -1,4 +1,4 @@
-"""Drifts: a tuner has frozen on what was best, then the world changes."""
+"""Drifts: a tuner has frozen on the defaults, then the world changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from epp.lab.compare.stats import percentile
 from epp.lab.experiment import Experiment
 from epp.lab.sim.engine_class import L40S_X2, scaled
 from epp.lab.sim.scenario import Event, Happening
-from epp.lab.tuner_cells import HOME, SHORT, STRETCH_S, WINDOW_S, geometric_mean, life, optimum
+from epp.lab.tuner_cells import HOME, SHORT, STRETCH_S, WINDOW_S, geometric_mean, life
 from epp.lab.tuner_life import BEGIN_WALL_S, Rehearsals, defaults_of, rules_of
 from epp.learn.tuner.state import NothingBetter
 
@@ -27,7 +27,6 @@ POLICY = "gorgo-ms"
 DEFAULTS, TUNER = "frozen defaults", "tuner"
 #: Hours before the change, and after it.
 CALM_H, CHANGED_H = 1, 4
-OPTIMUM_BUDGET = 16
 BUDGET, RECORDED, WINDOW_REQUESTS = 16, 6000, 1000
 
 
@@ -53,7 +52,7 @@ DRIFTS = {
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
-    """Live through a change, frozen on the optimum of before, or on the defaults without a tuner."""
+    """Live through a change, frozen on the defaults, with a tuner or without."""
     before, after = DRIFTS[cell]
     rehearsals = Rehearsals(POLICY, after.fleet, rules_of(POLICY), seed, BUDGET, RECORDED, WINDOW_REQUESTS)
 
@@ -67,8 +66,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     def at(number: int) -> Cell:
         return before if number < CALM_H else after
 
-    weights = optimum(before, POLICY, budget=OPTIMUM_BUDGET) if entry == TUNER else defaults_of(POLICY)
-    world = life(before, POLICY, weights, seed, rehearse)
+    world = life(before, POLICY, defaults_of(POLICY), seed, rehearse)
     world.load = lambda number: at(number).load((seed * 1000 + number) % 2**32, STRETCH_S)
     world.fleet = lambda number: at(number).fleet
     world.state.phase = "frozen"

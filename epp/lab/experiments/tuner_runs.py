@@ -1,11 +1,11 @@
-"""Tuning runs: from weights that are off until a promotion or a freeze, judged on windows held out."""
+"""Tuning runs: from weights that are off until a promotion or a freeze, measured on loads held out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from epp.lab.experiment import Experiment
-from epp.lab.tuner_cells import CELLS, held_out, life, optimum, weights_off
+from epp.lab.tuner_cells import CELLS, held_out, life, weights_off
 from epp.lab.tuner_life import Rehearsals, rules_of
 
 if TYPE_CHECKING:
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 #: Perturbed weights of the one are tuned, the published ones of the other.
 POLICIES = ("gorgo-ms", "gorgo")
-START, TUNED, OPTIMUM = "start", "tuned", "optimum of the cell"
+START, TUNED = "start", "tuned"
 #: Requests lived through at most: 24 hours of the light cells, 12 of the others.
 MOST_REQUESTS = 120_960
 #: A third of production's measurements, of two fifths of its requests.
 BUDGET, RECORDED, WINDOW_REQUESTS = 40, 7200, 600
-OPTIMUM_BUDGET = 64
 
 
 def lived(place: str, policy: str, seed: int) -> Life:
@@ -41,24 +40,22 @@ def lived(place: str, policy: str, seed: int) -> Life:
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
-    """Measure the weights of a start, of the tuner at its end, or of the cell's optimum."""
+    """Measure the weights of a start, or of the tuner at its end."""
     place, policy = cell.split(" | ")
-    if entry == OPTIMUM:
-        return held_out(CELLS[place], policy, optimum(CELLS[place], policy, budget=OPTIMUM_BUDGET))
     if entry == START:
         return held_out(CELLS[place], policy, weights_off(policy, seed))
     world = lived(place, policy, seed)
     ended = {"promoted": world.state.promotions > 0, "frozen": world.state.phase == "frozen"}
     measured = held_out(CELLS[place], policy, world.state.incumbent)
-    return {**measured, **ended, "hours": world.hours, "pairs": world.pairs}
+    return {**measured, **ended, "hours": world.hours}
 
 
 EXPERIMENT = Experiment(
     name="tuner-runs",
     question="What does the tuner make of weights that are off, and does a promotion ever do harm?",
     cells=tuple(f"{place} | {policy}" for place in CELLS for policy in POLICIES),
-    entries=(START, TUNED, OPTIMUM),
-    measures=("ttft_p95_ms", "e2e_p95_ms", "promoted", "frozen", "hours", "pairs"),
+    entries=(START, TUNED),
+    measures=("ttft_p95_ms", "e2e_p95_ms", "promoted", "frozen", "hours"),
     events=("promoted", "frozen"),
     run=run,
     seeds=9,

@@ -1,6 +1,6 @@
 """Write the Envoy configurations that the Helm chart installs.
 
-    python -m tools.gen_chart_files
+    python -m deploy.k8s.chart_files
 
 They are rendered by the same code as `epp envoy render`, with marks where a chart's value
 goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks
@@ -18,7 +18,7 @@ from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.types import Endpoint
 
-FILES = Path(__file__).resolve().parents[1] / "deploy" / "k8s" / "chart" / "files"
+FILES = Path(__file__).resolve().parent / "chart" / "files"
 
 #: Socket of the picker's listener for first tokens, in a volume of the pod.
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
@@ -113,7 +113,7 @@ _RELAY_PORTS = """\
 
 
 def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings:
-    """What the chart fixes, and marks for what its values say."""
+    """Set what the chart fixes, and marks for what its values say."""
     return EnvoySettings(
         endpoints=endpoints,
         variant=variant,
@@ -131,17 +131,19 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
 
 
 def original_dst() -> str:
-    """The Envoy that goes wherever the picker says, among the pods' ports."""
-    return _told(_marked(render(settings(Variant.ORIGINAL_DST, ()))))
+    """Render the Envoy that goes wherever the picker says, among the pods' ports."""
+    return _conditional_headers(_marked(render(settings(Variant.ORIGINAL_DST, ()))))
 
 
 def standalone() -> str:
-    """The Envoy that knows the endpoints listed, by name, with and without TLS."""
-    return _told(_replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE))
+    """Render the Envoy that knows the endpoints listed, by name, with and without TLS."""
+    return _conditional_headers(
+        _replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE)
+    )
 
 
 def _replicas(text: str, hosts: str) -> str:
-    """The cluster of endpoints with a loop over those listed."""
+    """Replace the cluster of endpoints by a loop over those listed."""
     text = _replaced(text, r"      - lb_endpoints:\n(?:        .*\n)+", "      - lb_endpoints:\n" + hosts)
     # With names Envoy resolves, without it does not; matches for TLS only where there is TLS.
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasNames" .) "true") }}'
@@ -152,16 +154,16 @@ def _replicas(text: str, hosts: str) -> str:
 
 
 def two_tier() -> str:
-    """The Envoy that reaches the endpoints listed through the relays of their regions."""
+    """Render the Envoy that reaches the endpoints listed through the relays of their regions."""
     plain = replace(_PLAIN, region=_REGION)
     text = _marked(render(replace(settings(Variant.STANDALONE, (plain,)), relays=_RELAYS)))
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasRelayNames" .) "true") }}'
     text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
-    return _told(_replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS))
+    return _conditional_headers(_replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS))
 
 
 def relay() -> str:
-    """The Envoy of one region that takes requests from the global one alone."""
+    """Render the Envoy of one region that takes requests from the global one alone."""
     ends = tuple(replace(endpoint, region=_REGION) for endpoint in (_PLAIN, _TLS))
     base = replace(settings(Variant.STANDALONE, ends), relays=_RELAYS)
     text = _marked(render_relay(base, _REGION)).replace(_REGION, "{{ .Values.region }}")
@@ -169,8 +171,8 @@ def relay() -> str:
     return _replicas(text, _ONE_OF_REGION)
 
 
-def _told(text: str) -> str:
-    """Response headers that tell the model only where the picker's configuration says so."""
+def _conditional_headers(text: str) -> str:
+    """Set response headers that name the model only where the picker's configuration says so."""
     header = r" +- header:\n +key: x-epp-(?:served-model|untried-models)\n +value: .*\n +append_action: .*\n"
     return _replaced(text, f"(?:{header}){{2}}", _when("tellsModel", r"\g<0>"))
 
@@ -196,7 +198,7 @@ def _marked(text: str) -> str:
 
 
 def contents() -> dict[Path, str]:
-    """Every file that this writes, and its text."""
+    """Return every file that this writes, and its text."""
     return {
         FILES / "envoy" / "original-dst.yaml": original_dst(),
         FILES / "envoy" / "standalone.yaml": standalone(),

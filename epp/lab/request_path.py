@@ -11,27 +11,20 @@ import asyncio
 import dataclasses
 import json
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epp.config.load import parse_config
+from epp.lab.bench.rig import HEADERS, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.pb.processing_mode_pb2 import ProcessingMode
-from epp.server.app import App
-from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     from types import FrameType
 
-_PACKAGE = str(Path(__file__).parent.parent / "epp")
-_HEADERS = {
-    ":path": "/v1/chat/completions",
-    ":method": "POST",
-    ":authority": "x",
-    "content-type": "application/json",
-}
+    from epp.server.app import App
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass
@@ -54,7 +47,7 @@ class RequestPath:
     def event(self, frame: FrameType, kind: str, value: object) -> None:
         """Take an event of `sys.setprofile`."""
         file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE):
+        if not file.startswith(_PACKAGE) or file == __file__:
             return
         if kind == "return":
             self._seen(value)
@@ -87,15 +80,8 @@ def request_path() -> RequestPath:
 
 
 async def _run() -> RequestPath:
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        pool = {"endpoints": [{"address": f"127.0.0.{host}:8000"} for host in (1, 2, 3)]}
-        (base / "endpoints.yaml").write_text(json.dumps(pool), encoding="utf-8")
-        config = parse_config(b"pool: {file: endpoints.yaml}", "epp.yaml")
-        app = App(config, base, "epp.yaml", SystemClock())
-        for file in app._files:  # noqa: SLF001  # the server without its sockets
-            file.check()
-        path = RequestPath()
+    path = RequestPath()
+    with rig(3) as app:
         for number in range(3):
             _ask(app, number)
         sys.setprofile(path.event)
@@ -103,17 +89,16 @@ async def _run() -> RequestPath:
         path.counted_from_here()
         _ask(app, 4)
         sys.setprofile(None)
-        return path
+    return path
 
 
 def _ask(app: App, number: int) -> None:
-    head = ProcessingRequest()
+    head, body = ProcessingRequest(), ProcessingRequest()
     head.protocol_config.request_body_mode = ProcessingMode.BUFFERED
-    for name, value in _HEADERS.items():
+    for name in (":path", ":method", ":authority", "content-type"):
         header = head.request_headers.headers.headers.add()
-        header.key, header.raw_value = name, value.encode()
+        header.key, header.raw_value = name, HEADERS[name].encode()
     chat = {"model": "m", "messages": [{"role": "user", "content": f"question {number} " * 200}]}
-    body = ProcessingRequest()
     body.request_body.body, body.request_body.end_of_stream = json.dumps(chat).encode(), True
     exchange = app._grpc._new_exchange()  # noqa: SLF001  # the server without its sockets
     for message in (head, body):

@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the table of metrics: ``python tools/gen_metrics_docs.py``."""
+"""Writes docs/metrics.md from the table of metrics: ``python docs/generate_metrics.py``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from epp.server.metrics_table import TABLE
 if TYPE_CHECKING:
     from epp.server.metrics_table import Row
 
-PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).parent / "metrics.md"
 
-HEAD = f"""<!-- Written by tools/gen_metrics_docs.py from the table of metrics; a test keeps it fresh. -->
+HEAD = f"""<!-- Written by docs/generate_metrics.py from the table of metrics; a test keeps it fresh. -->
 
 # Metrics
 

@@ -1,11 +1,12 @@
 """Measure the size of the code base and print it beside its limits and goals.
 
-    python -m tools.measures            # the table; seconds
-    python -m tools.measures --lower    # lowers limits to what is measured, raises none
+    python -m epp.lab.measures            # the table; a minute
+    python -m epp.lab.measures --lower    # lowers limits to what is measured, raises none
+    python -m epp.lab.measures --slow     # measures mutants, coverage and test time (hours)
 
 Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
 one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
-limit and the goal of each figure.
+limit and the goal of each figure, `measures_slow.json` what takes hours, with its commit.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+import time
 import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
 
-ROOT = Path(__file__).parent.parent
+from epp.lab.experiment import current_commit, execute
+from epp.lab.experiments.mutants import EXPERIMENT as MUTANTS
+from epp.lab.request_path import request_path
+
+ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("measures.json")
-SOURCES = ("epp", "tools")
+SLOW = Path(__file__).with_name("measures_slow.json")
+SOURCES = ("epp", "deploy", "docs", "protos")
 #: Layout and comments; what is left is what a reader has to read.
 _LAYOUT = {
     tokenize.COMMENT,
@@ -126,8 +134,6 @@ def closure() -> tuple[int, int]:
 
 def figures() -> dict[str, int]:
     """Measure the source text, the import closure and the request path."""
-    from tools.request_path import request_path  # noqa: PLC0415  # imports the whole server
-
     code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
     path = request_path()
     gorgo_ms = ROOT / "epp" / "policies" / "gorgo_ms.py"
@@ -165,6 +171,38 @@ def show(measured: dict[str, int]) -> None:
         limit, goal = table[name]
         mark = "" if value <= goal else "  above its goal"
         print(f"{name:30s}{value:10,d}{limit:10,d}{goal:10,d}{mark}")
+    if SLOW.exists():
+        for name, measured_once in json.loads(SLOW.read_text(encoding="utf-8")).items():
+            print(f"{name:30s}{measured_once:>10}")
+
+
+def measure_slowly(mutants: int, tests: list[str], jobs: int) -> None:
+    """Measure mutants killed, branch coverage and test time, and keep them with their commit.
+
+    Args:
+        mutants: of each folder.
+        tests: what is run for coverage and time, all tests if empty.
+        jobs: mutants at a time.
+    """
+    commit = current_commit()
+    kept = ROOT / "build" / "lab" / f"mutants-{commit}.jsonl"
+    runs = execute(MUTANTS, seeds=range(mutants), jobs=jobs, kept=kept)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", *tests]
+    begun_s = time.monotonic()
+    subprocess.run(command, check=True, cwd=ROOT)  # noqa: S603  # our own interpreter
+    test_s = time.monotonic() - begun_s
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "coverage.json"
+        flags = ["--cov=epp", "--cov-branch", f"--cov-report=json:{report}"]
+        subprocess.run([*command, *flags], check=True, cwd=ROOT)  # noqa: S603
+        covered = json.loads(report.read_text(encoding="utf-8"))["totals"]["percent_covered"]
+    found = {
+        "commit": commit,
+        f"mutants killed of {len(runs)}": sum(run.value("killed") for run in runs),
+        "branch coverage, %": round(covered, 1),
+        "test time, s": round(test_s),
+    }
+    SLOW.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def lower(measured: dict[str, int]) -> None:
@@ -181,7 +219,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lower", action="store_true", help="lower limits to what is measured")
-    arguments, measured = parser.parse_args(), figures()
+    parser.add_argument("--slow", action="store_true", help="measure mutants, coverage and test time first")
+    parser.add_argument("--mutants", type=int, default=MUTANTS.seeds, help="of each folder (%(default)s)")
+    parser.add_argument("--tests", nargs="*", default=[], help="for coverage and time (all)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (%(default)s)")
+    arguments = parser.parse_args()
+    if arguments.slow:
+        measure_slowly(arguments.mutants, arguments.tests, arguments.jobs)
+    measured = figures()
     if arguments.lower:
         lower(measured)
     show(measured)

@@ -1,4 +1,4 @@
-"""Writes docs/apis.md: ``python -m tools.gen_api_docs``.
+"""Writes docs/apis.md: ``python -m docs.generate_apis``.
 
 The table is made from `tests.kit.apis`, where a feature is an example that a test runs: a cell cannot say
 what is not so. A test compares the committed file with what this makes.
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.kit.apis import APIS, FEATURES, cached_tokens, has
 
-PAGE = Path(__file__).parent.parent / "docs" / "apis.md"
+PAGE = Path(__file__).parent / "apis.md"
 
-HEAD = """<!-- Written by tools/gen_api_docs.py from tests/kit/apis.py; a test keeps it fresh. -->
+HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test keeps it fresh. -->
 
 # APIs
 
@@ -91,8 +91,6 @@ All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sour
 | embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
 
 Of several objects called `usage` in one line of an answer the last that has counts is the answer's own.
-
-`tools/record_golden_requests.py` records what new SDKs send, for the tests; `make fuzz` breaks it.
 """  # noqa: E501 - rows of tables cannot be wrapped
 
 

@@ -1,6 +1,6 @@
-"""Helm, where `tools/install_helm.sh` put it or on PATH, and what it makes of the chart.
+"""Helm, where `deploy/k8s/install_helm.sh` put it or on PATH, and what it makes of the chart.
 
-python -m tools.helm      # write deploy/k8s/manifests/ again
+python -m deploy.k8s.helm      # write deploy/k8s/manifests/ again
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-K8S = Path(__file__).resolve().parents[1] / "deploy" / "k8s"
+K8S = Path(__file__).resolve().parent
 CHART, EXAMPLES, MANIFESTS = K8S / "chart", K8S / "examples", K8S / "manifests"
 #: The Kubernetes that charts are rendered for; a Helm from its module would assume 1.20.
 KUBE_VERSION = "1.34"
@@ -28,7 +28,7 @@ class HelmError(RuntimeError):
 
 
 def cache() -> Path:
-    """The folder that `tools/install_helm.sh` fills."""
+    """Return the folder that `deploy/k8s/install_helm.sh` fills."""
     if named := os.environ.get("EPP_HELM_CACHE"):
         return Path(named)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -36,16 +36,16 @@ def cache() -> Path:
 
 
 def _version(name: str) -> str:
-    """``helm`` or ``oldest``, as `tools/install_helm.sh` pins them."""
+    """``helm`` or ``oldest``, as `deploy/k8s/install_helm.sh` pins them."""
     text = (Path(__file__).parent / "install_helm.sh").read_text()
     version = re.search(rf"^{name}_version=(.*)$", text, re.MULTILINE)
     if version is None:
-        raise HelmError(f"tools/install_helm.sh names no {name} version")
+        raise HelmError(f"deploy/k8s/install_helm.sh names no {name} version")
     return version[1]
 
 
 def find_helm() -> Path:
-    """The binary.
+    """Return the binary.
 
     Raises:
         HelmError: there is none.
@@ -58,10 +58,10 @@ def find_helm() -> Path:
 
 
 def find_oldest_helm() -> Path:
-    """The binary of the oldest Helm that the chart works with.
+    """Return the binary of the oldest Helm that the chart works with.
 
     Raises:
-        HelmError: `tools/install_helm.sh` has not installed it.
+        HelmError: `deploy/k8s/install_helm.sh` has not installed it.
     """
     installed = cache() / _version("oldest") / "helm"
     if not installed.is_file():
@@ -75,7 +75,7 @@ def helm(*words: str, kubeconfig: Path | None = None, binary: Path | None = None
     Raises:
         HelmError: it is not there, or ended with an error.
     """
-    # Nobody's own cluster is ever spoken to.
+    # No cluster of the user's is ever reached.
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig or os.devnull)}
     done = subprocess.run(  # noqa: S603  # our own words
         [str(binary or find_helm()), *words],
@@ -91,7 +91,7 @@ def helm(*words: str, kubeconfig: Path | None = None, binary: Path | None = None
 
 
 def template(*words: str, chart: Path = CHART, binary: Path | None = None) -> str:
-    """The chart's objects, as YAML.
+    """Render the chart's objects, as YAML.
 
     Raises:
         HelmError: as `helm`.
@@ -101,7 +101,7 @@ def template(*words: str, chart: Path = CHART, binary: Path | None = None) -> st
 
 
 def manifest(name: str) -> str:
-    """An example as a plain manifest, without what only Helm has a use for.
+    """Render an example as a plain manifest, without what only Helm has a use for.
 
     Raises:
         HelmError: as `helm`.

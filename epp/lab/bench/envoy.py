@@ -1,0 +1,231 @@
+"""End to end through a real Envoy: what each way of picking adds to a request with a 72 KB prompt.
+
+Each way has a picker and an Envoy of its own; all share one upstream, whose first token comes at once.
+Requests come at a fixed rate, whatever is still open, so that a slow way is not spared. CPU is what the
+system accounts to picker and Envoy beyond what they use at rest; *added* is the difference to an Envoy
+without a picker in the same round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tempfile
+import time
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+
+from epp.config.address import split_address
+from epp.config.pool import EndpointSpec
+from epp.envoy.process import EnvoyProcess, find_envoy
+from epp.envoy.settings import EnvoySettings, Variant
+from epp.lab.bench import prompts
+from epp.lab.bench.figures import percentile
+from epp.lab.bench.processes import child, cpu_s, picker
+from epp.lab.bench.recorded import LAST, TOKEN
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from epp.lab.bench.figures import Figures
+
+TOKENS, RATE, REQUESTS, PROMPT_TOKENS = 128, 50.0, 200, 18_000
+#: Lengths that are compared: tokens, share of the requests of a burst, requests a second.
+LENGTHS = ((16, 0.2, 12.5), (1024, 0.08, 3.0))
+_PAUSE_S, _SETTLE_S, _IDLE_S = 0.004, 0.4, 3.0
+_TYPES = "type.googleapis.com/envoy.extensions.filters"
+#: Name, Envoy's variant and the picker's way of observing.
+WAYS: tuple[tuple[str, Variant, Any], ...] = (
+    ("constant", Variant.STANDALONE, "all"),
+    ("duplex, read", Variant.FULL_DUPLEX, {"mode": "all", "max_chunks_per_s": 0}),
+    ("duplex, left", Variant.FULL_DUPLEX, "none"),
+)
+PLAIN = "no picker"
+
+
+@dataclass
+class Way:
+    """One way's processes, and what the last burst showed.
+
+    Attributes:
+        url: where clients connect.
+        pids: of Envoy and, if there is one, the picker.
+        idle_share: of a core, of each while nobody asks anything.
+        cpu_ms: of each, per request.
+        ttft_ms: of each request.
+    """
+
+    url: str
+    pids: list[int]
+    idle_share: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    cpu_ms: list[float] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)
+
+    async def burst(
+        self, http: aiohttp.ClientSession, seed: int, count: int, *, rate: float, tokens: int
+    ) -> None:
+        """Send requests at a rate; fills in what was seen."""
+        loop = asyncio.get_running_loop()
+        bodies = [prompts.conversation(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
+        before_s, begun_s = self._used_s(), loop.time()
+        async with asyncio.TaskGroup() as group:
+            asking = []
+            for at, body in enumerate(bodies):
+                await asyncio.sleep(begun_s + at / rate - loop.time())
+                asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
+        await asyncio.sleep(_SETTLE_S)
+        lasted_s = loop.time() - begun_s
+        self.ttft_ms = [task.result() for task in asking]
+        self.cpu_ms = [
+            (now_s - then_s - share * lasted_s) / count * 1e3
+            for now_s, then_s, share in zip(self._used_s(), before_s, self.idle_share, strict=False)
+        ]
+
+    async def measure_idle(self) -> None:
+        """Fill in what the processes use at rest."""
+        before_s = self._used_s()
+        await asyncio.sleep(_IDLE_S)
+        pairs = zip(self._used_s(), before_s, strict=True)
+        self.idle_share = [(now_s - then_s) / _IDLE_S for now_s, then_s in pairs]
+
+    def _used_s(self) -> list[float]:
+        return [cpu_s(pid) for pid in self.pids]
+
+
+async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+    """Measure every way in turn at 128 tokens, then the constant one at 16 and 1,024."""
+    count = arguments.requests or REQUESTS
+    async with AsyncExitStack() as stack:
+        ways = await _start(stack)
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        )
+        for way in ways.values():
+            await way.measure_idle()
+        plain, constant = ways[PLAIN], ways["constant"]
+        for number in range(rounds):
+            for name, way in ways.items():
+                await way.burst(http, number, count, rate=RATE, tokens=TOKENS)
+                found.add(f"envoy/{name}: Envoy", "ms CPU", way.cpu_ms[0], f"{TOKENS} tokens, 72 KB")
+                if way is not plain:
+                    found.add(f"envoy/{name}: picker", "ms CPU", way.cpu_ms[1])
+                found.add(f"envoy/{name}: TTFT p50", "ms", median(way.ttft_ms), f"{RATE:.0f} req/s")
+                found.add(f"envoy/{name}: TTFT p99", "ms", percentile(way.ttft_ms, 0.99))
+            for name, share in (("p50", 0.5), ("p99", 0.99)):
+                added = percentile(constant.ttft_ms, share) - percentile(plain.ttft_ms, share)
+                found.add(f"envoy/added TTFT {name}", "ms", added, "constant-message mode")
+            added_ms = []
+            for tokens, share, rate in LENGTHS:
+                for way in (plain, constant):
+                    fewer = max(round(count * share), 4)
+                    await way.burst(http, number * 7 + tokens, fewer, rate=rate, tokens=tokens)
+                added_ms.append(sum(constant.cpu_ms) - sum(plain.cpu_ms))
+                found.add(f"envoy/added at {tokens} tokens", "ms CPU", added_ms[-1], "picker and Envoy")
+            if added_ms[0] > 0:
+                found.add("envoy/1024 of 16 tokens", "ratio", added_ms[1] / added_ms[0])
+
+
+async def _start(stack: AsyncExitStack) -> dict[str, Way]:
+    runner = web.AppRunner(_upstream(), access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+    spec = EndpointSpec(address="{}:{}".format(*runner.addresses[0]))
+    ways = {PLAIN: stack.enter_context(_plain_envoy(spec.address))}
+    for name, variant, observe in WAYS:
+        ours = stack.enter_context(picker([spec], observe=observe))
+        host, port = split_address(ours.grpc)
+        settings = EnvoySettings(
+            endpoints=(spec.endpoint(),),
+            variant=variant,
+            listener_port=0,
+            admin_port=0,
+            picker_host=host,
+            picker_port=port,
+            first_token_port=split_address(ours.first_token)[1],
+            message_timeout_ms=5000,
+        )
+        envoy = await stack.enter_async_context(EnvoyProcess(settings))
+        ways[name] = Way(envoy.listener_url, [envoy.pid, ours.pid])
+    return ways
+
+
+def _upstream() -> web.Application:
+    """Make an engine whose first token comes at once, the others after a pause each."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(TOKEN)
+        for _ in range(int(request.headers["x-tokens"]) - 1):
+            await asyncio.sleep(_PAUSE_S)
+            await response.write(TOKEN)
+        await response.write(LAST)
+        return response
+
+    upstream = web.Application(client_max_size=1 << 20)
+    upstream.router.add_post("/v1/chat/completions", answer)
+    return upstream
+
+
+async def _ttft_ms(http: aiohttp.ClientSession, url: str, body: bytes, tokens: int) -> float:
+    """Send a request on a connection of its own; milliseconds to its first token."""
+    headers = {"content-type": "application/json", "x-tokens": str(tokens)}
+    begun_s = time.perf_counter()
+    async with http.post(f"{url}/v1/chat/completions", data=body, headers=headers) as answer:
+        answer.raise_for_status()
+        await answer.content.readany()
+        ttft_ms = (time.perf_counter() - begun_s) * 1e3
+        await answer.read()
+    return ttft_ms
+
+
+@contextmanager
+def _plain_envoy(upstream: str) -> Iterator[Way]:
+    """Run an Envoy without a picker: one listener, one upstream."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ready() -> bool:
+        with socket.socket() as trying:
+            return trying.connect_ex(("127.0.0.1", port)) == 0
+
+    with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
+        config = Path(name) / "envoy.json"
+        config.write_text(json.dumps(_bootstrap(upstream, port)))
+        flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "critical")
+        command = (str(find_envoy()), "--config-path", str(config), *flags)
+        with child(command, Path(name) / "log", ready) as pid:
+            yield Way(f"http://127.0.0.1:{port}", [pid])
+
+
+def _bootstrap(upstream: str, port: int) -> dict[str, Any]:
+    def at(address: str) -> dict[str, Any]:
+        host, port_value = split_address(address)
+        return {"address": {"socket_address": {"address": host, "port_value": port_value}}}
+
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "upstream", "timeout": "0s"}}
+    manager = {
+        "@type": f"{_TYPES}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "plain",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [{"name": "router", "typed_config": {"@type": f"{_TYPES}.http.router.v3.Router"}}],
+    }
+    filters = [{"name": "manager", "typed_config": manager}]
+    hosts = [{"lb_endpoints": [{"endpoint": at(upstream)}]}]
+    load = {"cluster_name": "upstream", "endpoints": hosts}
+    return {
+        "static_resources": {
+            "listeners": [{**at(f"127.0.0.1:{port}"), "filter_chains": [{"filters": filters}]}],
+            "clusters": [{"name": "upstream", "load_assignment": load}],
+        }
+    }

@@ -1,0 +1,163 @@
+"""The benches: what they send is a conversation, what they print is what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.cli import main
+from epp.errors import EppError
+from epp.extproc.stream import Stream
+from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
+from epp.lab.bench import command, core, index, prompts, recorded, server
+from epp.lab.bench.bare import answer
+from epp.lab.bench.figures import GOALS, Figures, load
+from epp.lab.bench.processes import NOBODY, bare, held
+from epp.lab.bench.recorded import Mode
+from epp.lab.bench.rig import decide, request, rig
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+
+if TYPE_CHECKING:
+    from epp.extproc.stream import Output
+    from epp.extproc.types import Event
+
+BODY = prompts.conversation(2_000, 1)[1]
+NAME = "core/18k/3/warm"
+TOKENIZER = Path(__file__).parent.parent / "tokens" / "data" / "bytes"
+
+
+def figures(*values: float, name: str = NAME) -> Figures:
+    found = Figures()
+    for value in values:
+        found.add(name, "ms", value)
+    return found
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None:
+    stream, data = Stream(), b""
+    asked: list[HttpRequest] = []
+    for step in recorded.conversation(mode, BODY, 3):
+        replies = 0
+        for message in step.messages:
+            waiting: list[Output | Event] = list(stream.receive(ProcessingRequest.FromString(message)))
+            while waiting:
+                output = waiting.pop(0)
+                assert not isinstance(output, Abort), output
+                if isinstance(output, HttpRequest):
+                    asked.append(output)
+                    waiting += stream.picked(Pick("10.0.0.1:8000", "d-1"))
+                elif isinstance(output, ProcessingResponse):
+                    replies += 1
+                elif isinstance(output, ResponseData):
+                    data += output.data
+        assert step.replies in (None, replies)
+    assert [one.body for one in asked] == [None if mode in (Mode.HEADERS, Mode.STREAMED) else BODY]
+    assert data.count(b"data: ") == (4 if mode is Mode.DUPLEX else 0)
+
+
+def test_a_conversation_begins_with_its_turn_before() -> None:
+    before, whole = (json.loads(body)["messages"] for body in prompts.conversation(4_000, 7))
+    assert before[:-1] == whole[: len(before) - 1]
+    assert whole[len(before) - 1]["content"].startswith(before[-1]["content"])
+    other = json.loads(prompts.conversation(4_000, 8)[1])["messages"]
+    assert (other[0], other[1] != whole[1]) == (whole[0], True)
+
+
+def test_a_known_turn_is_found_in_the_cache() -> None:
+    before, whole = prompts.conversation(4_000, 7)
+    with rig(3) as app:
+        decide(app, before)
+        first = app.core.recent.get("last")
+        second = app.core.decide(request(whole), app.core.read(request(whole)), since_s=0.0)
+    assert isinstance(second, Pick)
+    assert first is not None
+    assert second.destination.partition(",")[0] == first.endpoint
+
+
+@pytest.mark.parametrize("transport", server.BARE.values())
+async def test_another_picker_is_measured_by_address_and_process(transport: str) -> None:
+    with bare(transport) as other:
+        assert held(other.pid).rss_bytes > 1_000_000
+        arguments = Namespace(modes=[Mode.CONSTANT], address=other.grpc, pid=other.pid, requests=4)
+        found = Figures()
+        await server.measure(found, arguments, 1)
+    assert found.median("server/picker: constant/72 KB") > 0.0
+
+
+def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> None:
+    asked = [step.messages[0] for step in recorded.conversation(Mode.CONSTANT, BODY)]
+    headers, body = (answer(ProcessingRequest.FromString(one), NOBODY) for one in asked)
+    assert not headers.request_headers.response.header_mutation.set_headers
+    (option,) = body.request_body.response.header_mutation.set_headers
+    assert option.header.raw_value.decode() == NOBODY
+
+
+async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "SIZES", {"200": (200, 4), "1k": (1_000, 4)})
+    monkeypatch.setattr(core, "COUNTED", 2)
+    arguments = Namespace(sizes=["200"], endpoints=[3], tokenizer=TOKENIZER, tokens=300)
+    found = Figures()
+    for measure in (core.measure, core.measure_learned, core.measure_tokens):
+        await measure(found, arguments, 1)
+    assert found.median("core/200/3/warm") > 0.0
+    assert {
+        "learned/16",
+        "learned/256",
+        "tokens/72 KB",
+        "tokens/72 KB stall",
+    } <= found.found.keys() & GOALS.keys()
+
+
+def test_an_index_of_conversations_needs_far_less_than_a_hash_a_token() -> None:
+    found = index.figures(150_000)
+    assert 8 / 64 < found["bytes per token"] < 1.0
+
+
+def test_a_goal_stands_beside_the_median() -> None:
+    goal = GOALS[NAME]
+    met = figures(goal * 0.5, goal * 0.9, goal * 9).table()
+    assert "met" in met
+    assert "MISSED" not in met
+    assert "MISSED" in figures(goal * 1.1).table()
+
+
+def test_ratios_of_rounds_that_took_turns_are_taken_round_by_round(tmp_path: Path) -> None:
+    figures(2.0, 6.0).save(tmp_path / "base.json")
+    table = figures(1.0, 3.0).table(load(tmp_path / "base.json"))
+    assert table.splitlines()[-1].endswith("0.50 [0.50-0.50]")
+    assert figures(-6.0).table(figures(-3.0)).endswith("-")
+    (tmp_path / "base.json").write_text("{}}")
+    with pytest.raises(EppError, match="cannot read the baseline"):
+        load(tmp_path / "base.json")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["server", "--address", "127.0.0.1:9002"], "go together"),
+        (["core", "--address", "127.0.0.1:9002", "--pid", "1"], "alone"),
+        (["core", "--against", "/x", "--baseline", "base.json"], "exclude each other"),
+        (["server", "--address", "127.0.0.1:9002", "--pid", str(2**22 + 1)], "no such process"),
+        (["tokens"], "--tokenizer"),
+        (["core", "--baseline", "/nowhere"], "cannot read the baseline"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_all_ends_with_the_split_of_a_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ALL", ("core", "server"))
+    monkeypatch.setattr(command, "find_envoy", os.getpid)
+    flags = ["--rounds", "1", "--sizes", "200", "--endpoints", "3", "--modes", "constant", "--requests", "2"]
+    assert main(["bench", "all", *flags]) == 0
+    assert "split/200 tokens/transport" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""Development tools, run from a checkout; nothing in `epp` imports them."""
