@@ -72,8 +72,7 @@ class Acceptor(Generic[P]):
         most: connections at once, those in their handshakes included.
         tls: for connections, None for plaintext.
         on_refused: told of each connection that is closed because there are enough.
-        end_idle: ends an open connection if it is idle, or, where asked so, if it never carried a call; says
-            whether it was. None where none is.
+        end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
         queue: takes what is to wait for its turn: the handshakes of a peer over its budget.
 
     Attributes:
@@ -87,7 +86,7 @@ class Acceptor(Generic[P]):
         most: int,
         tls: ssl.SSLContext | None,
         on_refused: Callable[[], None],
-        end_idle: Callable[[P, bool], bool] | None = None,
+        end_idle: Callable[[Iterable[P]], P | None] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
@@ -180,24 +179,18 @@ class Acceptor(Generic[P]):
         return len(self._places) < self._most or self._make_room(self._peers.by_connections())
 
     def _make_room(self, peers: Iterable[Peer]) -> bool:
-        """End an idle connection of the first of these peers that has one; whether there was one.
-
-        Those that never carried a call come first, then the one unused for longest: a connection that is in
-        use moves behind the others of its peer.
-        """
+        """End an idle connection of the first of these peers that has one; whether there was one."""
         if self._end_idle is None:
             return False
         for peer in peers:
-            for never_used in (True, False):
-                for connection in list(peer.connections):
-                    if connection not in self.open:
-                        self._end_beginning(connection)
-                        return True
-                    if self._end_idle(connection, never_used):
-                        self._release(connection)
-                        return True
-                    if not never_used:  # it is in use
-                        peer.connections[connection] = peer.connections.pop(connection)
+            ended = next((each for each in peer.connections if each not in self.open), None)
+            if ended is not None:
+                self._end_beginning(ended)
+                return True
+            ended = self._end_idle(peer.connections)
+            if ended is not None:
+                self._release(ended)
+                return True
         return False
 
     def _end_beginning(self, connection: P) -> None:

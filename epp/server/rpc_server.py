@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
-from epp.http2.calls import Calls
+from epp.http2.connection import Connection
 from epp.http2.messages import UNBOUNDED
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
@@ -20,7 +20,7 @@ from epp.server.turns import Peer, Turns
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.extproc.body_budget import Reclaim
     from epp.http2.messages import BodilessLimit, Room
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: 5 minutes.
-#: An Envoy without requests opens another one with its next.
-_SWEEP_S, _IDLE_SWEEPS = 60.0, 5
+#: A connection on which no stream was open for so long is ended. An Envoy without requests opens another one
+#: with its next.
+_IDLE_S, _SWEEP_S = 300.0, 60.0
+#: A connection unused for so long may make room for another.
+_UNUSED_S = 1.0
 
 
 class RpcServer:
@@ -68,7 +70,7 @@ class RpcServer:
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
-        self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
+        self.methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._max_connections, self._on_refused = max_connections, on_refused
         self.on_ended, self.on_throttled = on_ended, on_throttled
@@ -134,15 +136,10 @@ class RpcServer:
             except TimeoutError:
                 return
 
-    @property
-    def methods(self) -> Mapping[bytes, Serve]:
-        """What serves a call, by its path."""
-        return self._methods
-
-    def new_calls(self, reclaim: Reclaim) -> Calls:
+    def new_connection(self, reclaim: Reclaim) -> Connection:
         """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
-        return Calls(
-            self._methods,
+        return Connection(
+            self.methods,
             max_receive_bytes=self._max_receive_bytes,
             max_send_bytes=self._max_send_bytes,
             room=self._new_room(reclaim),
@@ -183,20 +180,22 @@ class RpcServer:
         turn()
         peer.credit_s -= loop.time() - began_s
 
-    def _end_idle(self, connection: RpcConnection, never_used: bool) -> bool:
-        """End a connection at once that never carried a call, or else is not in use; whether it was so."""
-        if connection.was_used if never_used else connection.is_in_use():
-            return False
+    def _end_idle(self, connections: Iterable[RpcConnection]) -> RpcConnection | None:
+        """End the one that was unused for longest, those first that never carried a call."""
+        idle = [each for each in connections if not each.was_used or each.unused_s() > _UNUSED_S]
+        if not idle:
+            return None
+        connection = min(idle, key=lambda each: (each.was_used, each.used_s))
         connection.end()
         self.on_ended("room")
-        return True
+        return connection
 
     def _end_long_idle(self) -> None:
         for connection in list(self._connections):
-            sweeps = connection.idle_sweeps()
-            if sweeps == _IDLE_SWEEPS:
+            unused_s = connection.unused_s()
+            if unused_s > _IDLE_S + _SWEEP_S:  # it does not answer
+                connection.end()
+            elif unused_s > _IDLE_S:
                 connection.drain()
                 self.on_ended("idle")
-            elif sweeps > _IDLE_SWEEPS:  # it does not answer
-                connection.end()
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)

@@ -12,7 +12,7 @@ import pytest
 
 from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
-from epp.http2.calls import STREAM_BYTES
+from epp.http2.connection import STREAM_BYTES
 from epp.http2.frames import window_update
 from epp.http2.status import Status
 from epp.prompt.answer import WATCH_BYTES
@@ -198,10 +198,9 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
     counting.close()
 
 
-@pytest.mark.parametrize("end", ["reset", "hang up", "deadline", "whole"])
+@pytest.mark.parametrize("end", ["reset", "hang up", "whole"])
 async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: RawPeer, end: str) -> None:
-    fields = ((b"grpc-timeout", b"300m"),) if end == "deadline" else ()
-    peer.open(1, extra=fields)
+    peer.open(1)
     body = request_body(CHAT + b" " * 300_000, end=True)
     peer.say(1, with_modes(request_headers(), DUPLEX))
     told = message(body.SerializeToString())

@@ -9,7 +9,7 @@ import pytest
 
 from epp.bench.cpu import held
 from epp.extproc.message_size import MAX_BODILESS_BYTES
-from epp.http2.calls import STREAM_BYTES
+from epp.http2.connection import STREAM_BYTES
 from epp.http2.status import Status
 from epp.server.health import EXT_PROC, MAX_WATCHES
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes

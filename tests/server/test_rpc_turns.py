@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from epp.http2 import frames
-from epp.http2.calls import Calls
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.turns import Peer
-from tests.kit.http2 import PATH, Client, message
+from tests.kit.http2 import PATH, Client, message, serving
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.server.test_connections import answered
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
     from epp.extproc.body_budget import Reclaim
     from epp.http2.calls import Call
+    from epp.http2.connection import Connection
+    from epp.server.rpc_server import RpcServer
     from epp.server.turns import Turn
 
 FLOODS = {
@@ -118,7 +119,7 @@ class Place:
             call_soon=lambda callback: self._later(0.0, callback),
         )
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-        self.client, self.wire, self.connection = Client(), Wire(), RpcConnection(self)
+        self.client, self.wire, self.connection = Client(), Wire(), RpcConnection(cast("RpcServer", self))
         self.connection.connection_made(self.wire)
         self.connection.data_received(self.client.hello() + self.client.headers(1))
 
@@ -130,8 +131,8 @@ class Place:
         self.waiting.append(partial(callback, *arguments))
         return SimpleNamespace(cancel=lambda: None)
 
-    def new_calls(self, _reclaim: Reclaim) -> Calls:
-        return Calls({PATH}, max_receive_bytes=100, max_send_bytes=100)
+    def new_connection(self, _reclaim: Reclaim) -> Connection:
+        return serving()
 
     def opened(self, _connection: RpcConnection, _certificate: bytes | None) -> Peer:
         self.waiting.clear()
@@ -187,7 +188,7 @@ def test_what_waits_for_a_turn_when_the_socket_goes_ends_once(place: Place) -> N
     (handler,) = place.handlers
     assert handler.messages == [b"x"]
     assert handler.ends == ["cancelled"]
-    assert not place.connection._calls.open
+    assert not place.connection._connection.streams
 
 
 def test_frames_are_cut_in_slices_and_the_socket_is_not_read_before_the_last(place: Place) -> None:
@@ -197,7 +198,7 @@ def test_frames_are_cut_in_slices_and_the_socket_is_not_read_before_the_last(pla
         turns += 1
         place.turn()
     assert turns > 5
-    assert place.connection._calls.connection._sender.window == frames.DEFAULT_WINDOW_BYTES + 5000
+    assert place.connection._connection.sender.window == frames.DEFAULT_WINDOW_BYTES + 5000
 
 
 def test_over_the_budget_a_connection_that_does_much_is_not_read_and_ended_in_the_end(place: Place) -> None:
@@ -224,7 +225,7 @@ def test_over_the_budget_a_connection_that_does_little_is_read(place: Place) -> 
             place.turn()
         assert place.wire.reading
     assert not place.ended
-    assert place.connection._calls.connection._sender.window == frames.DEFAULT_WINDOW_BYTES + 10_000
+    assert place.connection._connection.sender.window == frames.DEFAULT_WINDOW_BYTES + 10_000
 
 
 def test_connections_over_the_budget_that_wait_with_what_was_read_are_few(place: Place) -> None:
