@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server.handlers import Handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from epp.http2.messages import Message
 
 
-class Answering:
+class Answering(Handler):
     """One call.
 
     Args:
@@ -36,12 +37,3 @@ class Answering:
     def ended(self) -> None:
         """The caller has said all."""
         self._call.finish(Status.OK)
-
-    def drained(self) -> None:
-        """What was sent has left."""
-
-    def no_room(self) -> None:
-        """The status says it."""
-
-    def cancelled(self) -> None:
-        """The caller has gone."""

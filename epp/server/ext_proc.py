@@ -1,4 +1,4 @@
-"""The ext_proc service on the picker's own transport: exchanges answer where messages are read.
+"""The ext_proc service: exchanges answer where messages are read.
 
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
 and without a turn of the event loop; only one whose tokens are still being counted makes a task, and what
@@ -22,6 +22,8 @@ from epp.extproc.types import Abort, Finish
 from epp.http2.messages import BodilessLimit
 from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.server.handlers import Handler
+from epp.server.health import EXT_PROC
 from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
@@ -38,12 +40,13 @@ log = logging.getLogger(__name__)
 _ITEM_BYTES = 64
 #: On either transport: the limit of messages without a body, and lines of the log.
 BODILESS = BodilessLimit(MAX_BODILESS_BYTES, is_body)
+PROCESS = f"/{EXT_PROC}/Process"
 ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
 #: What a stream is aborted for that says what no proxy says.
 NO_MESSAGE = "a message is no ProcessingRequest"
 
 
-class ProcessCall:
+class ProcessCall(Handler):
     """One stream of the proxy's, which is one HTTP request.
 
     Args:

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
-from epp.extproc.body_budget import BodyBudget, Share
+from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import Assumption, BodyMode
 from epp.extproc.stream import Stream, StreamLimits
-from epp.server.als import AccessLogReceiver
+from epp.server.als import ACCESS_LOG, AccessLogReceiver
 from epp.server.exchange import Exchange
-from epp.server.ext_proc import BODILESS
-from epp.server.health import HealthNames, HealthState
+from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
+from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.services import Services
 from epp.server.sockets import told_of
 from epp.server.tls import grpc_credentials, rpc_context
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from epp.config.schema import Config
+    from epp.extproc.body_budget import Share
     from epp.http2.messages import Room
     from epp.server.core import Core
+    from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation
     from epp.server.tls import Follow
@@ -102,15 +104,7 @@ class GrpcServer:
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
-        services = Services(
-            metrics,
-            HealthNames(self._health, any_name=False),
-            self._new_exchange,
-            self.access_log,
-            may_leave=self._sampler.may_leave,
-        )
-        self._watchers = services.watchers
-        self._listener = self._listen(services, base)
+        self._listener = self._listen(base)
         self._started = False
 
     async def start(self) -> str:
@@ -125,7 +119,8 @@ class GrpcServer:
         self._started = True
         return bound
 
-    def _listen(self, services: Services, base: Path) -> Listener:
+    def _listen(self, base: Path) -> Listener:
+        methods = grpc_methods(self._metrics, self._health, self._new_exchange, self.access_log)
         receive, send = self._max_receive_bytes, self._max_send_bytes
         tls, source = self._config.listen.tls, self._source
         if self._config.listen.transport == "grpcio":
@@ -133,15 +128,17 @@ class GrpcServer:
 
             credentials = grpc_credentials(tls, base, source, self._follow)
             return GrpcioServer(
-                services,
+                methods,
                 max_receive_bytes=receive,
                 max_send_bytes=send,
                 credentials=credentials,
                 max_connections=self._max_connections,
+                room=self._grpcio_share,
+                single={PROCESS} if self._sampler.may_leave else (),
             )
         context = rpc_context(tls, base, source, self._follow)
         return RpcServer(
-            services.methods(),
+            methods,
             max_receive_bytes=receive,
             max_send_bytes=send,
             tls=context,
@@ -174,18 +171,37 @@ class GrpcServer:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(min(grace_s, _LAST_REPORTS_S))
         self.access_log.end_streams()
-        for watcher in list(self._watchers):
-            watcher.leave()
+        self._health.end_watches()
         await stopping
 
     def _new_exchange(self, room: Room | None = None) -> Exchange:
-        conformance = self._config.protocol.conformance
         stream = Stream(
             self._limits,
             self._assume,
             self._core.too_large,
             pick_at=self._core.pick_at,
-            tell_served=conformance,
-            bodies=room if isinstance(room, Share) else self._grpcio_share,
+            tell_served=self._config.protocol.conformance,
+            bodies=cast("Share", room or self._grpcio_share),
         )
         return Exchange(stream, self._core, self._metrics, self._sampler, self._leases)
+
+
+def grpc_methods(
+    metrics: Metrics,
+    health: HealthState,
+    new_exchange: Callable[[Room], Exchange],
+    access_log: AccessLogReceiver,
+) -> dict[str, Serve]:
+    """What a listener serves, by path.
+
+    Args:
+        metrics: counted into.
+        health: what its health service says.
+        new_exchange: makes what carries one HTTP request.
+        access_log: takes Envoy's reports.
+    """
+    return {
+        **health_service(health, any_name=False),
+        PROCESS: lambda call, flush: ProcessCall(call, new_exchange(call.room), metrics, flush),
+        ACCESS_LOG: access_log.serve,
+    }

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from epp.server.health import HealthNames, HealthState
+from epp.server.health import HealthState, health_service
 from epp.server.http import HttpServer
-from epp.server.rpc_handlers import health_service
 from epp.server.rpc_server import RpcServer
 from epp.server.sockets import told_of
 from epp.server.tls import http_context
@@ -132,7 +131,7 @@ class HealthThread:
             routes, tls=tls, max_connections=self._max_connections, on_refused=self._refused("http")
         )
         self._health = RpcServer(
-            health_service(HealthNames(self._state, any_name=True), set()),
+            health_service(self._state, any_name=True),
             max_receive_bytes=_MESSAGE_BYTES,
             max_send_bytes=_MESSAGE_BYTES,
             max_connections=self._max_connections,

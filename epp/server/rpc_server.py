@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from epp.extproc.body_budget import Reclaim
     from epp.http2.messages import BodilessLimit, Room
-    from epp.server.rpc_handlers import Serve
+    from epp.server.handlers import Serve
     from epp.server.turns import Turn
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.

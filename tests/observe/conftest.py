@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
-from epp.server.als import AccessLogReceiver
+from epp.server.als import ACCESS_LOG, AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
-from epp.server.grpcio_services import AccessLog
+from epp.server.grpcio_server import GrpcioServer
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
@@ -78,7 +78,10 @@ class ObservedPicker(ExtProcServer):
 
         def with_reports(*args: Any, **options: Any) -> grpc.aio.Server:
             server = original(*args, **options)
-            server.add_generic_rpc_handlers((AccessLog(self.als).handler(),))
+            log = GrpcioServer(
+                {ACCESS_LOG: self.als.serve}, max_receive_bytes=1 << 20, max_send_bytes=1 << 20
+            )
+            server.add_generic_rpc_handlers((log._handler(ACCESS_LOG),))
             return server
 
         grpc.aio.server = with_reports

@@ -171,10 +171,11 @@ async def test_bodies_that_wait_beyond_their_budget_are_counted_and_refused(tmp_
     made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
     first, second = made._grpc._new_exchange(), made._grpc._new_exchange()
     for exchange in (first, second):
-        await exchange.receive(with_modes(request_headers(), DUPLEX))
-    assert await first.receive(request_body(bytes(10_000))) == ([], None)
+        exchange.take(with_modes(request_headers(), DUPLEX))
+    assert first.take(request_body(bytes(10_000))) == ([], None)
     assert "epp_held_body_bytes 1" in (await made.metrics.page()).decode()
-    ((reply,), _) = await second.receive(request_body(bytes(5000)))
+    refused: Any = second.take(request_body(bytes(5000)))
+    ((reply,), _) = refused
     assert reply.immediate_response.status.code == 503
     assert b"wait for their rest" in reply.immediate_response.body
     dropped = reply.immediate_response.headers.set_headers
@@ -190,8 +191,9 @@ async def test_a_body_over_the_limit_is_counted_as_other_refusals_are(tmp_path: 
     config = json.dumps({"request": {"max_body_bytes": 20}})
     made = App(parse_config(config, "epp.yaml"), tmp_path, "epp.yaml", StillClock())
     exchange = made._grpc._new_exchange()
-    await exchange.receive(with_modes(request_headers(), DUPLEX))
-    ((reply,), _) = await exchange.receive(request_body(bytes(21)))
+    exchange.take(with_modes(request_headers(), DUPLEX))
+    answer: Any = exchange.take(request_body(bytes(21)))
+    ((reply,), _) = answer
     assert reply.immediate_response.status.code == 413
     exchange.closed(cut=False)
     text = (await made.metrics.page()).decode()
@@ -309,13 +311,13 @@ async def test_a_whole_answer_to_a_client_that_asked_for_a_stream_tells_no_speed
     before = fleet.answers.expected("m")
     for _ in range(30):
         exchange = made._grpc._new_exchange()
-        await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
+        exchange.take(with_modes(request_headers(), DUPLEX, DUPLEX))
         asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-        await exchange.receive(request_body(json.dumps(asked).encode(), end=True))
+        exchange.take(request_body(json.dumps(asked).encode(), end=True))
         if kind is not None:
             started = response_headers()
             started.response_headers.headers.headers.add(key="content-type", raw_value=kind.encode())
-            await exchange.receive(started)
-        await exchange.receive(response_body(b"data: all of an answer in one piece\n\n", end=True))
+            exchange.take(started)
+        exchange.take(response_body(b"data: all of an answer in one piece\n\n", end=True))
         exchange.closed(cut=False)
     assert (fleet.answers.expected("m") < before) is learns

@@ -50,7 +50,7 @@ async def test_a_watch_that_ended_with_its_first_message_is_not_begun_by_its_sec
     told = peer.told[1].status
     assert told is not None
     assert told[0] is Status.INTERNAL
-    assert not serving.app._grpc._watchers
+    assert not serving.app._grpc._health.watches
     assert len(asyncio.all_tasks()) == tasks
     await peer.close()
 

@@ -11,7 +11,7 @@ from epp.bench.cpu import held
 from epp.extproc.message_size import MAX_BODILESS_BYTES
 from epp.http2.connection import STREAM_BYTES
 from epp.http2.status import Status
-from epp.server.health import EXT_PROC, MAX_WATCHES
+from epp.server.health import EXT_PROC
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message
 from tests.kit.picker import PickerProcess
@@ -183,24 +183,6 @@ async def test_compressed_messages_are_not_unpacked(serving: Serving) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{EXT_PROC}/Process")(told)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_watches_are_bounded(serving: Serving) -> None:
-    serving.app._grpc._watchers.update(Gone() for _ in range(MAX_WATCHES - 1))
-    async with grpc.aio.insecure_channel(serving.address) as channel:
-        watch = channel.unary_stream(WATCH.decode())
-        first = watch(b"")
-        assert await first.read()
-        assert await watch(b"").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        first.cancel()
-    serving.app._grpc._watchers.clear()
-
-
-class Gone:
-    """Somebody who watches."""
-
-    def leave(self) -> None:
-        """The server stops."""
 
 
 async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_path: Path) -> None:

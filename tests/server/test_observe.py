@@ -335,9 +335,10 @@ async def test_a_pick_that_did_not_reach_the_proxy_holds_nothing(tmp_path: Path,
     made = App(parse_config("observe: {mode: none}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
     made.picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
     exchange, ledger = made._grpc._new_exchange(), made.picker.fleet.ledger
-    await exchange.receive(with_modes(request_headers(), DUPLEX, DUPLEX))
+    exchange.take(with_modes(request_headers(), DUPLEX, DUPLEX))
     body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    _, marker = await exchange.receive(request_body(body, end=True))
+    answer: Any = exchange.take(request_body(body, end=True))
+    _, marker = answer
     assert isinstance(marker, Finish)
     assert ledger.running_requests[0] == 1.0
     exchange.closed(cut=cut)
