@@ -96,16 +96,16 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
 demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze (minutes)
-	$(BIN)/python -m epp.demo.tuner
+	$(BIN)/python -m epp.lab.demo.tuner
 
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
-	$(BIN)/python -m epp.demo.wan $(WAN)
+	$(BIN)/python -m epp.lab.demo.wan $(WAN)
 
 demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two kinds of engine: 4 minutes, end to end
-	$(BIN)/python -m epp.demo.lodestar
+	$(BIN)/python -m epp.lab.demo.lodestar
 
 demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
-	$(BIN)/python -m epp.demo.laar
+	$(BIN)/python -m epp.lab.demo.laar
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m tools.measures

@@ -25,31 +25,41 @@ class Command:
 
 COMMANDS = (
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
-    Command(("explain",), "epp.decide.explain", "print the table of terms that decided a request"),
-    Command(("feedback",), "epp.decide.feedback_command", "tell a picker whether an answer was right"),
-    Command(("doctor",), "epp.server.doctor.command", "check a running deployment, and say what to do"),
+    Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
+    Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),
+    Command(("doctor",), "epp.ops.doctor.command", "check a running deployment, and say what to do"),
     Command(
-        ("demo",), "epp.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
+        ("demo",), "epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
-    Command(("bench",), "epp.bench.command", "what requests cost here, goals beside measurements"),
-    Command(("replay",), "epp.replay.command", "compare policies on one load, simulated or over HTTP"),
-    Command(("records", "show"), "epp.decide.record_show", "recorded requests as a table"),
-    Command(("records", "filter"), "epp.decide.record_filter", "the lines of the requests that are wanted"),
-    Command(("records", "follow"), "epp.decide.record_follow", "decisions and outcomes as they are written"),
-    Command(("records", "verify"), "epp.decide.record_verify", "prove that recorded decisions run again"),
-    Command(("laar", "fit"), "epp.laar.command", "how likely each model is right, from checked answers"),
-    Command(("trace", "stats"), "epp.replay.trace_command", "lengths, reuse, gaps, what fits in which cache"),
+    Command(("bench",), "epp.lab.bench.command", "what requests cost here, goals beside measurements"),
+    Command(("replay",), "epp.lab.compare.command", "compare policies on one load, simulated or over HTTP"),
+    Command(("records", "show"), "epp.ops.records_show", "recorded requests as a table"),
+    Command(("records", "filter"), "epp.ops.records_filter", "the lines of the requests that are wanted"),
+    Command(("records", "follow"), "epp.ops.records_follow", "decisions and outcomes as they are written"),
+    Command(("records", "verify"), "epp.records.verify", "prove that recorded decisions run again"),
+    Command(
+        ("laar", "fit"),
+        "epp.learn.capability.command",
+        "how likely each model is right, from checked answers",
+    ),
+    Command(
+        ("trace", "stats"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
+    ),
     Command(("lab", "experiment"), "epp.lab.command", "run an experiment: cells, entries, seeds, a table"),
-    Command(("tune",), "epp.tune.command", "learn the policy's weights from live traffic, safely"),
-    Command(("learn",), "epp.learn.command", "train the model of a learned policy from live traffic, safely"),
-    Command(("weights", "show"), "epp.tune.weights.show", "every weight in force and where it comes from"),
-    Command(("weights", "pin"), "epp.tune.weights.pin", "fix weights by hand; they win over the tuner's"),
-    Command(("weights", "unpin"), "epp.tune.weights.unpin", "give weights back to the tuner"),
-    Command(("weights", "history"), "epp.tune.weights.history", "the weights so far"),
-    Command(("weights", "rollback"), "epp.tune.weights.rollback", "earlier weights again, search frozen"),
+    Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
+    Command(
+        ("learn",),
+        "epp.learn.reward_model.command",
+        "train the model of a learned policy from live traffic, safely",
+    ),
+    Command(("weights", "show"), "epp.learn.weights.show", "every weight in force and where it comes from"),
+    Command(("weights", "pin"), "epp.learn.weights.pin", "fix weights by hand; they win over the tuner's"),
+    Command(("weights", "unpin"), "epp.learn.weights.unpin", "give weights back to the tuner"),
+    Command(("weights", "history"), "epp.learn.weights.history", "the weights so far"),
+    Command(("weights", "rollback"), "epp.learn.weights.rollback", "earlier weights again, search frozen"),
     Command(
         ("sim", "serve"),
-        "epp.sim.serve",
+        "epp.lab.sim.serve",
         "run simulated replicas that speak OpenAI chat completions and completions",
     ),
     Command(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from epp.prompt.registry import ROUTES
+from epp.apis.registry import ROUTES
 from tests.kit.apis import APIS, FEATURES, Api, cached_tokens, has
 
 PAGE = Path(__file__).parent.parent / "docs" / "apis.md"
@@ -19,7 +19,7 @@ HEAD = """<!-- Written by tools/gen_api_docs.py from tests/kit/apis.py; a test k
 # APIs
 
 What the picker reads of each API that engines speak. Every *yes* is a test of its own
-(`tests/prompt/test_api_table.py`); *-* is what the API does not have.
+(`tests/apis/test_api_table.py`); *-* is what the API does not have.
 
 """
 
@@ -136,7 +136,7 @@ behind the first, for every chunk of every answer.
 
 ## New versions of SDKs
 
-`tools/record_golden_requests.py` drives the SDKs against a server of its own and writes `tests/prompt/golden/`:
+`tools/record_golden_requests.py` drives the SDKs against a server of its own and writes `tests/apis/golden/`:
 requests as they are really sent, each of which is read by a test. `make fuzz` breaks them in every way it knows.
 """  # noqa: E501 - rows of tables cannot be wrapped
 

@@ -16,7 +16,7 @@ from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
 from epp.config.schema import Config
-from epp.tuner.settings import TunerKeys
+from epp.learn.tuner.settings import TunerKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Requests as the SDKs really send them, caught by a server of our own: ``tests/prompt/golden/<sdk>.json``.
+"""Requests as the SDKs really send them, caught by a server of our own: ``tests/apis/golden/<sdk>.json``.
 
 Run it where the SDKs are installed (they are no dependencies of this project, apart from openai's)::
 

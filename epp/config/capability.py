@@ -14,7 +14,7 @@ from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Sha
 from epp.config.strict import decode
 from epp.errors import ConfigError, gather, raise_all
 from epp.signals.capability import Cell
-from epp.view import SHORTEST_BUCKET_TOKENS, length_bucket
+from epp.types import SHORTEST_BUCKET_TOKENS, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ class ChanceEntry(Section, frozen=True):
     """One model's chance of a right answer in one cell.
 
     Attributes:
-        language: as `epp.prompt.language` tells it.
+        language: as `epp.apis.language` tells it.
         bucket_tokens: length bucket, a power of two.
         success: chance of a right answer.
         low: lower end of its 95 % interval.

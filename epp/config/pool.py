@@ -12,7 +12,7 @@ from epp.config.section import Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.signals.endpoint import MAX_RTT_MS, Endpoint
-from epp.view import MAX_MODEL_CHARS
+from epp.types import MAX_MODEL_CHARS
 
 #: Longest round trip that may be stated.
 MOST_RTT_MS = MAX_RTT_MS

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from epp.view import MAX_MODEL_CHARS
+from epp.types import MAX_MODEL_CHARS
 
 #: Largest number of seconds, tokens and the like; above all, `.inf` is more: no wait or sum can be had of it.
 MOST = 1e12

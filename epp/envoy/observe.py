@@ -45,7 +45,7 @@ STRIPPED_PATHS = (
     "/inference/v1/generate",
     "/generate",
 )
-"""Paths whose answers carry a usage, as `epp.prompt.registry` has them, for `strip_accept_encoding`."""
+"""Paths whose answers carry a usage, as `epp.apis.registry` has them, for `strip_accept_encoding`."""
 
 FIRST_TOKEN_TIMEOUT_MS = 1000
 """How long Envoy keeps a call that the picker does not answer. No response waits for it."""

@@ -1,6 +1,6 @@
 """The retry protocol's headers: what of the decision's metadata clients are told, what engines need not see.
 
-The picker writes the metadata (`epp.server.retry`) and reads the request's headers (`epp.prompt.tried`) under
+The picker writes the metadata (`epp.server.retry`) and reads the request's headers (`epp.apis.tried`) under
 the same names; a test with a real Envoy holds them together.
 """
 

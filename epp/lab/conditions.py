@@ -1,7 +1,8 @@
 """Name the conditions that policies are compared under: ``load / fleet / what happens or is wrong``.
 
 The table is written without a look at any policy. `SEED` is the first seed of comparisons; the weights of
-tuned policies were found on others (`epp.replay.plan.TUNING_SEED`). Chat that lives on its caches runs on the
+tuned policies were found on others (`epp.lab.compare.plan.TUNING_SEED`). Chat that lives on its caches runs
+on the
 calibrated engine (docs/simulator.md), the rest on one that keeps every token.
 """
 
@@ -11,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
-from epp.replay.fleets import FLEETS, calibrated
-from epp.replay.plan import Cell, Reports, Source
-from epp.replay.workloads.registry import PUBLISHED_IN_FLIGHT
-from epp.sim.engine_class import H100, VARIANTS, EngineClass, scaled
-from epp.sim.scenario import REGION_RTT_MS, ConnectionReports, Event, FleetSpec, Happening
+from epp.lab.compare.fleets import FLEETS, calibrated
+from epp.lab.compare.plan import Cell, Reports, Source
+from epp.lab.sim.engine_class import H100, VARIANTS, EngineClass, scaled
+from epp.lab.sim.scenario import REGION_RTT_MS, ConnectionReports, Event, FleetSpec, Happening
+from epp.lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

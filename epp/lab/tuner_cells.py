@@ -8,22 +8,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from epp.keyed_uniform import keyed_uniform
+from epp.lab.compare.stats import percentile
+from epp.lab.sim.engine_class import L40S_X2
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import parse_fleet, regional_fleet
 from epp.lab.tuner_life import BEGIN_WALL_S, OPEN, Life, defaults_of, rules_of
-from epp.replay.stats import percentile
-from epp.replay.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
-from epp.sim.engine_class import L40S_X2
-from epp.sim.run import run_window
-from epp.sim.scenario import parse_fleet, regional_fleet
-from epp.tuner import machine
-from epp.tuner.search import Search
+from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
+from epp.learn.tuner import machine
+from epp.learn.tuner.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.results import SimResult
+    from epp.lab.sim.scenario import FleetSpec
     from epp.lab.tuner_life import Rehearsing
-    from epp.replay.trace import TraceRequest
-    from epp.sim.results import SimResult
-    from epp.sim.scenario import FleetSpec
 
 #: Seeds of loads that nothing is searched or tried on, and of those that only an optimum is searched on.
 HELD_OUT_SEED, SEARCHED_SEED = 900_000, 700_000

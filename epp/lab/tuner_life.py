@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.learner.samples import ended_of
+from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
+from epp.lab.sim.loop import Rank
+from epp.lab.sim.run import policy_named
+from epp.lab.sim.scenario import WindowOptions
+from epp.learn.reward_model.samples import ended_of
+from epp.learn.tuner import machine
+from epp.learn.tuner.bounds import tuner_bounds
+from epp.learn.tuner.calibrate import Deployment
+from epp.learn.tuner.plan import render_plan
+from epp.learn.tuner.rehearse import Stage, budget_after, proposal, rehearse
+from epp.learn.tuner.search import Search
+from epp.learn.tuner.settings import TunerSettings
+from epp.learn.tuner.state import Note, NothingBetter, Observed, Proposed, Publish, Rehearse, Rules
 from epp.policies.registry import create
-from epp.sim.fleet import ZERO_WALL_S, FleetSim
-from epp.sim.loop import Rank
-from epp.sim.run import policy_named
-from epp.sim.scenario import WindowOptions
-from epp.tune.calibrate import Deployment
-from epp.tune.rehearse import Stage, budget_after, proposal, rehearse
-from epp.tuner import machine
-from epp.tuner.bounds import tuner_bounds
-from epp.tuner.plan import render_plan
-from epp.tuner.search import Search
-from epp.tuner.settings import TunerSettings
-from epp.tuner.state import Note, NothingBetter, Observed, Proposed, Publish, Rehearse, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.decide.picker import Picker
-    from epp.decide.records import Decision, Outcome
-    from epp.decide.weights import WeightBook
-    from epp.replay.trace import TraceRequest
-    from epp.sim.scenario import FleetSpec
-    from epp.tuner.plan import Plan
-    from epp.tuner.samples import Sample
-    from epp.tuner.state import Event, State
+    from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.scenario import FleetSpec
+    from epp.learn.tuner.plan import Plan
+    from epp.learn.tuner.samples import Sample
+    from epp.learn.tuner.state import Event, State
+    from epp.schedule.decision import Decision, Outcome
+    from epp.schedule.picker import Picker
+    from epp.schedule.weights import WeightBook
 
     Rehearsing = Callable[[State, float, Sequence[TraceRequest]], Proposed | NothingBetter]
 

@@ -1,1 +1,1 @@
-"""The `epp learn` command: the learner's I/O, composed from `learner`, `tune` and `decide`."""
+"""Sidecars that learn from records: weights, reward models, capabilities."""

@@ -9,7 +9,7 @@ from operator import add
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
     Column = NDArray[np.float64]
     Terms = dict[str, Column]
@@ -75,7 +75,7 @@ class Policy:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 
         Args:
@@ -85,13 +85,11 @@ class Policy:
         """
         raise NotImplementedError
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         """Combine the terms to one finite cost per endpoint, lower is better; by default their sum."""
         return reduce(add, terms.values())
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
         terms = self.terms(request, fleet, weights)
         return Ranking(self.combine(terms, fleet, weights), terms)

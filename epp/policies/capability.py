@@ -16,7 +16,7 @@ from epp.policies.base import WeightSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
 #: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
@@ -30,7 +30,7 @@ WORTH_TERM = "worth"
 LEAST_SUCCESS = 0.01
 
 
-def success_of(fleet: FleetView, least: float) -> NDArray[np.float64]:
+def success_of(fleet: Snapshot, least: float) -> NDArray[np.float64]:
     """The column ``success`` within ``least`` and 1."""
     return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
@@ -65,7 +65,7 @@ def models_of(models: tuple[str, ...]) -> Models:
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
 
 
-def tried_factor(request: RequestView, fleet: FleetView, penalty: float) -> NDArray[np.float64]:
+def tried_factor(request: RequestView, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
     if not request.tried_models or not fleet.models:
         return np.ones(len(fleet))

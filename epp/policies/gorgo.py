@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Gorgo(Policy):
         }
     )
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {
             "rtt": weights["rtt_weight"] * fleet.rtt_ms,
             "prefill": weights["prefill_weight"] * fleet.uncached_tokens,

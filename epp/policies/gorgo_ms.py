@@ -10,12 +10,12 @@ import numpy as np
 
 from epp.policies.base import Need, Policy, Ties, WeightSpec
 from epp.policies.parts import check_flag, check_number, transfer_ms
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
 
@@ -74,9 +74,7 @@ class GorgoMs(Policy):
         check_flag("discount_hits", self.discount_hits)
         check_number("urgency_power", self.urgency_power, 0.0, 4.0)
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
         now, full = fleet.columns(), weights["prefill_weight"]
         per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.reward_model import RewardModel
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 #: Rows added to a batch, at most, for endpoints of which something is not known.
 _MOST_GUESSES = 256
@@ -50,7 +50,7 @@ class Judged:
 def judge(
     model: RewardModel,
     request: RequestView,
-    fleet: FleetView,
+    fleet: Snapshot,
     *,
     rows: NDArray[np.intp] | None = None,
     felt: bool = False,
@@ -110,7 +110,7 @@ def _terms(
 
 
 def _guesses(
-    model: RewardModel, fleet: FleetView, x: NDArray[np.float64], rows: NDArray[np.intp] | None
+    model: RewardModel, fleet: Snapshot, x: NDArray[np.float64], rows: NDArray[np.intp] | None
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """For endpoints that lack an input that others have: their row with the values of others in it."""
     if not fleet.unknown:

@@ -20,7 +20,7 @@ from epp.policies.capability import (
 )
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.parts import check_number
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.capability import Models
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ class Laar(GorgoMs):
         check_number("patience_s", self.patience_s, 0.0)
         check_number("reach", self.reach, 0.0, 1.0)
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """The attempt's terms, the price of another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms

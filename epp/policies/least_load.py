@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _REQUESTS = WeightSpec(1.0, 0.0, 10_000.0, "load of one request that the engine reports")
 _USED = WeightSpec(1.0, 0.0, 5.0, "load of one token of the KV cache in use")
@@ -37,7 +37,7 @@ class LeastLoad(Policy):
         {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
     )
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {
             "requests": requests,
@@ -58,6 +58,6 @@ class LeastLoadStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     weight_specs = MappingProxyType({"request_weight": _REQUESTS, "used_weight": _USED})
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

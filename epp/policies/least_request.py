@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class LeastRequest(Policy):
     name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
         return {"running_requests": fleet.running_requests, "engine_requests": engine}
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         return np.maximum(terms["running_requests"], terms["engine_requests"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.base import Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LlmD(Policy):
         check_number("match_length_weight", self.match_length_weight, 0.0, 1.0)
         check_number("match_length_scale_tokens", self.match_length_scale_tokens, 1.0)
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         waiting = fleet.engine_waiting
         if self.counts == "live":
             waiting = fleet.running_requests - fleet.decoding_requests
@@ -72,7 +72,7 @@ class LlmD(Policy):
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
         return {"queue": queue, "kv": kv, "prefix": prefix}
 
-    def _prefix_score(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+    def _prefix_score(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
         share = self.match_length_weight
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
         score: NDArray[np.float64] = share * length + (1.0 - share) * match_ratios(request, fleet)

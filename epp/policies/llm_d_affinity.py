@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LlmDAffinity(Policy):
         check_counts(self.counts)
         check_number("prefill_tokens_per_ms", self.prefill_tokens_per_ms, 1e-3)
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         scorers = LlmD(counts=self.counts)
         return {
             "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),
@@ -60,7 +60,7 @@ class LlmDAffinity(Policy):
             "ttft_ms": (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms,
         }
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         ratios, ttft_ms = terms["match_ratio"], terms["ttft_ms"]
         sticky = (ratios >= weights["affinity"]) & (ratios > 0.0)
         if sticky.any() and not sticky.all():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Lmetric(Policy):
     def __post_init__(self) -> None:
         check_counts(self.counts)
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {
             "prefill_tokens": fleet.pending_uncached_tokens + fleet.uncached_tokens,
             "requests": request_counts(fleet, self.counts) + 1.0,
         }
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         return terms["prefill_tokens"] * terms["requests"]

@@ -21,7 +21,7 @@ from epp.policies.parts import check_choice, check_number, check_whole
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import RewardModel
 from epp.policies.session_affinity import session_places
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.judged import Judged
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _HEURISTIC = PrefixCacheAndLoad()
 
@@ -135,9 +135,7 @@ class Lodestar(Policy):
         for name, least in (("min_samples", 0), ("candidates", 1), ("k", 0)):
             check_whole(name, getattr(self, name), least)
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
         if model is None:
@@ -175,7 +173,7 @@ class Lodestar(Policy):
     def _costs(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         judged: Judged,
         heuristic: NDArray[np.float64] | None,
     ) -> NDArray[np.float64]:
@@ -197,7 +195,7 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestView, fleet: FleetView) -> NDArray[np.bool_] | None:
+    def _kept(self, request: RequestView, fleet: Snapshot) -> NDArray[np.bool_] | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
@@ -220,7 +218,7 @@ class Lodestar(Policy):
     def _drawn(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         seed: int,
         costs: NDArray[np.float64],
         terms: dict[str, NDArray[np.float64]],

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
+from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView, Signals
+    from epp.types import RequestView, Signals, Snapshot
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
@@ -70,7 +70,7 @@ def check_whole(field: str, value: object, low: int) -> None:
         raise ValueError(f"{field} must be a whole number from {low}, not {value!r}")
 
 
-def request_counts(fleet: FleetView, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
+def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
     """Unfinished requests of each endpoint.
 
     Args:
@@ -104,7 +104,7 @@ def transfer_ms(
     return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
-def match_ratios(request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+def match_ratios(request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
     """Share of the prompt that each endpoint is expected to have cached, 0..1; 0 without a prompt."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))

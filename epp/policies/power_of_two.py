@@ -11,12 +11,12 @@ from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.drawn import Pair
 from epp.policies.parts import check_choice, places
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PowerOfTwo(Policy):
     def rank(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class PrefixCache(Policy):
         check_counts(self.counts)
         check_flag("longest_only", self.longest_only)
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         counts = request_counts(fleet, self.counts, waiting=False)
         return {"requests": counts, "match_ratio": match_ratios(request, fleet)}
 
-    def combine(self, terms: Terms, fleet: FleetView, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
         counts = terms["requests"]
         if float(counts.max() - counts.min()) > weights["imbalance_requests"]:
             return places(counts)

@@ -10,12 +10,12 @@ import numpy as np
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.drawn import Softmax
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Random(Policy):
     def rank(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
     ) -> Ranking:

@@ -1,7 +1,7 @@
 """A reward model: what a request would feel at each endpoint, predicted by a small network.
 
 Owns the features, the network's pass and the bounds of what it was trained on. The picker's policy and the
-learner make inputs by the same function, from the same `RequestView` and `FleetView`: a decision's snapshot
+learner make inputs by the same function, from the same `RequestView` and `Snapshot`: a decision's snapshot
 is its training row by construction. An endpoint's identity is never an input, so that a fleet that grows
 needs no training. Knows no file, no clock and no way to train. Source [L], sections 4.1 and 4.3.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
     Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
-    _Feature = Callable[[RequestView, FleetView], NDArray[np.float64] | float]
+    _Feature = Callable[[RequestView, Snapshot], NDArray[np.float64] | float]
 
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
 FEATURES: Mapping[str, _Feature] = MappingProxyType(
@@ -87,7 +87,7 @@ _ZERO = np.float32(0.0)
 
 
 def inputs(
-    request: RequestView, fleet: FleetView, features: Sequence[str], classes: Sequence[str]
+    request: RequestView, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.float64]:
     """The network's inputs before normalisation, ``[endpoints, features + classes]``.
 
@@ -190,7 +190,7 @@ class RewardModel:
         """By version."""
         return hash(self.version)
 
-    def inputs(self, request: RequestView, fleet: FleetView) -> NDArray[np.float64]:
+    def inputs(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
         """This model's inputs, ``[endpoints, d]``."""
         return inputs(request, fleet, self.features, self.classes)
 

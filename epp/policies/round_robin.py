@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Terms
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RoundRobin(Policy):
 
     name = "round-robin"
 
-    def terms(self, request: RequestView, fleet: FleetView, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         count = len(fleet)
         # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
         turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)

@@ -10,14 +10,14 @@ import xxhash
 
 from epp.policies.base import Need, Policy
 from epp.policies.least_request import LeastRequest
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -38,9 +38,7 @@ class SessionAffinity(Policy):
     name = "session-affinity"
     needs = frozenset({Need.SESSION})
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)

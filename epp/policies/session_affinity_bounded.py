@@ -13,12 +13,12 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.least_request import LeastRequest
 from epp.policies.parts import check_choice, places
 from epp.policies.session_affinity import session_places
-from epp.view import Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -55,9 +55,7 @@ class SessionAffinityBounded(Policy):
         check_choice("key", self.key, ("session", "prefix"))
         check_choice("overflow", self.overflow, ("next", "least"))
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places, with the session's order and the room left as terms."""
         key = request.affinity_key if self.key == "session" else request.prefix_key
         if not key:

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from epp.extproc.message_size import MAX_BODILESS_BYTES
-from epp.http2.status import Status
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from epp.server.handlers import Handler
 from epp.server.logs import REPEATED
 from epp.server.report import decode
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
     from epp.server.report import Reports
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,15 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.decide.picker import Picker, PickerSettings
-from epp.decide.recorder import FileRecorder, NoRecorder
-from epp.decide.saturation import Shedding
-from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.policies.registry import create
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.tokens import EstimateCounter
+from epp.prefix_cache.blocks import BlockHasher
+from epp.prefix_cache.state_slots import StateSlots
+from epp.prefix_cache.warm_index import WarmIndex
+from epp.records.recorder import FileRecorder, NoRecorder
+from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.saturation import Shedding
+from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections
 from epp.server.capability import CapabilityFeed
 from epp.server.cluster import ClusterFeed
@@ -46,8 +47,7 @@ from epp.server.tasks import Tasks
 from epp.server.tls import http_context
 from epp.server.tokenizers import Tokenizers, load_models
 from epp.signals.fleet import Fleet
-from epp.signals.state_slots import StateSlots
-from epp.signals.warm_index import WarmIndex
+from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,16 +12,16 @@ from epp.config.capability import parse_capability
 from epp.config.load import check_weights, parse_weights, stated
 from epp.config.pool import parse_pool
 from epp.config.reward_model import parse_reward_model
-from epp.decide.weights import effective_bounds
 from epp.errors import ConfigError, gather
+from epp.learn.tuner.plan import parse_plan
 from epp.policies.registry import POLICIES, create
+from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
 from epp.server.secret import hash_secret
 from epp.server.shadow import shadows
 from epp.server.tls import http_context, rpc_context
 from epp.server.tokenizers import load_models
-from epp.tuner.plan import parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

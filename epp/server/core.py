@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from epp.apis.canonical import text_bytes
+from epp.apis.error_bodies import openai_error
+from epp.apis.language import language_of
+from epp.apis.registry import affinity_key, error_words, find_parser, is_upgrade
+from epp.apis.tried import task_of, tried_models
 from epp.config.schema import Protocol
-from epp.decide.eligibility import allowed_regions
-from epp.decide.picker import Ask
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt
 from epp.policies.base import Need
-from epp.prompt.canonical import text_bytes
-from epp.prompt.error_bodies import openai_error
-from epp.prompt.language import language_of
-from epp.prompt.registry import affinity_key, error_words, find_parser, is_upgrade
-from epp.prompt.tried import task_of, tried_models
+from epp.schedule.filters import allowed_regions
+from epp.schedule.picker import Ask
 from epp.server.gateway import Gateway
 from epp.server.outcomes import Outcomes
 from epp.server.retry import told
@@ -31,21 +31,21 @@ from epp.signals.duration import foretell
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.apis.types import CountedPrompt, ParsedRequest, Parser
     from epp.clock import Clock
     from epp.config.schema import RegionRule
-    from epp.decide.picker import Picker
-    from epp.decide.recorder import Recorder
-    from epp.decide.records import Decision
-    from epp.decide.saturation import Admit
     from epp.extproc.types import HttpRequest, Pick, Refusal
-    from epp.prompt.blocks import BlockHasher
-    from epp.prompt.tokens import EstimateCounter
-    from epp.prompt.types import CountedPrompt, ParsedRequest, Parser
+    from epp.prefix_cache.blocks import BlockHasher
+    from epp.records.recorder import Recorder
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
+    from epp.schedule.saturation import Admit
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.resolve import Resolver
     from epp.server.tokenizers import Count, Tokenizers
     from epp.signals.duration import Duration
+    from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and their endpoints together: some 230 bytes each, so that a decision
 #: on 1,000 endpoints writes to memory that the processor's caches still hold.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from epp.decide.records import Source
+from epp.apis.answer import WATCH_BYTES, AnswerWatch
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
@@ -24,7 +24,7 @@ from epp.extproc.types import (
     ResponseData,
     ResponseStarted,
 )
-from epp.prompt.answer import WATCH_BYTES, AnswerWatch
+from epp.schedule.decision import Source
 from epp.server.restoring import Restoring
 
 if TYPE_CHECKING:

@@ -19,20 +19,20 @@ from google.protobuf.message import DecodeError
 
 from epp.extproc.message_size import MAX_BODILESS_BYTES, is_body
 from epp.extproc.types import Abort, Finish
-from epp.http2.messages import BodilessLimit
-from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.server.handlers import Handler
 from epp.server.health import EXT_PROC
 from epp.server.logs import REPEATED
+from epp.transport.messages import BodilessLimit
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
     from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.decide.subset import Entry, Subset, parse_entries, subset_hint
+from epp.apis.error_bodies import openai_error
+from epp.apis.registry import error_words
 from epp.extproc.mutate import SERVED_HEADER
 from epp.extproc.types import HttpRequest, Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
-from epp.prompt.error_bodies import openai_error
-from epp.prompt.registry import error_words
+from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 
 if TYPE_CHECKING:
     from epp.config.schema import Protocol
-    from epp.decide.picker import Picker
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
     from epp.server.resolve import Resolver
 
 #: The conformance suite names endpoints by this header, in the order in which they are to be tried.

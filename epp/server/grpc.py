@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.extproc.body_budget import Share
-    from epp.http2.messages import Room
     from epp.server.core import Core
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation
     from epp.server.tls import Follow
+    from epp.transport.messages import Room
 
 _ENVELOPE_BYTES = 1024 * 1024
 #: In full duplex a long upload passes the picker piece by piece, whatever the longest body that it reads, and

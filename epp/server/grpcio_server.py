@@ -19,17 +19,17 @@ import grpc
 
 from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
-from epp.http2.messages import BEGIN_BYTES, UNBOUNDED, MessageError
-from epp.http2.status import Status
 from epp.server.ext_proc import BODILESS
 from epp.server.logs import REPEATED
+from epp.transport.messages import BEGIN_BYTES, UNBOUNDED, MessageError
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Room
     from epp.server.handlers import Handler, Serve
+    from epp.transport.calls import Call
+    from epp.transport.messages import Room
 
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,7 +49,7 @@ _OPTIONS = (
 
 
 class GrpcioCall:
-    """One call as handlers know it: what of `epp.http2.calls.Call` they use.
+    """One call as handlers know it: what of `epp.transport.calls.Call` they use.
 
     Attributes:
         messages: sent, and not written yet.

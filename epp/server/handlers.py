@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from epp.http2.status import Status
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 
 class Handler:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from epp.http2.status import Status
 from epp.server.handlers import Handler, Unary
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.http2.calls import Call
-    from epp.http2.messages import Message
     from epp.server.handlers import Serve
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS = "liveness"

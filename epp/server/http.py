@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import web
 
 from epp.config.address import join_address, split_address
-from epp.decide.records import to_record
-from epp.decide.verdicts import MAX_VERDICT_BYTES, parse_verdict
+from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
+from epp.schedule.decision import to_record
 from epp.server.metrics import CONTENT_TYPE
 from epp.server.sockets import listening_socket
 from epp.server.watched import watching
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from epp.decide.records import Decision
-    from epp.decide.verdicts import Verdict
+    from epp.records.verdicts import Verdict
+    from epp.schedule.decision import Decision
     from epp.server.accepting import Acceptor
     from epp.server.health_thread import HealthThread
     from epp.server.metrics import Metrics

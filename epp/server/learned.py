@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from epp.clock import Clock
-    from epp.decide.model_watch import ModelWatch
-    from epp.decide.records import Decision
     from epp.policies.lodestar import Lodestar
     from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
+    from epp.schedule.model_watch import ModelWatch
     from epp.server.metrics import Metrics
 
 log = logging.getLogger(__name__)

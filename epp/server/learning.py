@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from epp.decide.model_watch import ModelWatch
 from epp.errors import ConfigError
 from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.schedule.model_watch import ModelWatch
 from epp.server.files import WatchedFile
 from epp.server.learned import ModelFeed
 from epp.server.shadow import Shadow, shadows
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.schema import Config
-    from epp.decide.picker import Picker
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
     from epp.server.metrics import Metrics
     from epp.server.tasks import Tasks
 

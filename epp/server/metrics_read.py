@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from epp.learn.tuner.plan import INCUMBENT
 from epp.signals.health import State
 from epp.signals.rates import Rates
-from epp.tuner.plan import INCUMBENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.decide.picker import Picker
+    from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed
     from epp.server.observe import Sampler
     from epp.server.served_tokenizers import ServedTokenizers

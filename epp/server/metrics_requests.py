@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.config.address import split_address
-from epp.decide.records import Source
 from epp.llmd.words import CODE_NAMES
+from epp.schedule.decision import Source
 from epp.server.metrics_read import FAIRNESS_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from epp.decide.records import Basis, Decision, Outcome
     from epp.extproc.types import HttpRequest
+    from epp.schedule.decision import Basis, Decision, Outcome
     from epp.server.metrics import Metrics, Value
     from epp.signals.duration import Duration
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.decide.records import Outcome, Source, itl_of, usage_sources
+from epp.apis.usage import NO_USAGE
 from epp.extproc.types import Cause
-from epp.prompt.usage import NO_USAGE
+from epp.schedule.decision import Outcome, Source, itl_of, usage_sources
 from epp.server.report import Termination
 from epp.signals.paths import Travelled
 from epp.signals.retry_after import STATUSES, retry_after_s
@@ -25,10 +25,10 @@ from epp.signals.retry_after import STATUSES, retry_after_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.apis.usage import Usage
     from epp.clock import Clock
-    from epp.decide.picker import Picker
-    from epp.decide.recorder import Recorder
-    from epp.prompt.usage import Usage
+    from epp.records.recorder import Recorder
+    from epp.schedule.picker import Picker
     from epp.server.metrics import Metrics
     from epp.server.report import Report
     from epp.server.resolve import Resolver

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.config.relays import Relays
     from epp.config.schema import Pool, Probe, Scrape
-    from epp.decide.picker import Picker
+    from epp.schedule.picker import Picker
     from epp.server.metrics import Metrics
     from epp.server.poll import Sink, Target
     from epp.server.resolve import Resolver

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from epp.config.relays import Relays
-    from epp.decide.records import Decision
     from epp.extproc.types import Pick
+    from epp.schedule.decision import Decision
 
 RELAYS_KEY = "relays"
 """Field of the decision's metadata that the global Envoy chooses a relay by (`epp.envoy.relays`)."""

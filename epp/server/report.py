@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from epp.apis.usage import NO_USAGE, Usage, UsageReader, parse_usage
 from epp.extproc.headers import LB_NAMESPACE
 from epp.extproc.mutate import DECISION_KEY, DECISION_NAMESPACE, DESTINATION_HEADER
-from epp.prompt.usage import NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration

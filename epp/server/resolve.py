@@ -16,12 +16,12 @@ import socket
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, join_address, split_address
-from epp.decide.subset import hosts_of
+from epp.schedule.subset import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from epp.decide.subset import Hosts, Subset
+    from epp.schedule.subset import Hosts, Subset
 
 log = logging.getLogger(__name__)
 

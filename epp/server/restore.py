@@ -10,16 +10,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from epp.decide.record_restore import read_seeds
+from epp.records.restore import read_seeds
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.decide.record_restore import Restored
+    from epp.prefix_cache.warm_index import WarmIndex
+    from epp.records.restore import Restored
     from epp.signals.fleet import Fleet
-    from epp.signals.warm_index import WarmIndex
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Owns the response headers of the retry protocol and the fields of metadata that Envoy fills them from
 (`epp.envoy.retry`); a picker that sees responses sets them itself. Nothing is kept between attempts: the
-client sends back what it was told (`epp.prompt.tried`).
+client sends back what it was told (`epp.apis.tried`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.decide.retry import untried_models
+from epp.schedule.retry import untried_models
 from epp.server.rewrite import SERVED_KEY
 
 if TYPE_CHECKING:
-    from epp.decide.records import Decision
     from epp.extproc.types import Pick
+    from epp.schedule.decision import Decision
 
 #: Response header: what the engine that answers calls its model.
 SERVED_MODEL_HEADER = "x-epp-served-model"
-#: Response header: how many models are left that are worth a further attempt (`epp.decide.retry`).
+#: Response header: how many models are left that are worth a further attempt (`epp.schedule.retry`).
 UNTRIED_HEADER = "x-epp-untried-models"
 UNTRIED_KEY = "models_untried"
 """Field of the decision's metadata for `UNTRIED_HEADER`."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from epp.apis.rewrite import rewrite
+from epp.apis.rewrite_answer import restorer
 from epp.errors import ClientError
-from epp.prompt.rewrite import rewrite
-from epp.prompt.rewrite_answer import restorer
 
 if TYPE_CHECKING:
-    from epp.decide.picker import Ask
-    from epp.decide.records import Decision
     from epp.extproc.types import HttpRequest, Pick
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Ask
 
 #: APIs with ``stream_options.include_usage``; the others tell the usage of event streams unasked.
 USAGE_APIS = frozenset({"openai-chat", "openai-completions"})

@@ -1,4 +1,4 @@
-"""One connection of the picker's own gRPC transport: a socket driven by `epp.http2.connection`.
+"""One connection of the picker's own gRPC transport: a socket driven by `epp.transport.connection`.
 
 Owns the socket's side: what came is played to the handlers, what they sent is written together. Rules:
 
@@ -20,19 +20,19 @@ import math
 import socket
 from typing import TYPE_CHECKING, cast
 
-from epp.http2.calls import CallCancelled, CallDrained, CallEnded, CallStarted, MessageReceived, NoRoom
-from epp.http2.frames import ErrorCode
-from epp.http2.status import Status
 from epp.server.logs import REPEATED
 from epp.server.turns import FIRST_UNITS, Allowance
+from epp.transport.calls import CallCancelled, CallDrained, CallEnded, CallStarted, MessageReceived, NoRoom
+from epp.transport.frames import ErrorCode
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from epp.http2.calls import Call, CallEvent
     from epp.server.rpc_server import RpcServer
     from epp.server.turns import Peer
+    from epp.transport.calls import Call, CallEvent
 
 log = logging.getLogger(__name__)
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
-from epp.http2.connection import Connection
-from epp.http2.messages import UNBOUNDED
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.sockets import listening_sockets
 from epp.server.turns import Peer, Turns
+from epp.transport.connection import Connection
+from epp.transport.messages import UNBOUNDED
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Mapping
 
     from epp.extproc.body_budget import Reclaim
-    from epp.http2.messages import BodilessLimit, Room
     from epp.server.handlers import Serve
     from epp.server.turns import Turn
+    from epp.transport.messages import BodilessLimit, Room
 
 #: Connections that the system holds ready; the same as for gRPC's listeners would be.
 _BACKLOG = 1024

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.decide.records import Basis
-from epp.decide.rerun import rerun
 from epp.errors import ConfigError, gather, raise_all
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
+from epp.schedule.decision import Basis
+from epp.schedule.rerun import rerun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.decide.records import Decision
     from epp.policies.base import Policy
     from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
 
     _Judge = tuple[str, NDArray[np.float64], NDArray[np.bool_]]
     _Judges = list[_Judge]

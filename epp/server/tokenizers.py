@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from epp.apis.arguments import with_first
+from epp.apis.canonical import exact_tokens
+from epp.apis.types import NotCountableError
 from epp.errors import ConfigError, gather, raise_all
-from epp.prompt.arguments import with_first
-from epp.prompt.canonical import exact_tokens
-from epp.prompt.types import NotCountableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
     from pathlib import Path
 
+    from epp.apis.types import CountedPrompt, FirstArguments, ParsedRequest, TemplateArguments
     from epp.config.schema import Tokens
-    from epp.prompt.types import CountedPrompt, FirstArguments, ParsedRequest, TemplateArguments
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ REASONS = ("busy", "late", "template", "content", "error")
 
 
 class Counting(Protocol):
-    """What counts one model's prompts (`epp.tokenizer.model.TokenizerModel`)."""
+    """What counts one model's prompts (`epp.tokens.model.TokenizerModel`)."""
 
     #: Arguments that its chat template puts before the chat.
     first_arguments: FirstArguments
@@ -163,7 +163,7 @@ def load_models(tokens: Tokens, base: Path, source: str) -> dict[str, Counting]:
     errors: list[ConfigError] = []
     for name, section in tokens.models.items():
         with gather(errors):
-            from epp.tokenizer.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
+            from epp.tokens.load import load_model  # noqa: PLC0415  # optional packages, only when asked for
 
             models[name] = load_model(name, section, base, source)
     raise_all(errors)

@@ -4,7 +4,7 @@ Owns the budgets of peers and the order of turns. Rules:
 
 * A peer is a client certificate, else an address (of IPv6 its /64). Its budget outlives its connections, so
   a reconnect brings no fresh allowance.
-* Work is counted in the units of `epp.http2.limits`. Of a peer that is over its budget only the quiet
+* Work is counted in the units of `epp.transport.limits`. Of a peer that is over its budget only the quiet
   connections are read.
 * What is left after a slice waits in deficit round robin: over peers by the time that serving them took, and
   over the connections of a peer one by one.
@@ -16,7 +16,7 @@ import ipaddress
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from epp.http2.limits import Bucket, Rate
+from epp.transport.limits import Bucket, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -7,7 +7,7 @@ it well before that scrape, and one that reports at least as many requests as th
 lease for longer, up to `LONGEST` times its prediction. An access log that tells the end goes before all of
 this.
 
-How long answers take is learned from those that are seen, or from an access log (`epp.decide.feedback`).
+How long answers take is learned from those that are seen, or from an access log (`epp.schedule.feedback`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from epp.extproc.types import Cause
 
 if TYPE_CHECKING:
     from epp.clock import Clock
-    from epp.decide.picker import Picker
-    from epp.decide.records import Decision, Outcome
+    from epp.schedule.decision import Decision, Outcome
+    from epp.schedule.picker import Picker
     from epp.server.outcomes import Outcomes
     from epp.signals.duration import Duration
 

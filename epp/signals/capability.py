@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.view import length_bucket
+from epp.types import length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ class Cell:
     """What chances hang on.
 
     Attributes:
-        language: as `epp.prompt.language` tells it.
-        bucket_tokens: as `epp.view.length_bucket` tells it.
+        language: as `epp.apis.language` tells it.
+        bucket_tokens: as `epp.types.length_bucket` tells it.
         task: a name, ``""`` for any.
     """
 

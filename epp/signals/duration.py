@@ -2,7 +2,7 @@
 
 Owns the prediction; what it rests on is learned elsewhere (`epp.signals.rates`, `epp.signals.answers`) and
 comes with the snapshot, so that a recorded decision foretells the same again. The terms are those that the
-rates are learned by (`epp.decide.feedback`): the network, the prefills that the first token waits for, its
+rates are learned by (`epp.schedule.feedback`): the network, the prefills that the first token waits for, its
 own among them, and a decode step per token of the answer, dearer by every answer beside it. Uncached tokens
 ahead explain TTFT best: R2 0.714 against 0.625 for all queued tokens (source [G]).
 """
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from epp.signals.paths import cold_body_ms
-from epp.view import upload_doublings
+from epp.types import upload_doublings
 
 if TYPE_CHECKING:
-    from epp.view import FleetView, RequestView, Signals
+    from epp.types import RequestView, Signals, Snapshot
 
 #: Round trips per doubling of a body where nobody told of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
@@ -33,7 +33,7 @@ class Duration(Struct, frozen=True):
     end_s: float
 
 
-def foretell(request: RequestView, fleet: FleetView, chosen: int) -> Duration:
+def foretell(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
     """When the first token and the end of the answer are to be expected of a candidate.
 
     Args:

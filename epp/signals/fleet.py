@@ -27,17 +27,17 @@ from epp.signals.rates import RateTable
 from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
-from epp.view import NUMERIC_COLUMNS, FleetView
+from epp.types import NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
     from epp.signals.endpoint import Endpoint
     from epp.signals.fleet_settings import Settings
-    from epp.signals.prefix_index import PrefixIndex
     from epp.signals.slots import Rows
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
@@ -252,7 +252,7 @@ class Fleet:
         *,
         models: tuple[str, ...] = (),
         success: Success | None = None,
-    ) -> FleetView:
+    ) -> Snapshot:
         """The candidates' columns at this instant.
 
         Args:
@@ -282,7 +282,7 @@ class Fleet:
         block[_RATES] = self.rates.block()[:, rows]
         block[_SUCCESS] = 1.0 if success is None else success.values
         self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
-        return FleetView(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
+        return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def _resize(self, capacity: int) -> None:
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)

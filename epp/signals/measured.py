@@ -38,7 +38,7 @@ class Columns(Struct, frozen=True):
         values: ``[5, rows]`` in the order of `_FILLABLE`, nothing unknown.
         unknown: masks of what was not known and was filled, by column, that of ages included.
         updated_s: when each one's metrics came, NaN where they did not.
-        rtt_sources: where round trips come from, as indices of `epp.view.RTT_SOURCES`.
+        rtt_sources: where round trips come from, as indices of `epp.types.RTT_SOURCES`.
     """
 
     rows: Rows

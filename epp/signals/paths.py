@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.signals.slots import grown
-from epp.view import FIRST_FLIGHT_BYTES, upload_doublings
+from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

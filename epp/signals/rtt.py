@@ -21,7 +21,7 @@ import numpy as np
 
 from epp.signals.endpoint import MAX_RTT_MS
 from epp.signals.slots import grown
-from epp.view import RTT_SOURCES
+from epp.types import RTT_SOURCES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,7 +157,7 @@ class RttTable:
         return self._column
 
     def sources(self, now_s: float) -> NDArray[np.int8]:
-        """Who told each slot's RTT, as indices of `epp.view.RTT_SOURCES`; as `rtt_ms` is."""
+        """Who told each slot's RTT, as indices of `epp.types.RTT_SOURCES`; as `rtt_ms` is."""
         self.rtt_ms(now_s)
         return self._sources
 

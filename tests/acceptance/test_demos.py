@@ -55,7 +55,7 @@ def test_a_folder_with_files_of_others_is_left_alone(tmp_path: Path) -> None:
 
 def test_models_that_answer_wrongly_are_asked_until_one_is_right(tmp_path: Path) -> None:
     words = ("--questions", "1", "--streams", "1", "--policy", "laar", "--out", str(tmp_path / "out"))
-    text = demo("epp.demo.laar", *words)
+    text = demo("epp.lab.demo.laar", *words)
     assert "time to the first correct answer" in text
     (row,) = (line.split("│") for line in text.splitlines() if line.startswith("│ laar"))
     assert float(row[2]) > 0
@@ -67,7 +67,7 @@ def test_models_that_answer_wrongly_are_asked_until_one_is_right(tmp_path: Path)
 
 def test_a_learner_runs_beside_the_picker(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    text = demo("epp.demo.lodestar", "--seconds", "2", "--out", str(out))
+    text = demo("epp.lab.demo.lodestar", "--seconds", "2", "--out", str(out))
     for figure in ("TTFT ms: mean, p99", "who decided, and for whom", "no-model", "The learner says:"):
         assert figure in text
     assert decisions(out / "lodestar" / "records") > 5
@@ -76,7 +76,7 @@ def test_a_learner_runs_beside_the_picker(tmp_path: Path) -> None:
 
 def test_a_tuner_freezes_on_good_weights(tmp_path: Path) -> None:
     words = ("--start", "defaults", "--measurements", "1", "--recorded", "1200")
-    text = demo("epp.demo.tuner", *words, "--out", str(tmp_path / "out"))
+    text = demo("epp.lab.demo.tuner", *words, "--out", str(tmp_path / "out"))
     assert "0 promoted, 0 demoted; frozen; weights in force: " in text
     assert json.loads((tmp_path / "out" / "tuner.json").read_text())["history"]
     assert "TTFT p95" in text
@@ -84,7 +84,7 @@ def test_a_tuner_freezes_on_good_weights(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_regions_behind_long_links_answer_over_relays(tmp_path: Path) -> None:
-    text = demo("epp.demo.wan", "--loss", "0", "--no-faults", "--out", str(tmp_path / "out"))
+    text = demo("epp.lab.demo.wan", "--loss", "0", "--no-faults", "--out", str(tmp_path / "out"))
     if text.startswith("skipped: "):
         pytest.skip(text)
     for figure in ("ashburn", "frankfurt", "seoul", "TTFT p50", "two tiers"):

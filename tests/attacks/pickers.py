@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import yaml
 
-from epp.bench.children import picker, pool_of
 from epp.envoy.filters import EXT_PROC
 from epp.envoy.render import render
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, Variant
+from epp.lab.bench.children import picker, pool_of
 from tests.attacks.rig import ATTACKER, CONFIG, OTHER, Probe, Rig
 from tests.kit.picker import Serving
 

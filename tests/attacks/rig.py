@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from epp.bench.cpu import cpu_s, held
-from epp.bench.figures import percentile
 from epp.envoy.launch import tied_to_parent
+from epp.lab.bench.cpu import cpu_s, held
+from epp.lab.bench.figures import percentile
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.bench.asking import ask
-from epp.bench.upstream import Upstream
 from epp.errors import EppError
+from epp.lab.bench.asking import ask
+from epp.lab.bench.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from epp.bench import command, index
-from epp.bench.figures import load
 from epp.cli import main
+from epp.lab.bench import command, index
+from epp.lab.bench.figures import load
 
 ROOT, OWN = str(Path(__file__).parents[2]), str(os.getpid())
 

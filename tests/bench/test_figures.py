@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.bench import cpu
-from epp.bench.figures import Figures, load, percentile
-from epp.bench.goals import GOALS
 from epp.errors import EppError
+from epp.lab.bench import cpu
+from epp.lab.bench.figures import Figures, load, percentile
+from epp.lab.bench.goals import GOALS
 
 NAME = "core/18k/3/warm"
 
@@ -127,7 +127,7 @@ def test_a_process_is_preferred_only_where_that_was_asked_for(
     monkeypatch.setenv(cpu.PREFER_VARIABLE, asked)
     script = f"""
 import os, pathlib
-from epp.bench.cpu import prefer
+from epp.lab.bench.cpu import prefer
 group = pathlib.Path("{group}")
 prefer(os.getpid())
 print(group.read_text())

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.bench import learned, prompts, recorded, soak
-from epp.bench.bare import NOBODY, TRANSPORTS, answer
-from epp.bench.children import bare, picker, pool_of
-from epp.bench.client import Proxy
-from epp.bench.core import measure, measure_observing
-from epp.bench.figures import Figures
-from epp.bench.goals import GOALS
-from epp.bench.index import measured
-from epp.bench.recorded import Mode
-from epp.bench.rig import Rig, request
-from epp.bench.server import ServerBench
 from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Pick, PickNeeded, ResponseData
+from epp.lab.bench import learned, prompts, recorded, soak
+from epp.lab.bench.bare import NOBODY, TRANSPORTS, answer
+from epp.lab.bench.children import bare, picker, pool_of
+from epp.lab.bench.client import Proxy
+from epp.lab.bench.core import measure, measure_observing
+from epp.lab.bench.figures import Figures
+from epp.lab.bench.goals import GOALS
+from epp.lab.bench.index import measured
+from epp.lab.bench.recorded import Mode
+from epp.lab.bench.rig import Rig, request
+from epp.lab.bench.server import ServerBench
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 
 if TYPE_CHECKING:
-    from epp.bench.bare import Transport
     from epp.extproc.stream import Output
     from epp.extproc.types import Event
+    from epp.lab.bench.bare import Transport
 
 BODY = prompts.conversation(2_000, 1)[1]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.bench import tokens
-from epp.bench.figures import Figures
 from epp.cli import main
 from epp.errors import ConfigError, EppError
+from epp.lab.bench import tokens
+from epp.lab.bench.figures import Figures
 
 FIXTURES = Path(__file__).parent.parent / "tokenizer" / "data"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epp.client.retry import TRIED_HEADER, Attempt, Found, first_correct, first_correct_async
+from epp.client import TRIED_HEADER, Attempt, Found, first_correct, first_correct_async
 
 
 class Raw:

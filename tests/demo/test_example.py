@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from epp.demo.example import at_least, output
 from epp.errors import EppError
+from epp.lab.demo.example import at_least, output
 from tests.kit.wan import require_network
 
 HOLDS = """
 import sys
 from pathlib import Path
-from epp.demo.example import output
+from epp.lab.demo.example import output
 with output(Path(sys.argv[1])):
     Path(sys.argv[1], "records").write_text("mine")
     print("held", flush=True)
@@ -25,9 +25,9 @@ with output(Path(sys.argv[1])):
 """
 WAITS = """
 import asyncio
-from epp.demo.example import end_like_ctrl_c
-from epp.wan.network import Network
-from epp.wan.shape import Shape
+from epp.lab.demo.example import end_like_ctrl_c
+from epp.lab.wan.network import Network
+from epp.lab.wan.shape import Shape
 end_like_ctrl_c()
 async def wait():
     print("made", flush=True)

@@ -12,20 +12,20 @@ import pytest_asyncio
 
 from epp.config.load import parse_config
 from epp.config.pool import parse_pool
-from epp.decide.record_files import read_records
-from epp.decide.record_verify import verify
-from epp.demo.command import fleet
-from epp.demo.recorded import both, pair
-from epp.demo.stack import LAST_REPORTS_S, MODEL
-from epp.replay.load import LoadOptions, RequestResult, run_load
-from epp.replay.workloads.art_chat import DEMO, generate
+from epp.lab.compare.load import LoadOptions, RequestResult, run_load
+from epp.lab.demo.command import fleet
+from epp.lab.demo.recorded import both, pair
+from epp.lab.demo.stack import LAST_REPORTS_S, MODEL
+from epp.lab.workloads.art_chat import DEMO, generate
+from epp.records.files import read_records
+from epp.records.verify import verify
 from tests.kit.doctor import examined, noted, said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.demo.recorded import Pair
+    from epp.lab.demo.recorded import Pair
     from tests.kit.doctor import Found
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

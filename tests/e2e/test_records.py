@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.decide import explain, record_verify
-from epp.decide.record_files import read_records, record_files
+from epp.ops import explain
+from epp.records import verify as record_verify
+from epp.records.files import read_records, record_files
 from tests.kit.picker import CHAT, Serving
 from tests.kit.records import command, ended
 from tests.kit.replicas import MODEL

@@ -12,11 +12,11 @@ import msgspec
 import pytest_asyncio
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.decide.record_schema import join
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
-from epp.server.doctor.command import load
-from epp.sim.http import SimReplica
+from epp.lab.sim.http import SimReplica
+from epp.ops.doctor.command import load
+from epp.records.schema import join
 from tests.kit.doctor import examined, noted, said
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import CHAT, CONFIG, PickerProcess

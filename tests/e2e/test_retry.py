@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 
-from epp.client.retry import first_correct_async
+from epp.client import first_correct_async
 from epp.envoy.settings import Variant
 from tests.e2e.test_models import chat_answer
 from tests.kit.engines import Answered, Asked, Engine, EngineServing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.envoy.settings import Variant
-from epp.sim.fault import Fault
+from epp.lab.sim.fault import Fault
 from tests.e2e.test_faults import under_load, until_seen
 from tests.kit.picker import Serving
 from tests.kit.waiting import until

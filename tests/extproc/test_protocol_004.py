@@ -1,7 +1,7 @@
 """The endpoint picker protocol, point by point; each test names the section of proposal 004 that it checks.
 
 What is told of endpoints and errors beside the pick is in tests/server/test_gateway.py, the subset hint's
-forms are in tests/decide/test_subset.py.
+forms are in tests/schedule/test_subset.py.
 """
 
 from __future__ import annotations

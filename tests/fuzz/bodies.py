@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from epp.apis.canonical import text_bytes
+from epp.apis.media import MAX_REQUEST_TOKENS
+from epp.apis.pooling import MAX_REPEATED_CHARS
+from epp.apis.registry import affinity_key, error_words, find_parser
 from epp.errors import ClientError
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.canonical import text_bytes
-from epp.prompt.media import MAX_REQUEST_TOKENS
-from epp.prompt.pooling import MAX_REPEATED_CHARS
-from epp.prompt.registry import affinity_key, error_words, find_parser
-from epp.prompt.tokens import EstimateCounter
+from epp.prefix_cache.blocks import BlockHasher
+from epp.tokens.estimate import EstimateCounter
 from tests.kit.apis import APIS, Api
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.prompt.types import Parser
+    from epp.apis.types import Parser
 
 GOLDEN = Path(__file__).parent.parent / "prompt" / "golden"
 #: Canonical bytes are at most so many times the body's, beside what media and pairs may add: JSON's shortest

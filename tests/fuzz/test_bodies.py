@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from epp.prompt import registry
-from epp.prompt.registry import PARSERS
+from epp.apis import registry
+from epp.apis.registry import PARSERS
 from tests.fuzz import bodies
 
 

@@ -1,7 +1,7 @@
 """Every API by example: what each can do, told by data that tests drive and `docs/apis.md` is made from.
 
 A field that is None is a feature that the API does not have (`WHY_NOT` may say why). Nothing here is a claim:
-`tests/prompt/test_api_table.py` runs each example that is there, and the table has a yes exactly where one is.
+`tests/apis/test_api_table.py` runs each example that is there, and the table has a yes exactly where one is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from epp.prompt.usage import Usage
+from epp.apis.usage import Usage
 
 Body = dict[str, Any]
 

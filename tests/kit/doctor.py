@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epp.server.doctor.checks import examine
-from epp.server.doctor.context import Severity
-from epp.server.doctor.fetch import fetch_context
+from epp.ops.doctor.checks import examine
+from epp.ops.doctor.context import Severity
+from epp.ops.doctor.fetch import fetch_context
 
 if TYPE_CHECKING:
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
-    from epp.server.doctor.checks import Check
-    from epp.server.doctor.context import Finding
+    from epp.ops.doctor.checks import Check
+    from epp.ops.doctor.context import Finding
 
     Found = list[tuple[Check, Finding]]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.pool import EndpointSpec
-    from epp.sim.http import SimReplica
+    from epp.lab.sim.http import SimReplica
 
 
 @dataclass

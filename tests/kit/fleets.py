@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from epp.policies.registry import POLICIES
-from epp.view import NUMERIC_COLUMNS, FleetView, RequestView
+from epp.types import NUMERIC_COLUMNS, RequestView, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def fleet_view(
     engine_classes: Sequence[str] = (),
     models: Sequence[str] = (),
     **columns: Sequence[float] | NDArray[Any],
-) -> FleetView:
+) -> Snapshot:
     """A fleet of ``count`` endpoints ``10.0.0.<i>:8000``; columns not given are 0, hit ratios,
     success and upload rounds 1, texts empty."""
     unexpected = columns.keys() - set(NUMERIC_COLUMNS)
@@ -42,7 +42,7 @@ def fleet_view(
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name
     endpoints = tuple(names) or tuple(f"10.0.{i // 250}.{i % 250}:8000" for i in range(count))
-    return FleetView.of_columns(
+    return Snapshot.of_columns(
         values,
         endpoints=endpoints,
         regions=tuple(regions) or ("",) * count,
@@ -51,7 +51,7 @@ def fleet_view(
     )
 
 
-def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
+def permuted(fleet: Snapshot, order: Sequence[int]) -> Snapshot:
     """The same fleet with its endpoints in another order."""
     index = list(order)
     texts: dict[str, Any] = {
@@ -63,7 +63,7 @@ def permuted(fleet: FleetView, order: Sequence[int]) -> FleetView:
     return replace(fleet, block=fleet.block[:, index], **texts, unknown=unknown)
 
 
-def with_unknown(fleet: FleetView, column: str, index: int) -> FleetView:
+def with_unknown(fleet: Snapshot, column: str, index: int) -> Snapshot:
     """The same fleet with one value not known: filled with the worst of the column, and marked."""
     values: NDArray[np.float64] = getattr(fleet, column).copy()
     mask = np.zeros(len(values), np.bool_)
@@ -74,7 +74,7 @@ def with_unknown(fleet: FleetView, column: str, index: int) -> FleetView:
     return replace(fleet, block=block, unknown={**fleet.unknown, column: mask})
 
 
-def copied(fleet: FleetView) -> dict[str, NDArray[np.float64]]:
+def copied(fleet: Snapshot) -> dict[str, NDArray[np.float64]]:
     """Copies of all columns, to compare with later."""
     return {name: getattr(fleet, name).copy() for name in NUMERIC_COLUMNS}
 
@@ -90,7 +90,7 @@ def register(patch: pytest.MonkeyPatch, policy: type[Policy]) -> None:
     patch.setitem(POLICIES, policy.name, point)
 
 
-def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[FleetView]:
+def plausible_fleets(count: int, prompt_tokens: int = 4000) -> list[Snapshot]:
     """Different fleets of four with values as in life, the same ones every time."""
     random = np.random.default_rng(4)
     made = []
@@ -129,7 +129,7 @@ _AMOUNTS = st.one_of(st.just(0.0), st.floats(0.0, 1e12, allow_subnormal=False), 
 
 
 @st.composite
-def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> FleetView:
+def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> Snapshot:
     """Fleets with any values that signals can have, ties and zeros among them."""
     count = draw(st.integers(min_size, max_size))
     size = count * len(NUMERIC_COLUMNS)

@@ -7,26 +7,26 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from epp.config.reward_model import parse_reward_model
-from epp.decide.picker import Picker, PickerSettings
-from epp.decide.weights import WeightBook
-from epp.learn.loop import Loop
-from epp.learn.trial import Contender
-from epp.learner.challenger import POLICY, STARTING, WEIGHT
+from epp.learn.reward_model.challenger import POLICY, STARTING, WEIGHT
+from epp.learn.reward_model.loop import Loop
+from epp.learn.reward_model.trial import Contender
+from epp.learn.sidecar.paths import ModelPaths
+from epp.learn.tuner.state import Rules
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.sidecar.paths import ModelPaths
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
-from epp.tuner.state import Rules
 from tests.kit.learning import settings_of
 from tests.kit.tunework import World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.learner.settings import LearnerSettings
-    from epp.tune.tuner import Tuner
+    from epp.learn.reward_model.settings import LearnerSettings
+    from epp.learn.tuner.tuner import Tuner
 
 
 def faster_by_the_model(weights: Mapping[str, float]) -> float:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from epp.apis.usage import Usage
 from epp.config.strict import convert
-from epp.decide.record_files import file_name
-from epp.decide.records import Outcome, outcome_record, to_record
-from epp.learner.samples import Logged, Sample
-from epp.learner.settings import LearnerSettings
-from epp.prompt.usage import Usage
+from epp.learn.reward_model.samples import Logged, Sample
+from epp.learn.reward_model.settings import LearnerSettings
+from epp.records.files import file_name
+from epp.schedule.decision import Outcome, outcome_record, to_record
 from tests.kit.records import WALL_S, ask_of, picker_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
 
 FEATURES = ("running_requests", "uncached_tokens", "rtt_ms")
 #: Milliseconds by engine class: a prefill token there.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from epp.clock import ManualClock
 from epp.config.reward_model import parse_reward_model
-from epp.learn.loop import Loop
-from epp.sidecar.files import Files
-from epp.sidecar.lock import ProcessLock
-from epp.sidecar.paths import ModelPaths
+from epp.learn.reward_model.loop import Loop
+from epp.learn.sidecar.files import Files
+from epp.learn.sidecar.lock import ProcessLock
+from epp.learn.sidecar.paths import ModelPaths
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.learner.settings import LearnerSettings
+    from epp.learn.reward_model.settings import LearnerSettings
     from epp.policies.reward_model import RewardModel
 
 

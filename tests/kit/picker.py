@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.demo.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.sim.http import SimReplica
+from epp.lab.demo.child import EPP, Child
+from epp.lab.sim.http import SimReplica
 from tests.kit.replicas import MODEL, metric, quick_config
 from tests.kit.transports import CHOSEN
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from epp.sim.http import SimConfig
+    from epp.lab.sim.http import SimConfig
 
 CHAT = "/v1/chat/completions"
 #: Probes and scrapes quick enough that a test need not wait for them; their time limit is that of a busy machine, on

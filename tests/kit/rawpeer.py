@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from epp.config.load import parse_config
-from epp.http2 import frames
-from epp.http2.status import Status
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from epp.server.app import App
 from epp.server.clock import SystemClock
 from epp.server.health import EXT_PROC
 from epp.signals.endpoint import Endpoint
+from epp.transport import frames
+from epp.transport.status import Status
 from tests.kit.http2 import Client, Fields, Frame, message
 from tests.kit.waiting import until
 

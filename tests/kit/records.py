@@ -7,27 +7,27 @@ import contextlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from epp.apis.types import MeasuredPrompt
+from epp.apis.usage import Usage
 from epp.config.schema import Records
-from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.record_files import read_records
-from epp.decide.record_schema import join
-from epp.decide.recorder import FILE_BYTES, FileRecorder
-from epp.decide.records import Outcome
-from epp.decide.weights import WeightBook
 from epp.policies.registry import create
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.types import MeasuredPrompt
-from epp.prompt.usage import Usage
+from epp.prefix_cache.blocks import BlockHasher
+from epp.prefix_cache.index import PrefixIndex
+from epp.records.files import read_records
+from epp.records.recorder import FILE_BYTES, FileRecorder
+from epp.records.schema import join
+from epp.schedule.decision import Outcome
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
 
 HASHER = BlockHasher(b"the secret of the tests")
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epp.sim.engine_class import L40S_X2
-from epp.sim.http import SimConfig, SimReplica
+from epp.lab.sim.engine_class import L40S_X2
+from epp.lab.sim.http import SimConfig, SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.decide.record_files import file_name
-from epp.decide.records import Outcome, outcome_record, to_record
+from epp.apis.usage import Usage
+from epp.lab.sim.fleet import FleetSim
+from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.usage import Usage
-from epp.sim.fleet import FleetSim
-from epp.sim.scenario import WindowOptions
+from epp.prefix_cache.blocks import BlockHasher
+from epp.records.files import file_name
+from epp.schedule.decision import Outcome, outcome_record, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from epp.decide.picker import Ask
-    from epp.decide.records import Decision
-    from epp.replay.trace import TraceRequest
-    from epp.sim.results import SimResult
-    from epp.sim.scenario import FleetSpec
+    from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.results import SimResult
+    from epp.lab.sim.scenario import FleetSpec
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Ask
 
 _HASHER = BlockHasher(b"the secret of the tests")
 

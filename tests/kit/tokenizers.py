@@ -1,6 +1,6 @@
 """Small tokenizers of the kinds that models have, trained on this repository's own documents.
 
-``python -m tests.kit.tokenizers`` writes ``tests/tokenizer/data``. The kinds: ``bytes`` splits like GPT-4, Llama 3
+``python -m tests.kit.tokenizers`` writes ``tests/tokens/data``. The kinds: ``bytes`` splits like GPT-4, Llama 3
 and Qwen and merges bytes, with NFC before it; ``gpt2`` splits like GPT-2; ``pieces`` is what Llama 2 and Mistral
 have: no splitting, a space before every text, bytes where letters are unknown; ``first`` is its newer
 spelling; ``unigram`` is a lattice, as T5 has it.

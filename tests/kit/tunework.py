@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.apis.types import MeasuredPrompt
+from epp.apis.usage import Usage
 from epp.clock import ManualClock
-from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.record_files import file_name
-from epp.decide.records import SCHEMA_VERSION, Outcome, outcome_record, to_record
-from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
+from epp.learn.sidecar.files import Files
+from epp.learn.sidecar.lock import ProcessLock
+from epp.learn.sidecar.paths import WeightsPaths
+from epp.learn.tuner.bounds import tuner_bounds
+from epp.learn.tuner.session import Session
+from epp.learn.tuner.settings import Evidence, Goal, Stages, TunerSettings
+from epp.learn.tuner.state import Rules
+from epp.learn.tuner.tuner import Found, Tuner
 from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
-from epp.prompt.usage import Usage
-from epp.sidecar.files import Files
-from epp.sidecar.lock import ProcessLock
-from epp.sidecar.paths import WeightsPaths
+from epp.prefix_cache.index import PrefixIndex
+from epp.records.files import file_name
+from epp.schedule.decision import SCHEMA_VERSION, Outcome, outcome_record, to_record
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
-from epp.tune.session import Session
-from epp.tune.tuner import Found, Tuner
-from epp.tuner.bounds import tuner_bounds
-from epp.tuner.settings import Evidence, Goal, Stages, TunerSettings
-from epp.tuner.state import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from epp.tune.tuner import Rehearsal
-    from epp.tuner.state import State
+    from epp.learn.tuner.state import State
+    from epp.learn.tuner.tuner import Rehearsal
 
 START_WALL_S = 1_700_000_000.0
 STARTING = {"rtt_weight": 0.276, "queue_weight": 0.5, "prefill_weight": 1.0}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.tuner.machine import resume, start, step
-from epp.tuner.plan import Plan, assign
-from epp.tuner.samples import Sample, read_stamp
-from epp.tuner.settings import Evidence, Stages, TunerSettings
-from epp.tuner.state import (
+from epp.learn.tuner.machine import resume, start, step
+from epp.learn.tuner.plan import Plan, assign
+from epp.learn.tuner.samples import Sample, read_stamp
+from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
+from epp.learn.tuner.state import (
     Event,
     Note,
     NothingBetter,
@@ -29,7 +29,7 @@ from epp.tuner.state import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.tuner.state import Action
+    from epp.learn.tuner.state import Action
 
 START_WALL_S = 1_700_000_000.0
 BOUNDS = {"a": (0.1, 10.0), "b": (0.1, 10.0)}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.wan.network import HUB, Network, why_not
+from epp.lab.wan.network import HUB, Network, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epp.wan.shape import Shape
+    from epp.lab.wan.shape import Shape
 
 PORT = 9000
 

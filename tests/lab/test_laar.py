@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
+from epp.lab.compare.simulate import run_all
 from epp.lab.experiments.laar import fleet, requests_of, run
 from epp.lab.model_accuracies import NAMES, draw_truth, right_answers, stated
+from epp.lab.sim.retry import Asked, Question, RetrySim
+from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
-from epp.replay.simulate import run_all
 from epp.signals.capability import Cell
-from epp.sim.retry import Asked, Question, RetrySim
-from epp.sim.scenario import WindowOptions
 
 
 @pytest.mark.parametrize("seed", [1, 2, 101, 150])

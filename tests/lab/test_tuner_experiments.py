@@ -11,17 +11,17 @@ from epp.lab import tuner_cells
 from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
 from epp.lab.tuner_cells import CELLS, HOME, weights_off
 from epp.lab.tuner_life import BEGIN_WALL_S, Life, Stretch, defaults_of, rules_of
-from epp.tuner import machine
-from epp.tuner.plan import Plan, Split, Switchback
-from epp.tuner.settings import Stages, TunerSettings
-from epp.tuner.state import NothingBetter, Proposed
+from epp.learn.tuner import machine
+from epp.learn.tuner.plan import Plan, Split, Switchback
+from epp.learn.tuner.settings import Stages, TunerSettings
+from epp.learn.tuner.state import NothingBetter, Proposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.replay.trace import TraceRequest
-    from epp.tuner.samples import Sample
-    from epp.tuner.state import State
+    from epp.lab.compare.trace import TraceRequest
+    from epp.learn.tuner.samples import Sample
+    from epp.learn.tuner.state import State
 
 POLICY = "gorgo-ms"
 OTHER = {"prefill_weight": 1.0}

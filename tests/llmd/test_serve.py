@@ -16,11 +16,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.demo.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
+from epp.lab.demo.child import Child
+from epp.lab.sim.http import SimReplica
 from epp.signals.endpoint import Endpoint
-from epp.sim.http import SimReplica
 from tests.kit import kubeobjects as objects
 from tests.kit.envoy import require_envoy
 from tests.kit.kubefollow import kubeconfig

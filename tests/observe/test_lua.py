@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
 import epp.envoy
+from epp.apis.usage import NO_USAGE, Usage, UsageReader
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.prompt.usage import NO_USAGE, Usage, UsageReader
 from epp.server.report import decode
 from tests.observe import answers
 from tests.observe.entries import entry, wire

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from epp.prompt.answer import AnswerWatch
-from epp.prompt.usage import Usage
+from epp.apis.answer import AnswerWatch
+from epp.apis.usage import Usage
 from tests.observe import answers
 from tests.observe.test_lua import LUA
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prompt.usage import NO_USAGE, Usage
+from epp.apis.usage import NO_USAGE, Usage
 from epp.server.report import Termination
 from tests.kit.envoy import require_version
 from tests.observe import answers

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from epp.apis.usage import NO_USAGE, Usage
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.prompt.usage import NO_USAGE, Usage
 from epp.server.als import AccessLogReceiver
 from epp.server.report import Termination, decode
 from tests.observe.entries import START, entry, wire

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
+from epp.apis.registry import ROUTES, find_parser
 from epp.envoy.examples import ENDPOINTS
 from epp.envoy.observe import STRIPPED_PATHS, script
 from epp.envoy.settings import EnvoySettings
-from epp.prompt.registry import ROUTES, find_parser
 
 HARNESS = """
 function(path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.prompt.usage import NO_USAGE
+from epp.apis.usage import NO_USAGE
 from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
 from tests.kit.envoy import ScriptedUpstream

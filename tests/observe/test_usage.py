@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.prompt.usage import MAX_OBJECT_BYTES, NO_USAGE, Usage, UsageReader, parse_usage
+from epp.apis.usage import MAX_OBJECT_BYTES, NO_USAGE, Usage, UsageReader, parse_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

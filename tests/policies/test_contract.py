@@ -14,7 +14,7 @@ from epp.policies.base import Policy
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create
-from epp.view import NUMERIC_COLUMNS
+from epp.types import NUMERIC_COLUMNS
 from tests.kit.fleets import (
     copied,
     fleet_view,
@@ -28,7 +28,7 @@ from tests.kit.fleets import (
 from tests.kit.reward_models import WIDE, linear_model
 
 if TYPE_CHECKING:
-    from epp.view import FleetView, Ranking, RequestView
+    from epp.types import Ranking, RequestView, Snapshot
 
 #: A learned policy is another one with a model: once without (its entry in the registry), once with.
 WITH_MODEL = Lodestar(
@@ -63,11 +63,11 @@ def is_sum(policy: Policy) -> bool:
     return kind.combine is Policy.combine and kind.rank in (Policy.rank, GorgoMs.rank)
 
 
-def rank(policy: Policy, ask: RequestView, fleet: FleetView, seed: int = 7) -> Ranking:
+def rank(policy: Policy, ask: RequestView, fleet: Snapshot, seed: int = 7) -> Ranking:
     return policy.rank(ask, fleet, policy.default_weights(), seed)
 
 
-def last_bits(policy: Policy, fleet: FleetView) -> float:
+def last_bits(policy: Policy, fleet: Snapshot) -> float:
     """How far apart two costs may be that are equal: a product of matrices adds up differently by place."""
     if policy is not WITH_MODEL:
         return 0.0
@@ -79,7 +79,7 @@ def last_bits(policy: Policy, fleet: FleetView) -> float:
 @settings(max_examples=30)
 @given(ask=requests(), fleet=fleets(), seed=st.integers(0, 2**64 - 1))
 def test_every_endpoint_gets_a_finite_cost(
-    policy: Policy, ask: RequestView, fleet: FleetView, seed: int
+    policy: Policy, ask: RequestView, fleet: Snapshot, seed: int
 ) -> None:
     ranking = rank(policy, ask, fleet, seed)
     assert ranking.costs.shape == (len(fleet),)
@@ -95,7 +95,7 @@ def test_every_endpoint_gets_a_finite_cost(
 @settings(max_examples=30)
 @given(ask=requests(), fleet=fleets())
 def test_same_inputs_same_answer_and_inputs_untouched(
-    policy: Policy, ask: RequestView, fleet: FleetView
+    policy: Policy, ask: RequestView, fleet: Snapshot
 ) -> None:
     before = copied(fleet)
     weights = policy.default_weights()
@@ -111,7 +111,7 @@ def test_same_inputs_same_answer_and_inputs_untouched(
 @settings(max_examples=30)
 @given(ask=requests(), fleet=fleets(min_size=2), data=st.data())
 def test_the_order_of_endpoints_decides_nothing(
-    policy: Policy, ask: RequestView, fleet: FleetView, data: st.DataObject
+    policy: Policy, ask: RequestView, fleet: Snapshot, data: st.DataObject
 ) -> None:
     if policy.name in ORDERED:
         return
@@ -125,7 +125,7 @@ def test_the_order_of_endpoints_decides_nothing(
 @settings(max_examples=30)
 @given(ask=requests(), fleet=fleets())
 def test_terms_that_are_not_combined_otherwise_sum_to_the_cost(
-    policy: Policy, ask: RequestView, fleet: FleetView
+    policy: Policy, ask: RequestView, fleet: Snapshot
 ) -> None:
     ranking = rank(policy, ask, fleet)
     if is_sum(policy):
@@ -137,7 +137,7 @@ def test_terms_that_are_not_combined_otherwise_sum_to_the_cost(
 @settings(max_examples=30)
 @given(ask=requests(), fleet=fleets(min_size=2), data=st.data())
 def test_a_value_not_known_never_makes_an_endpoint_cheaper(
-    policy: Policy, ask: RequestView, fleet: FleetView, data: st.DataObject
+    policy: Policy, ask: RequestView, fleet: Snapshot, data: st.DataObject
 ) -> None:
     index = data.draw(st.integers(0, len(fleet) - 1))
     column = data.draw(st.sampled_from(FILLABLE))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decide.picker import Ask
+from epp.apis.types import MeasuredPrompt
 from epp.policies.gorgo_ms import GorgoMs
-from epp.prompt.types import MeasuredPrompt
+from epp.schedule.picker import Ask
 from tests.kit.records import POOL, WALL_S, picker_of
 
 _WEIGHT = GorgoMs.weight_specs["prefill_weight"].default

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from epp.lab.baselines.laar_paper import LaarPaper
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.laar import Laar
-from epp.policies.laar_paper import LaarPaper
-from epp.view import length_bucket
+from epp.types import length_bucket
 from tests.kit.fleets import fleet_view, plausible_fleets, request
 
 BOTH = pytest.mark.parametrize("policy", [Laar(), LaarPaper()], ids=lambda policy: policy.name)

@@ -26,7 +26,7 @@ from tests.kit.fleets import (
 from tests.kit.reward_models import linear_model, random_model
 
 if TYPE_CHECKING:
-    from epp.view import FleetView, Ranking, RequestView
+    from epp.types import Ranking, RequestView, Snapshot
 
 #: Predicts 10 ms for each request in an engine's batch.
 BY_BATCH = linear_model({"engine_running": 10.0})
@@ -34,7 +34,7 @@ BY_BATCH = linear_model({"engine_running": 10.0})
 UP_TO_TEN = linear_model({"engine_running": 10.0}, low={"engine_running": 0.0}, high={"engine_running": 10.0})
 
 
-def ranked(policy: Lodestar, fleet: FleetView, ask: RequestView | None = None, **weights: float) -> Ranking:
+def ranked(policy: Lodestar, fleet: Snapshot, ask: RequestView | None = None, **weights: float) -> Ranking:
     return policy.rank(ask or request(), fleet, {**policy.default_weights(), **weights}, 7)
 
 
@@ -46,7 +46,7 @@ def reasons(ranking: Ranking) -> list[str]:
     return [FALLBACKS[int(code)] for code in ranking.terms["fallback"]]
 
 
-def heuristic(fleet: FleetView, ask: RequestView | None = None) -> list[float]:
+def heuristic(fleet: Snapshot, ask: RequestView | None = None) -> list[float]:
     policy = create("prefix-cache-and-load")
     costs: list[float] = policy.rank(ask or request(), fleet, policy.default_weights(), 7).costs.tolist()
     return costs
@@ -139,7 +139,7 @@ class TestBounds:
     @settings(max_examples=40)
     @given(ask=requests(), fleet=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
-        self, ask: RequestView, fleet: FleetView
+        self, ask: RequestView, fleet: Snapshot
     ) -> None:
         ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0, k=0), fleet, ask)
         inside = [reason == "" for reason in reasons(ranking)]
@@ -155,7 +155,7 @@ class TestBounds:
 @given(ask=requests(), fleet=fleets())
 @pytest.mark.parametrize("classes", [(), ("a30", "")])
 def test_judging_is_predicting_and_looking_at_the_bounds(
-    classes: tuple[str, ...], ask: RequestView, fleet: FleetView
+    classes: tuple[str, ...], ask: RequestView, fleet: Snapshot
 ) -> None:
     model = random_model(classes=classes)
     model = replace(model, low=np.full_like(model.low, -1.0), high=np.full_like(model.high, 2_000.0))
@@ -225,7 +225,7 @@ class TestChance:
     @given(ask=requests(), fleet=fleets())
     @pytest.mark.parametrize("policy", [Lodestar(), Lodestar(UP_TO_TEN), Lodestar(random_model())])
     def test_is_known_of_every_endpoint_whoever_decides(
-        self, policy: Lodestar, ask: RequestView, fleet: FleetView
+        self, policy: Lodestar, ask: RequestView, fleet: Snapshot
     ) -> None:
         ranking = ranked(policy, fleet, ask)
         chances = ranking.terms["probability"]
@@ -249,7 +249,7 @@ class TestHomes:
 
     NAMES = tuple(f"10.0.0.{number}:8000" for number in range(6))
 
-    def fleet(self, **columns: Any) -> FleetView:
+    def fleet(self, **columns: Any) -> Snapshot:
         told = {
             "engine_kv_usage": [0.9] * 6,
             "cached_tokens": [0, 0, 0, 0, 0, 500],

@@ -12,10 +12,10 @@ from tests.kit.fleets import fleet_view, request
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
-    from epp.view import FleetView, Ranking
+    from epp.types import Ranking, Snapshot
 
 
-def ranked(policy: Lodestar, fleet: FleetView) -> Ranking:
+def ranked(policy: Lodestar, fleet: Snapshot) -> Ranking:
     return policy.rank(ASK, fleet, policy.default_weights(), 7)
 
 

@@ -17,7 +17,7 @@ from epp.policies.session_affinity import SessionAffinity
 from tests.kit.fleets import fleet_view, permuted, request
 
 if TYPE_CHECKING:
-    from epp.view import FleetView
+    from epp.types import Snapshot
 
 NO_WEIGHTS: dict[str, float] = {}
 
@@ -109,7 +109,7 @@ def test_random_follows_seed_and_decision() -> None:
     assert len(set(draws.values())) == 4
 
 
-def home(key: str, fleet: FleetView) -> str:
+def home(key: str, fleet: Snapshot) -> str:
     costs = SessionAffinity().rank(request(f"d-{key}", affinity_key=key), fleet, NO_WEIGHTS, 0).costs
     return fleet.endpoints[int(costs.argmin())]
 

@@ -8,18 +8,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from epp.policies.dynamo import Dynamo
+from epp.lab.baselines.dynamo import Dynamo
+from epp.lab.baselines.least_request_stale import LeastRequestStale
+from epp.lab.baselines.prefix_threshold import PrefixThreshold
+from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
+from epp.lab.baselines.sglang_cache_aware import SglangCacheAware
 from epp.policies.least_load import LeastLoad, LeastLoadStale
 from epp.policies.least_request import LeastRequest
-from epp.policies.least_request_stale import LeastRequestStale
 from epp.policies.power_of_two import PowerOfTwo
 from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
-from epp.policies.prefix_threshold import PrefixThreshold
 from epp.policies.random import Random
 from epp.policies.session_affinity import SessionAffinity
 from epp.policies.session_affinity_bounded import PrefixHash, SessionAffinityBounded
-from epp.policies.session_affinity_hash256 import SessionAffinityHash256
-from epp.policies.sglang_cache_aware import SglangCacheAware
 from tests.kit.arrivals import burst
 from tests.kit.fleets import fleet_view, permuted, request
 

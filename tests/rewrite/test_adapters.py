@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from epp.prompt.blocks import BlockHasher
-from epp.prompt.openai import ChatParser
-from epp.prompt.tokens import EstimateCounter
-from epp.signals.prefix_index import PrefixIndex
+from epp.apis.openai import ChatParser
+from epp.prefix_cache.blocks import BlockHasher
+from epp.prefix_cache.index import PrefixIndex
+from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
-    from epp.prompt.types import MeasuredPrompt
+    from epp.apis.types import MeasuredPrompt
 
 HASHER, COUNTER = BlockHasher(b"a secret of sixteen"), EstimateCounter()
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.apis.rewrite import rewrite
 from epp.errors import ClientError
-from epp.prompt.rewrite import rewrite
 
 SERVED = 'org/größe "7B" \\ 模型'
 VALUES = st.recursive(

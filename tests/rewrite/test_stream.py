@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from epp.decide.picker import Ask
+from epp.apis.rewrite_answer import restorer
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.prompt.rewrite_answer import restorer
+from epp.schedule.picker import Ask
 from epp.server.rewrite import rewritten
 from tests.kit.conversation import (
     DUPLEX,

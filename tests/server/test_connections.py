@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2
 
 from epp.clock import ManualClock
 from epp.config.listen import ServerTls
-from epp.http2.frames import ErrorCode
 from epp.server.accepting import Acceptor, allow_files, allowed_connections
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import rpc_context
+from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.http2 import message
 from tests.kit.rawpeer import RawPeer, Serving

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.usage import NO_USAGE, Usage
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
-from epp.decide.explain import explain
-from epp.decide.records import Source, to_record
 from epp.extproc.types import Cause, HttpRequest, Refusal
-from epp.prompt.usage import NO_USAGE, Usage
+from epp.ops.explain import explain
+from epp.schedule.decision import Source, to_record
 from epp.server.app import App
 from epp.server.report import Report, Termination
 from epp.signals.endpoint import Endpoint
@@ -25,7 +25,7 @@ from tests.kit.shown import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.records import Decision, Outcome
+    from epp.schedule.decision import Decision, Outcome
 
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000") for number in range(1, 4))
 WORDS = "all that was said so far, at such a length that there is something to cache. "

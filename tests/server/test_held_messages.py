@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.answer import WATCH_BYTES
+from epp.apis.types import CountedPrompt
 from epp.extproc.headers import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
-from epp.http2.connection import STREAM_BYTES
-from epp.http2.frames import window_update
-from epp.http2.status import Status
-from epp.prompt.answer import WATCH_BYTES
-from epp.prompt.types import CountedPrompt
 from epp.server.health import EXT_PROC
 from epp.server.tokenizers import Count, Tokenizers
+from epp.transport.connection import STREAM_BYTES
+from epp.transport.frames import window_update
+from epp.transport.status import Status
 from tests.kit.conversation import (
     DUPLEX,
     request_body,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from epp.apis.types import FirstArguments
     from epp.extproc.types import HttpRequest
-    from epp.prompt.types import FirstArguments
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000

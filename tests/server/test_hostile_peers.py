@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from epp.apis.answer import WATCH_BYTES
 from epp.clock import ManualClock
-from epp.http2.connection import STREAM_BYTES
-from epp.http2.status import Status
-from epp.prompt.answer import WATCH_BYTES
+from epp.transport.connection import STREAM_BYTES
+from epp.transport.status import Status
 from tests.kit.conversation import (
     DUPLEX,
     request_body,

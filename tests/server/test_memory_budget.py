@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from epp.bench.cpu import held
 from epp.extproc.message_size import MAX_BODILESS_BYTES
-from epp.http2.connection import STREAM_BYTES
-from epp.http2.status import Status
+from epp.lab.bench.cpu import held
 from epp.server.health import EXT_PROC
+from epp.transport.connection import STREAM_BYTES
+from epp.transport.status import Status
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message
 from tests.kit.picker import PickerProcess

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from epp.apis.types import MeasuredPrompt
+from epp.apis.usage import Usage
 from epp.clock import ManualClock
-from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.records import Outcome
-from epp.decide.weights import WeightBook
+from epp.learn.tuner.plan import Plan, Switchback, render_plan
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
-from epp.prompt.usage import Usage
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.decision import Outcome
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.server.metrics import Histogram, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_requests import GONE, MAX_PRIORITIES, MAX_STRANGE_MODELS
@@ -29,8 +31,6 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import Travelled
-from epp.signals.prefix_index import PrefixIndex
-from epp.tuner.plan import Plan, Switchback, render_plan
 from tests.kit.replicas import metric
 from tools.gen_metrics_docs import PAGE, page
 

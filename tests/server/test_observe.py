@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.types import MeasuredPrompt
+from epp.apis.usage import Usage
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
-from epp.decide.picker import Ask, Picker, PickerSettings
-from epp.decide.records import Outcome, Source
-from epp.decide.weights import WeightBook
 from epp.errors import ConfigError
 from epp.extproc.types import Finish, Observe
 from epp.policies.registry import create
-from epp.prompt.types import MeasuredPrompt
-from epp.prompt.usage import Usage
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.decision import Outcome, Source
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.weights import WeightBook
 from epp.server.app import App
 from epp.server.observe import Sampler, section_of, share_of
 from epp.server.unobserved import LONGEST, UnobservedLeases
@@ -26,7 +27,6 @@ from epp.signals.duration import foretell
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.prefix_index import PrefixIndex
 from epp.signals.rates import Rates, RateTable
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
 from tests.kit.logs import own_lines

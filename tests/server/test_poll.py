@@ -14,6 +14,7 @@ from aiohttp import web
 from epp.clock import ManualClock
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config, Probe, Scrape
+from epp.prefix_cache.index import PrefixIndex
 from epp.server.client_credentials import TokenFile
 from epp.server.clock import SystemClock
 from epp.server.feed import SignalFeed
@@ -36,7 +37,6 @@ from epp.server.tasks import Tasks
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
-from epp.signals.prefix_index import PrefixIndex
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 

@@ -9,9 +9,9 @@ import pytest
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
+from epp.ops.doctor.command import load
 from epp.server import pool as pools
 from epp.server.app import App
-from epp.server.doctor.command import load
 from epp.server.listed import ListedModel
 from epp.server.poll import target_of
 from tests.kit.shown import shown

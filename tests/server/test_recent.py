@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.bench.rig import Rig, request
+from epp.lab.bench.rig import Rig, request
 from epp.server.core import Decided, RecentDecisions
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'

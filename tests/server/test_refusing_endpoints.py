@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.decide.explain import explain
-from epp.decide.record_verify import verify
-from epp.decide.records import to_record
+from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest
-from epp.prompt.usage import NO_USAGE, Usage
+from epp.ops.explain import explain
+from epp.records.verify import verify
+from epp.schedule.decision import to_record
 from epp.server.core import Decided
 from epp.server.listed import ListedModel
 from tests.kit.shown import shown
@@ -24,7 +24,7 @@ from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.records import Decision, Outcome
+    from epp.schedule.decision import Decision, Outcome
 
 QUESTION = [{"role": "user", "content": WORDS}]
 

@@ -11,7 +11,7 @@ from epp.extproc.types import Pick
 from epp.server.relays import RELAYS_KEY, RelayPaths
 
 if TYPE_CHECKING:
-    from epp.decide.records import Decision
+    from epp.schedule.decision import Decision
 
 PICK = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.clock import ManualClock
+from epp.prefix_cache.warm_index import WarmIndex
 from epp.server.restore import IndexRestore
 from epp.signals.fleet import Fleet
-from epp.signals.warm_index import WarmIndex
 from tests.kit.records import HASHER, POOL, decided, record_all
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.record_restore import Restored
+    from epp.records.restore import Restored
 
 
 @pytest.mark.parametrize("lost", ["nothing", "its engine restarted", "it left", "it left and came back"])

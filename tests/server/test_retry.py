@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from epp.config.load import parse_config
-from epp.decide import explain, feedback_command
-from epp.decide.record_files import read_records
-from epp.decide.recorder import FileRecorder
-from epp.decide.records import to_record
 from epp.errors import EppError
 from epp.extproc.types import HttpRequest
+from epp.ops import explain
+from epp.ops import feedback as feedback_command
+from epp.records.files import read_records
+from epp.records.recorder import FileRecorder
+from epp.schedule.decision import to_record
 from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.decision_ids import DecisionIds

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.reward_model import dump_reward_model
-from epp.decide.model_watch import WINDOW
-from epp.decide.records import to_record
 from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
+from epp.schedule.decision import to_record
+from epp.schedule.model_watch import WINDOW
 from epp.server.app import App
 from epp.server.core import Decided
 from epp.server.learned import PER_CHECK
@@ -27,8 +27,8 @@ from tests.kit.reward_models import linear_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.decide.records import Decision
     from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
 
 NOW_S = 1_800_000_000.0
 POOL = ("10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1")

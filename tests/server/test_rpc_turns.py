@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from epp.http2 import frames
 from epp.server.rpc_protocol import RpcConnection
 from epp.server.turns import Peer
+from epp.transport import frames
 from tests.kit.http2 import PATH, Client, message, serving
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.server.test_connections import answered
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.extproc.body_budget import Reclaim
-    from epp.http2.calls import Call
-    from epp.http2.connection import Connection
     from epp.server.rpc_server import RpcServer
     from epp.server.turns import Turn
+    from epp.transport.calls import Call
+    from epp.transport.connection import Connection
 
 FLOODS = {
     "window updates": frames.window_update(0, 1) * 300_000,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from epp.decide.rerun import rerun
 from epp.errors import ConfigError
 from epp.policies.lodestar import Lodestar
 from epp.policies.random import Random
 from epp.policies.registry import create
+from epp.schedule.rerun import rerun
 from epp.server.shadow import Shadow, quiet, shadows
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from epp.view import FleetView, Ranking, RequestView
+    from epp.types import Ranking, RequestView, Snapshot
 
 
 def shadow(*names: str, **options: Any) -> Shadow:
@@ -89,9 +89,7 @@ def test_the_reward_model_judges_where_it_knows_both() -> None:
 class Broken(Random):
     name: ClassVar[str] = "broken"
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         raise ZeroDivisionError(request, fleet, weights, seed)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from epp.http2.limits import Bucket, Rate
 from epp.server import turns
 from epp.server.turns import Peer, Peers, Turns, address_key
+from epp.transport.limits import Bucket, Rate
 
 
 class Waiting(Turns):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from epp.signals.duration import Duration, foretell, network_ms, prefills
 from epp.signals.rates import DEFAULT_PRIOR, Rates, RateTable
-from epp.view import RequestView
+from epp.types import RequestView
 from tests.kit.fleets import fleet_view
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

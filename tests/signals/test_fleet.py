@@ -14,12 +14,12 @@ from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import PRIORS
-from epp.view import NUMERIC_COLUMNS
+from epp.types import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.view import FleetView
+    from epp.types import Snapshot
 
 
 @dataclass
@@ -54,7 +54,7 @@ def slots(fleet: Fleet, *names: str) -> list[int]:
     return [slot for slot in found if slot is not None]
 
 
-def view(fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0) -> FleetView:
+def view(fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0) -> Snapshot:
     chosen = np.array(slots(fleet, *names), dtype=np.intp)
     return fleet.view(chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s)
 

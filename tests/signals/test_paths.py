@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from epp.signals.duration import cold_ms, foretell, network_ms
 from epp.signals.paths import IDLE_S, NONE_IDLE, PathTable, Travelled, cold_body_ms
-from epp.view import FIRST_FLIGHT_BYTES, RequestView, upload_doublings
+from epp.types import FIRST_FLIGHT_BYTES, RequestView, upload_doublings
 from tests.kit.fleets import fleet_view
 
 RTT_MS = 200.0

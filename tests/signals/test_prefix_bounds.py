@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from epp.prompt.types import MeasuredPrompt
+from epp.apis.types import MeasuredPrompt
+from epp.prefix_cache.index import PrefixIndex
 from epp.signals.endpoint import Endpoint
 from epp.signals.fleet import Fleet
-from epp.signals.prefix_index import PrefixIndex
 
 
 def blocks(random: Random, count: int) -> list[int]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from epp.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
+from epp.lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
 
 
 @pytest.mark.parametrize(

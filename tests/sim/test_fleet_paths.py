@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.sim.run import run_window
-from epp.sim.scenario import ConnectionReports, FleetSpec
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import ConnectionReports, FleetSpec
 from tests.kit.simfleet import options, request, still_fleet
 from tests.sim.test_fleet_window import Spy
 
 if TYPE_CHECKING:
-    from epp.view import FleetView
+    from epp.types import Snapshot
 
 #: A body beyond the first flight: 100 tokens of 500 bytes.
 BYTES_PER_TOKEN = 500.0
@@ -25,7 +25,7 @@ def fleet(keep_alive_s: float = 60.0) -> FleetSpec:
     return FleetSpec((replace(spec.replicas[0], network=network),))
 
 
-def seen(spec: FleetSpec, told: ConnectionReports, gap_ms: float, count: int = 30) -> list[FleetView]:
+def seen(spec: FleetSpec, told: ConnectionReports, gap_ms: float, count: int = 30) -> list[Snapshot]:
     spy = Spy()
     load = [
         request(number * gap_ms, prompt_tokens=100, family=number, session=str(number))

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 
-from epp.replay.workloads.art_chat import DEMO, generate
-from epp.sim.engine_class import L40S_X2
-from epp.sim.run import run_window
-from epp.sim.scenario import Event, FleetSpec, Happening, WindowOptions, regional_fleet
+from epp.lab.sim.engine_class import L40S_X2
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import Event, FleetSpec, Happening, WindowOptions, regional_fleet
+from epp.lab.workloads.art_chat import DEMO, generate
 
 _PROGRAM = """
 from tests.sim.test_fleet_same import digest

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
-from epp.decide.picker import Picker
 from epp.errors import ConfigError
+from epp.lab.compare.trace import TraceRequest
+from epp.lab.sim.engine_class import L40S_X2
+from epp.lab.sim.run import policy_names, run_window
+from epp.lab.sim.scenario import Affinity, FleetSpec, regional_fleet
+from epp.lab.workloads.art_chat import DEMO, generate
 from epp.policies.base import Policy
-from epp.replay.trace import TraceRequest
-from epp.replay.workloads.art_chat import DEMO, generate
-from epp.signals.prefix_index import PrefixIndex
-from epp.sim.engine_class import L40S_X2
-from epp.sim.run import policy_names, run_window
-from epp.sim.scenario import Affinity, FleetSpec, regional_fleet
-from epp.view import Ranking
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.picker import Picker
+from epp.types import Ranking
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.view import FleetView, RequestView
+    from epp.types import RequestView, Snapshot
 
 
 def test_a_request_takes_what_the_parts_take() -> None:
@@ -123,13 +123,13 @@ def test_what_fits_nowhere_is_refused() -> None:
 class Spy(Policy):
     """Picks the first endpoint and remembers what it was shown."""
 
-    seen: list[FleetView] = field(default_factory=list)
+    seen: list[Snapshot] = field(default_factory=list)
     name: ClassVar[str] = "spy"
 
     def rank(
         self,
         request: RequestView,  # noqa: ARG002 - the contract's
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's
     ) -> Ranking:

@@ -10,7 +10,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.sim.http import SimConfig, SimReplica
+from epp.lab.sim.http import SimConfig, SimReplica
 from tests.kit.logs import own_lines
 from tests.kit.replicas import (
     CHAT,

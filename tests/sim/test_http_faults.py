@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from epp.sim.fault import Fault
-from epp.sim.http import SimReplica
+from epp.lab.sim.fault import Fault
+from epp.lab.sim.http import SimReplica
 from tests.kit.replicas import CHAT, SLOW, chat_body, post, quick_config
 from tests.kit.waiting import until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.sim.kv_cache import KvCache
+from epp.lab.sim.kv_cache import KvCache
 
 
 def test_released_paths_stay_and_are_found_from_the_root() -> None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from epp.replay.fleets import FLEETS
-from epp.replay.workloads.tool_agent import ToolAgent, generate
-from epp.sim.engine_class import A30, L20, V100
-from epp.sim.fleet import FleetSim
-from epp.sim.run import policy_named, run_window
-from epp.sim.scenario import WindowOptions, parse_fleet
+from epp.lab.compare.fleets import FLEETS
+from epp.lab.sim.engine_class import A30, L20, V100
+from epp.lab.sim.fleet import FleetSim
+from epp.lab.sim.run import policy_named, run_window
+from epp.lab.sim.scenario import WindowOptions, parse_fleet
+from epp.lab.workloads.tool_agent import ToolAgent, generate
 
 if TYPE_CHECKING:
-    from epp.decide.records import Decision
-    from epp.sim.scenario import FleetSpec
+    from epp.lab.sim.scenario import FleetSpec
+    from epp.schedule.decision import Decision
 
 LOAD = generate(ToolAgent(duration_s=20.0, rate_rps=5.0, divisor=4), 1)
 

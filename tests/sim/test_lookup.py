@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.demo.laar import question
 from epp.errors import ConfigError
-from epp.sim.api import parse
-from epp.sim.lookup import Lookup, lookups
+from epp.lab.demo.laar import question
+from epp.lab.sim.api import parse
+from epp.lab.sim.lookup import Lookup, lookups
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epp.sim.api import SimRequest
+    from epp.lab.sim.api import SimRequest
 
-from epp.prompt.language import language_of
+from epp.apis.language import language_of
 from epp.signals.capability import Cell
 
 

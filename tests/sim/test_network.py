@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from epp.sim.network import INITIAL_WINDOW_BYTES, Connections, NetworkPath, SlowStart
+from epp.lab.sim.network import INITIAL_WINDOW_BYTES, Connections, NetworkPath, SlowStart
 
 
 def still(slow_start: SlowStart = SlowStart.IDLE, rtt_ms: float = 100.0) -> NetworkPath:

@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.lab.sim.engine_class import L40S_X2
+from epp.lab.sim.fleet import FleetSim
+from epp.lab.sim.oracle import ORACLES, GreedyOracleTotal, Oracle
+from epp.lab.sim.run import policy_named, policy_names, run_window
+from epp.lab.sim.scenario import Event, FleetSpec, Happening, regional_fleet
+from epp.lab.sim.truth import Truth
+from epp.lab.workloads.art_chat import DEMO, generate
 from epp.policies.base import Policy
-from epp.replay.workloads.art_chat import DEMO, generate
-from epp.sim.engine_class import L40S_X2
-from epp.sim.fleet import FleetSim
-from epp.sim.oracle import ORACLES, GreedyOracleTotal, Oracle
-from epp.sim.run import policy_named, policy_names, run_window
-from epp.sim.scenario import Event, FleetSpec, Happening, regional_fleet
-from epp.sim.truth import Truth
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.sim.scenario import WindowRequest
-    from epp.sim.truth import Forecast
-    from epp.view import FleetView, Ranking, RequestView
+    from epp.lab.sim.scenario import WindowRequest
+    from epp.lab.sim.truth import Forecast
+    from epp.types import Ranking, RequestView, Snapshot
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
 
@@ -41,7 +41,7 @@ class Foresees(Policy):
     def rank(
         self,
         request: RequestView,
-        fleet: FleetView,
+        fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's
     ) -> Ranking:
@@ -127,7 +127,7 @@ def test_what_is_remembered_of_the_others_is_what_looking_again_would_find() -> 
 
     class LooksTwice(Foresees):
         def rank(
-            self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+            self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int
         ) -> Ranking:
             index = int(request.decision_id[1:])
             for name in fleet.endpoints:
@@ -160,7 +160,7 @@ def test_looking_ahead_changes_nothing() -> None:
 
     class Peeks(Foresees):
         def rank(
-            self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
+            self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int
         ) -> Ranking:
             super().rank(request, fleet, weights, seed)
             blind: Policy = policy_named("least-request")  # type: ignore[assignment]  # no oracle

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.replay.trace import TraceRequest
-from epp.replay.workloads.art_chat import DEMO, generate
-from epp.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
-from epp.sim.loop import Loop, Rank
-from epp.sim.prompts import Prompts
-from epp.sim.scenario import Affinity, FleetSpec, ReplicaSpec, WindowOptions, parse_fleet, regional_fleet
+from epp.lab.compare.trace import TraceRequest
+from epp.lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
+from epp.lab.sim.loop import Loop, Rank
+from epp.lab.sim.prompts import Prompts
+from epp.lab.sim.scenario import Affinity, FleetSpec, ReplicaSpec, WindowOptions, parse_fleet, regional_fleet
+from epp.lab.workloads.art_chat import DEMO, generate
 from tests.kit.simfleet import request
 
 

@@ -10,12 +10,12 @@ from urllib.request import urlopen
 import pytest
 
 from epp.errors import ConfigError
-from epp.sim.serve import add_arguments, replica_configs
+from epp.lab.sim.serve import add_arguments, replica_configs
 from tests.kit.replicas import chat_body
 
 _MAIN = """
 import argparse, sys
-from epp.sim.serve import add_arguments, run
+from epp.lab.sim.serve import add_arguments, run
 parser = argparse.ArgumentParser()
 add_arguments(parser)
 sys.exit(run(parser.parse_args()))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from epp.lab.sim.fleet import FleetSim
 from epp.policies.registry import create
-from epp.sim.fleet import FleetSim
 from tests.kit.simfleet import options, request, still_fleet
 
 

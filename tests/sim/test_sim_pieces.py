@@ -6,10 +6,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.sim import api, sse
-from epp.sim.driver import DelayLine
-from epp.sim.metrics import Histogram
-from epp.sim.network import INITIAL_WINDOW_BYTES, SendWindow
+from epp.lab.sim import api, sse
+from epp.lab.sim.driver import DelayLine
+from epp.lab.sim.metrics import Histogram
+from epp.lab.sim.network import INITIAL_WINDOW_BYTES, SendWindow
 from tests.kit.replicas import chat_body, metric
 
 

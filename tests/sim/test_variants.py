@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.sim.checkpoints import Checkpoints
-from epp.sim.engine import Engine
-from epp.sim.engine_class import ENGINE_CLASSES, L40S_X2, EngineClass, scaled
-from epp.sim.job import EngineEvent, Finished, FirstToken, Job
+from epp.lab.sim.checkpoints import Checkpoints
+from epp.lab.sim.engine import Engine
+from epp.lab.sim.engine_class import ENGINE_CLASSES, L40S_X2, EngineClass, scaled
+from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from tests.kit.simfleet import PLAIN
 
 MIXED = replace(PLAIN, mixed=True, chunk_tokens=50)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epp.tuner.machine import resume, start, step
-from epp.tuner.state import Observed, Rules, State, from_json, to_json
+from epp.learn.tuner.machine import resume, start, step
+from epp.learn.tuner.state import Observed, Rules, State, from_json, to_json
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
 
 NEW = {"a": 2.0, "b": 1.0}

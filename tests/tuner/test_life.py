@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tuner.plan import Split, Switchback, parse_plan, render_plan
-from epp.tuner.settings import Evidence
-from epp.tuner.state import Freeze, Pinned, RollBack, Thaw
+from epp.learn.tuner.plan import Split, Switchback, parse_plan, render_plan
+from epp.learn.tuner.settings import Evidence
+from epp.learn.tuner.state import Freeze, Pinned, RollBack, Thaw
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.tuner.samples import Sample
+    from epp.learn.tuner.samples import Sample
 
 NEW = {"a": 2.0, "b": 1.0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.tuner.record import forget_open
+from epp.learn.tuner.record import forget_open
 from tests.kit.tuning import INCUMBENT, Deployment, Effect, quick
 from tests.tuner.test_life import NEW, frozen, when_new
 

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epp.errors import ConfigError
-from epp.tuner.bounds import tuner_bounds
-from epp.tuner.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
-from epp.tuner.samples import judged, read_stamp, sample_of
+from epp.learn.tuner.bounds import tuner_bounds
+from epp.learn.tuner.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
+from epp.learn.tuner.samples import judged, read_stamp, sample_of
 
 BOUNDS = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0)}
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.1}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from epp.tuner.record import Record, Unit
-from epp.tuner.settings import TunerSettings
-from epp.tuner.verdict import GO_ON, PASS, judge_switchback
+from epp.learn.tuner.record import Record, Unit
+from epp.learn.tuner.settings import TunerSettings
+from epp.learn.tuner.verdict import GO_ON, PASS, judge_switchback
 
 SETTINGS = TunerSettings()
 PAIRS, REQUESTS, FIRST_LEVEL = 240, 135, 0.009

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.tuner.plan import Split, parse_plan, render_plan
-from epp.tuner.settings import Goal, TunerSettings
-from epp.tuner.state import Freeze, RollBack, Rules
-from epp.tuner.status import status
+from epp.learn.tuner.plan import Split, parse_plan, render_plan
+from epp.learn.tuner.settings import Goal, TunerSettings
+from epp.learn.tuner.state import Freeze, RollBack, Rules
+from epp.learn.tuner.status import status
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect
 
 if TYPE_CHECKING:

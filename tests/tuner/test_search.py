@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.tuner.es_paper import EsPaper
-from epp.tuner.search import MAX_STEP, Search
+from epp.learn.tuner.es_paper import EsPaper
+from epp.learn.tuner.search import MAX_STEP, Search
 
 BOUNDS = {"a": (0.05, 2.0), "b": (0.0, 5.0), "fixed": (1.0, 1.0)}
 START = {"a": 0.5, "b": 0.1, "fixed": 1.0, "unknown": 7.0}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.tuner import betting
-from epp.tuner.discoveries import gamma, level
-from epp.tuner.histogram import NEVER, count, quantile, quantile_bounds
+from epp.learn.tuner import betting
+from epp.learn.tuner.discoveries import gamma, level
+from epp.learn.tuner.histogram import NEVER, count, quantile, quantile_bounds
 
 ALPHA = 0.05
 

@@ -6,16 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from epp.tuner.drift import drifted
-from epp.tuner.plan import Split, Switchback
-from epp.tuner.record import Record, Unit, close, enter
-from epp.tuner.samples import Sample, Stamp
-from epp.tuner.settings import Drift, Goal, TunerSettings
-from epp.tuner.state import Features
-from epp.tuner.status import status
-from epp.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
-from epp.tuner.trials import block_s
-from epp.tuner.verdict import (
+from epp.learn.tuner.drift import drifted
+from epp.learn.tuner.plan import Split, Switchback
+from epp.learn.tuner.record import Record, Unit, close, enter
+from epp.learn.tuner.samples import Sample, Stamp
+from epp.learn.tuner.settings import Drift, Goal, TunerSettings
+from epp.learn.tuner.state import Features
+from epp.learn.tuner.status import status
+from epp.learn.tuner.tally import Baseline, Tally, Thresholds, add, freeze, joined, observe
+from epp.learn.tuner.trials import block_s
+from epp.learn.tuner.verdict import (
     END,
     GO_ON,
     PASS,

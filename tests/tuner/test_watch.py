@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.sidecar.paths import WeightsPaths
-from epp.tune.status import status_lines
-from epp.tuner import watch
-from epp.tuner.plan import parse_plan, render_plan
-from epp.tuner.samples import Sample, Stamp
-from epp.tuner.settings import TunerSettings
+from epp.learn.sidecar.paths import WeightsPaths
+from epp.learn.tuner import watch
+from epp.learn.tuner.plan import parse_plan, render_plan
+from epp.learn.tuner.samples import Sample, Stamp
+from epp.learn.tuner.settings import TunerSettings
+from epp.learn.tuner.status_command import status_lines
 from tests.kit.tuning import BOUNDS, INCUMBENT, Deployment, Effect, quick
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.wan.network import HUB, Network, WanError, remove_stale
-from epp.wan.shape import Shape
+from epp.lab.wan.network import HUB, Network, WanError, remove_stale
+from epp.lab.wan.shape import Shape
 from tests.kit.wan import require_network, running, timed
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_nothing_is_left_behind() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     require_network()
     script = (
-        "from epp.wan.network import Network\nfrom epp.wan.shape import Shape\n"
+        "from epp.lab.wan.network import Network\nfrom epp.lab.wan.shape import Shape\n"
         "with Network({'one': Shape()}):\n    print('made', flush=True)\n    input()\n"
     )
     child = subprocess.Popen(
@@ -124,7 +124,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
 def test_a_tun_file_without_a_device_behind_it_is_told_in_a_line() -> None:
     """As in containers: the file is there, and opening it or asking it for a device fails."""
     require_network()
-    asks = "from epp.wan.network import why_not; print(why_not())"
+    asks = "from epp.lab.wan.network import why_not; print(why_not())"
     script = 'mount --bind /dev/null /dev/net/tun && exec "$0" -c "$1"'
     command = ("unshare", "--mount", "sh", "-c", script, sys.executable, asks)
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -12,16 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from epp.config.capability import CapabilityFile, chances_of
-from epp.laar.fit import fit_model
-from epp.laar.results import Row
+from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment
 from epp.lab.model_accuracies import LANGUAGES, LENGTHS, NAMES, draw_truth, right_answers
+from epp.lab.sim.a100 import A100_MODELS
+from epp.lab.sim.network import NetworkPath
+from epp.lab.sim.retry import Question, RetrySim
+from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
+from epp.learn.capability.fit import fit_model
+from epp.learn.capability.results import Row
 from epp.policies.registry import create
-from epp.replay.trace import TraceRequest
-from epp.sim.a100 import A100_MODELS
-from epp.sim.network import NetworkPath
-from epp.sim.retry import Question, RetrySim
-from epp.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

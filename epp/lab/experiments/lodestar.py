@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from epp.lab.compare.fleets import FLEETS
+from epp.lab.compare.learned import TRAINING_S, UNTRIED, Learning, Lesson, run_learned, trained_on
 from epp.lab.experiment import Experiment
+from epp.lab.sim.run import run_window
+from epp.lab.workloads import prefix_groups, tool_agent
+from epp.lab.workloads.prefix_groups import PrefixGroups
+from epp.lab.workloads.tool_agent import ToolAgent
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.replay.fleets import FLEETS
-from epp.replay.learned import TRAINING_S, UNTRIED, Learning, Lesson, run_learned, trained_on
-from epp.replay.workloads import prefix_groups, tool_agent
-from epp.replay.workloads.prefix_groups import PrefixGroups
-from epp.replay.workloads.tool_agent import ToolAgent
-from epp.sim.run import run_window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.learner.settings import LearnerSettings
-    from epp.replay.trace import TraceRequest
-    from epp.sim.results import WindowResult
+    from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.results import WindowResult
+    from epp.learn.reward_model.settings import LearnerSettings
 
 SEED = 301
 #: Loads of these seeds train models offline; nothing is compared on them.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
+from epp.lab.compare.simulate import PolicyChoice, Task, run_task
 from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
+from epp.lab.sim.oracle import ORACLES
 from epp.policies.registry import POLICIES
-from epp.replay.simulate import PolicyChoice, Task, run_task
-from epp.sim.oracle import ORACLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

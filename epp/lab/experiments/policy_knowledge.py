@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from epp.keyed_uniform import keyed_uniform
+from epp.lab.compare.measure import from_window
+from epp.lab.compare.simulate import outcome_of
 from epp.lab.conditions import SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
+from epp.lab.sim.oracle import GreedyOracleTotal
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import WindowOptions
 from epp.policies.base import Policy
 from epp.policies.gorgo_ms import GorgoMs
-from epp.replay.measure import from_window
-from epp.replay.simulate import outcome_of
-from epp.sim.oracle import GreedyOracleTotal
-from epp.sim.run import run_window
-from epp.sim.scenario import WindowOptions
-from epp.view import NUMERIC_COLUMNS
+from epp.types import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.sim.oracle import Oracle
-    from epp.sim.scenario import FleetSpec
-    from epp.sim.truth import Truth
-    from epp.view import FleetView, Ranking, RequestView
+    from epp.lab.sim.oracle import Oracle
+    from epp.lab.sim.scenario import FleetSpec
+    from epp.lab.sim.truth import Truth
+    from epp.types import Ranking, RequestView, Snapshot
 
 _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "uncached_tokens", "hit_ratio"))
 #: What is known beside the usual signals, by entry.
@@ -43,7 +43,7 @@ ORACLE = "oracle"
 
 
 class Informed:
-    """`GorgoMs` over true signals; an `epp.sim.oracle.Oracle`.
+    """`GorgoMs` over true signals; an `epp.lab.sim.oracle.Oracle`.
 
     Args:
         fleet: the replicas, for how often each loses hits.
@@ -73,9 +73,7 @@ class InformedPolicy(Policy):
         self._truth, self._known, self._lost_share = truth, known, lost_share
         self._policy = GorgoMs()
 
-    def rank(
-        self, request: RequestView, fleet: FleetView, weights: Mapping[str, float], seed: int
-    ) -> Ranking:
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Rank as `GorgoMs.rank` does, over what is true."""
         if "answer" in self._known and request.max_output_tokens is not None:
             # The simulated client's limit is the length that the answer will have.

@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from epp.lab.compare.stats import percentile
 from epp.lab.experiment import Experiment
+from epp.lab.sim.engine_class import L40S_X2, scaled
+from epp.lab.sim.scenario import Event, Happening
 from epp.lab.tuner_cells import HOME, SHORT, STRETCH_S, WINDOW_S, geometric_mean, life, optimum
 from epp.lab.tuner_life import BEGIN_WALL_S, Rehearsals, defaults_of, rules_of
-from epp.replay.stats import percentile
-from epp.sim.engine_class import L40S_X2, scaled
-from epp.sim.scenario import Event, Happening
-from epp.tuner.state import NothingBetter
+from epp.learn.tuner.state import NothingBetter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.scenario import FleetSpec
     from epp.lab.tuner_cells import Cell
-    from epp.replay.trace import TraceRequest
-    from epp.sim.scenario import FleetSpec
-    from epp.tuner.samples import Sample
-    from epp.tuner.state import Proposed, State
+    from epp.learn.tuner.samples import Sample
+    from epp.learn.tuner.state import Proposed, State
 
 POLICY = "gorgo-ms"
 DEFAULTS, TUNER = "frozen defaults", "tuner"

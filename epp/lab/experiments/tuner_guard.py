@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from epp.lab.experiment import Experiment
 from epp.lab.tuner_cells import CELLS, life
 from epp.lab.tuner_life import defaults_of
-from epp.tuner.state import NothingBetter, Proposed
+from epp.learn.tuner.state import NothingBetter, Proposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.replay.trace import TraceRequest
-    from epp.tuner.state import State
+    from epp.lab.compare.trace import TraceRequest
+    from epp.learn.tuner.state import State
 
 HOURS = 30
 #: As far as the tuner's bounds let weights of `gorgo-ms` go.

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.lab.experiment import Experiment
+from epp.lab.sim.run import run_window
 from epp.lab.tuner_cells import HELD_OUT_SEED, REGIONS, SEARCHED_SEED, WINDOW_S, Cell, p95s
 from epp.lab.tuner_life import OPEN, Stretch, defaults_of
-from epp.replay.workloads.art_chat import APR_5
-from epp.sim.run import run_window
-from epp.tuner.es_paper import BOX, START, EsPaper
+from epp.lab.workloads.art_chat import APR_5
+from epp.learn.tuner.es_paper import BOX, START, EsPaper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.tuner.samples import Sample
+    from epp.learn.tuner.samples import Sample
 
 PUBLISHED = "published weights"
 #: The paper's window of samples, and that of its authors' later text.

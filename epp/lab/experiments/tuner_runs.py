@@ -11,9 +11,9 @@ from epp.lab.tuner_life import Rehearsals, rules_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.lab.compare.trace import TraceRequest
     from epp.lab.tuner_life import Life
-    from epp.replay.trace import TraceRequest
-    from epp.tuner.state import NothingBetter, Proposed, State
+    from epp.learn.tuner.state import NothingBetter, Proposed, State
 
 #: Perturbed weights of the one are tuned, the published ones of the other.
 POLICIES = ("gorgo-ms", "gorgo")

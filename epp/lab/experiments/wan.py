@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.config.schema import Config, Pool, Scrape
+from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment
-from epp.replay.trace import TraceRequest
-from epp.sim.engine_class import EngineClass
-from epp.sim.network import NetworkPath
-from epp.sim.run import run_window
-from epp.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
+from epp.lab.sim.engine_class import EngineClass
+from epp.lab.sim.network import NetworkPath
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

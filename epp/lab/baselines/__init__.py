@@ -1,0 +1,1 @@
+"""Policies of other systems and papers, to compare with."""

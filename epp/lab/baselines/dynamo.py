@@ -1,0 +1,116 @@
+"""Dynamo's KV router: blocks to prefill plus blocks being decoded, drawn by softmax if wanted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.keyed_uniform import keyed_uniform
+from epp.policies.base import Need, Policy, WeightSpec
+from epp.policies.drawn import Softmax
+from epp.policies.parts import check_number
+from epp.types import Ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from epp.types import RequestView, Snapshot
+
+#: Half of the smallest step of a draw: keeps the logarithm of a draw of 0 finite.
+_LEAST_DRAW = 2.0**-54
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamo(Policy):
+    """Least potential prefill and decode, in blocks.
+
+    ``cost = prefill_load_scale * max(0, pending_uncached_tokens + prompt_tokens - overlap_credit *
+    cached_tokens) / block_tokens + (queued_tokens + prompt_tokens) / block_tokens + active_request_weight *
+    running_requests + noise``
+
+    NVIDIA Dynamo's KV router with its defaults: scale and credit 1 (the older name of the former is
+    ``overlap_score_weight``), no weight on requests, temperature 0. Counters are live, as its own are.
+
+    With a temperature T the choice is a softmax of ``-cost / (T * (max - min))``. It is drawn by adding
+    Gumbel noise to the costs: ``noise = -T * (max - min) * g``, where ``g = -ln(-ln(draw))`` per endpoint;
+    the least of these sums has exactly the softmax's distribution, and the draw is keyed by decision and
+    endpoint, so it can be replayed.
+
+    Differs from the original: its decode blocks count a block shared by several active requests once, and a
+    partial last block not at all; it credits host and disk tiers; and it expires predictions after 120 s
+    when the engine sends no cache events.
+
+    Attributes:
+        block_tokens: tokens per block; matters only beside ``active_request_weight``.
+    """
+
+    name = "dynamo"
+    needs = frozenset({Need.PROMPT})
+    weight_specs = MappingProxyType(
+        {
+            "prefill_load_scale": WeightSpec(1.0, 0.0, 10.0, "cost of a block to prefill"),
+            "overlap_credit": WeightSpec(1.0, 0.0, 1.0, "share of a cached block that need not be prefilled"),
+            "active_request_weight": WeightSpec(0.0, 0.0, 1000.0, "cost of an unfinished request, in blocks"),
+            "temperature": WeightSpec(0.0, 0.0, 10.0, "softness of the choice; 0 takes the cheapest"),
+        }
+    )
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        check_number("block_tokens", self.block_tokens, 1)
+
+    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+        """The sum in blocks, with its four terms."""
+        prompt, block = float(request.prompt_tokens), float(self.block_tokens)
+        potential = fleet.pending_uncached_tokens + prompt - weights["overlap_credit"] * fleet.cached_tokens
+        prefill = weights["prefill_load_scale"] * np.maximum(potential, 0.0) / block
+        decode = (fleet.queued_tokens + prompt) / block
+        requests = weights["active_request_weight"] * fleet.running_requests
+        costs = prefill + decode + requests
+        width = _width(costs, weights)
+        noise = _noise(request, fleet, width, seed)
+        terms = {"prefill": prefill, "decode": decode, "requests": requests, "noise": noise}
+        return Ranking(costs + noise, terms)
+
+    @staticmethod
+    def drawn(
+        ranking: Ranking,
+        weights: Mapping[str, float],
+        params: Mapping[str, object],
+    ) -> Softmax | None:
+        """The costs without the noise; None where it is 0."""
+        costs = ranking.terms["prefill"] + ranking.terms["decode"] + ranking.terms["requests"]
+        width = _width(costs, weights)
+        return Softmax(costs, width) if width > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoSoftmax(Dynamo):
+    """`Dynamo` with its softmax on, at a temperature of 0.5.
+
+    Off, which is its default, the cheapest is taken. Its documentation names no other value; 0.5 is ours: a
+    candidate half-way between the best and the worst is then taken 1 / e times as often as the best.
+    """
+
+    name = "dynamo-softmax"
+    weight_specs = MappingProxyType(
+        {**Dynamo.weight_specs, "temperature": replace(Dynamo.weight_specs["temperature"], default=0.5)}
+    )
+
+
+def _width(costs: NDArray[np.float64], weights: Mapping[str, float]) -> float:
+    return weights["temperature"] * float(costs.max() - costs.min())
+
+
+def _noise(request: RequestView, fleet: Snapshot, width: float, seed: int) -> NDArray[np.float64]:
+    if width <= 0.0:
+        return np.zeros(len(fleet))
+    key = request.decision_id
+    draws = (max(keyed_uniform(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in fleet.endpoints)
+    return np.fromiter((width * math.log(-math.log(value)) for value in draws), np.float64, len(fleet))

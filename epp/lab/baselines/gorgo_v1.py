@@ -1,0 +1,86 @@
+"""GORGO's first version: stay in the region while it has room, else price everyone from delayed summaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.policies.base import Need, Policy, WeightSpec
+from epp.policies.parts import places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from epp.policies.base import Column, Terms
+    from epp.types import RequestView, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class GorgoV1(Policy):
+    """Local first, then least estimated time to first token (GORGO v1, sections 3.3 to 3.5).
+
+    1. A local endpoint has capacity while ``engine_running < max_running`` and ``engine_kv_usage <
+       max_kv_usage``. If one has, the request stays: the cheapest of those.
+    2. Else the cheapest of all, local ones included.
+
+    ``estimate = rtt_ms + prefill_ms_per_token * uncached_tokens + queue_ms_per_token * load_tokens``, in
+    milliseconds, with ``load_tokens = engine_used_tokens + engine_waiting * prompt_tokens``: the tokens that
+    running requests hold, which the paper says it added, and for each request in the queue as many as this
+    prompt has, because summaries do not tell lengths. ``cost`` is the place in that order.
+
+    All load comes from the engines' metrics and is as old as the scrape: the summaries that regional
+    balancers exchange. The paper's proxy variant is `Gorgo` with the picker's live counters.
+
+    Constants: the prefill slope is the paper's fit, 0.0938 ms per token; the queue's is that of its worked
+    example (195.75 ms for 4,200 queued tokens); the thresholds of local capacity are not published, and 32
+    running requests and 90 % of the cache are ours.
+
+    Attributes:
+        local_region: the region of the picker. Left out: the region of the nearest endpoint, or the nearest
+            endpoint alone where regions are not configured.
+    """
+
+    name = "gorgo-v1"
+    needs = frozenset({Need.PROMPT, Need.RTT, Need.ENGINE_METRICS})
+    weight_specs = MappingProxyType(
+        {
+            "prefill_ms_per_token": WeightSpec(0.0938, 0.0, 5.0, "prefill of one uncached token"),
+            "queue_ms_per_token": WeightSpec(195.75 / 4200, 0.0, 5.0, "wait behind one token of load"),
+            "max_running": WeightSpec(32.0, 0.0, 10_000.0, "running requests at which the region is full"),
+            "max_kv_usage": WeightSpec(0.9, 0.0, 1.01, "share of the KV cache at which the region is full"),
+        }
+    )
+    local_region: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.local_region, str):
+            raise ValueError(f"local_region must be a name, not {self.local_region!r}")  # noqa: TRY004  # from a file
+
+    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+        load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)
+        running, usage = fleet.engine_running, fleet.engine_kv_usage
+        room = (running < weights["max_running"]) & (usage < weights["max_kv_usage"])
+        return {
+            "rtt_ms": fleet.rtt_ms,
+            "prefill_ms": weights["prefill_ms_per_token"] * fleet.uncached_tokens,
+            "queue_ms": weights["queue_ms_per_token"] * load_tokens,
+            "admits_locally": (self._local(fleet) & room).astype(np.float64),
+        }
+
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+        estimate = terms["rtt_ms"] + terms["prefill_ms"] + terms["queue_ms"]
+        return places(terms["admits_locally"] == 0.0, estimate)
+
+    def _local(self, fleet: Snapshot) -> NDArray[np.bool_]:
+        if self.local_region:
+            return np.array([region == self.local_region for region in fleet.regions])
+        nearest = fleet.rtt_ms == float(fleet.rtt_ms.min())
+        names = {fleet.regions[i] for i in np.flatnonzero(nearest).tolist()} - {""}
+        return np.array(
+            [near or region in names for near, region in zip(nearest, fleet.regions, strict=True)]
+        )

@@ -1,0 +1,271 @@
+"""The report of `epp replay`: progress, tables and sentences, for a terminal and as an HTML page.
+
+Owns layout and wording. A sentence says what an interval allows and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from epp.lab.compare.document import KNEE_E2E_FACTOR
+from epp.lab.compare.evidence import ENOUGH_UNITS
+from epp.lab.compare.measure import SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from epp.lab.compare.document import CellEntry, Comparison, Document, PolicyEntry, SweepEntry
+    from epp.lab.compare.learned import Lesson
+
+#: Metrics that sentences are about; the rest is in tables.
+CONCLUDED = (("ttft_ms", "p95"), ("e2e_ms", "p95"))
+#: Columns of what is no terminal, and of the page: tables are wide.
+PLAIN_WIDTH = 180
+_LINE_EVERY_S = 30.0
+_KNEE = (
+    "knee: the highest load up to which a policy is not saturated and its E2E p95 is at most "
+    f"{KNEE_E2E_FACTOR:g} times that at the lightest"
+)
+_YARDSTICKS = "(yardstick): sees the engines' true state"
+_GATEWAYS = "gateways were driven one after the other"
+_DECIDED_BY = {"model": "by the model", "explored": "at random", "out-of-distribution": "by the fallback"}
+_QUANTILES = ("p50", "p95", "p99")
+_SATURATED = (
+    f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
+    f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms"
+)
+
+
+@contextlib.contextmanager
+def progress(
+    stream: TextIO, *, time_s: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on a terminal, and on anything else a line every 30 seconds."""
+    console = Console(file=stream)
+    if not console.is_terminal:
+        last_s = time_s()
+
+        def line(title: str, done: int, total: int) -> None:
+            nonlocal last_s
+            if time_s() - last_s >= _LINE_EVERY_S:
+                last_s = time_s()
+                print(f"{title}: {done} of {total} done", file=stream, flush=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks = {}
+
+        def step(title: str, done: int, total: int) -> None:
+            if title not in tasks:
+                tasks[title] = bar.add_task(title, total=total)
+            bar.update(tasks[title], completed=done)
+
+        yield step
+
+
+def tell(failed: Sequence[str]) -> int:
+    """Print on standard error, a line each, what was not answered; the command's status: 1 if anything."""
+    for line in failed:
+        print(f"epp: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+# ---- tables ---------------------------------------------------------------------------------------------
+
+
+def tables(document: Document, *, whole: bool = False) -> list[RenderableType]:
+    """Lay out a document: the knees of a sweep, or each load; both where it is to be ``whole``."""
+    parts: list[RenderableType] = []
+    if document.sweep is not None:
+        parts += [_knees(document, document.sweep), Text(_KNEE)]
+    for cell in document.cells if document.sweep is None or whole else ():
+        notes = f"{_SATURATED}; {_YARDSTICKS if document.fleet else _GATEWAYS}"
+        parts += [_figures(cell, document), Text(notes), _comparisons(cell, document)]
+        parts += [_tuned(cell)] if cell.tuning else []
+        parts += sentences(cell.conclusion)
+    return parts
+
+
+def page(document: Document) -> str:
+    """Render a document as an HTML page of its own: no script, nothing fetched."""
+    console = Console(file=io.StringIO(), record=True, width=PLAIN_WIDTH)
+    console.print(*tables(document, whole=True), sep="\n")
+    return console.export_html(inline_styles=True)
+
+
+def sentences(conclusion: Sequence[str]) -> list[Text]:
+    """Lay out sentences, one a line."""
+    return [Text(f"- {sentence}") for sentence in conclusion]
+
+
+def change(ratio: float) -> str:
+    """Format a ratio as a signed per cent: ``-12 %``, ``+3.4 %``."""
+    percent = 100.0 * (ratio - 1.0)
+    if not math.isfinite(percent):
+        return "unknown"
+    digits = 1 if abs(percent) < 10 else 0
+    return f"{percent:+.{digits}f} %".replace("-0.0 %", "0 %").replace("+0.0 %", "0 %")
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap="/" in heading)
+    return table
+
+
+def _figures(cell: CellEntry, document: Document) -> Table:
+    seeds = len(document.seeds)
+    mean = f"mean of {seeds} seeds, " if seeds > 1 else ""
+    offered = f"{cell.load['input_tokens_per_s']:,.0f} input tokens/s"
+    table = _table(
+        f"{cell.name}: {mean}first {cell.warmup_s:,.0f} s dropped as warm-up, {offered}",
+        *(f"{name} ms\np50 / p95 / p99" for name in ("TTFT", "E2E", "ITL")),
+        *("hits\nbelieved / true", "hottest", "slip\np95 ms", "failed", "saturated"),
+    )
+    for policy in sorted(cell.policies, key=lambda p: p.value("e2e_ms", "p95")):
+        saturated = f"{policy.saturated_seeds}/{seeds}" if seeds > 1 else "yes"
+        table.add_row(
+            f"({policy.name})" if policy.role == "yardstick" else policy.name,
+            *(
+                " / ".join(_number(policy.value(metric, q)) for q in _QUANTILES)
+                for metric in ("ttft_ms", "e2e_ms", "itl_ms")
+            ),
+            f"{_share(policy.believed_hit_share)} / {_share(policy.true_hit_share)}",
+            _share(policy.hottest_share),
+            _number(policy.slip_ms["p95"]),
+            str(policy.errors),
+            saturated if policy.saturated_seeds else "-",
+            style="bold" if policy.role == "candidate" else "",
+        )
+    return table
+
+
+def _comparisons(cell: CellEntry, document: Document) -> Table:
+    table = _table(
+        f"Against {document.candidate}: above 0 % is higher (worse); 95 % intervals; * may be the best (Hsu)",
+        *(comparison.label for comparison in cell.comparisons),
+    )
+    for policy in cell.policies:
+        table.add_row(policy.name, *(Text(_compared(policy, each)) for each in cell.comparisons))
+    return table
+
+
+def _compared(policy: PolicyEntry, comparison: Comparison) -> str:
+    found = comparison.to_candidate.get(policy.name)
+    if found is None:
+        return "-"
+    best = comparison.to_best.get(policy.name)
+    mark = "*" if best is not None and best.possibly_best else " "
+    if policy.role == "candidate":
+        return f"0 %{mark}"
+    interval = f" [{change(found.low)}, {change(found.high)}]" if math.isfinite(found.low) else ""
+    return f"{change(found.ratio)}{interval.replace(' %', '')}{mark}"
+
+
+def _tuned(cell: CellEntry) -> Table:
+    table = _table(
+        "Tuned weights: loads that are not judged on", "tried", "gain on the tuning load", "weights"
+    )
+    for row in cell.tuning:
+        gain = 100.0 * (1.0 - math.exp(row["objective"] - row["objective_at_defaults"]))
+        weights = ", ".join(f"{name} {value:.4g}" for name, value in row["weights"].items())
+        table.add_row(row["policy"], str(row["tried"]), f"{gain:.1f} %", weights)
+    return table
+
+
+def _knees(document: Document, sweep: SweepEntry) -> Table:
+    table = _table(
+        "E2E p95 s by offered input tokens/s; ! saturated in most seeds",
+        *(f"{load:,.0f}" for load in sweep.loads),
+        "knee",
+    )
+    for policy in document.cells[0].policies:
+        row = []
+        for cell in document.cells:
+            entry = cell.policy(policy.name)
+            row.append(f"{entry.value('e2e_ms', 'p95') / 1000:.2f}{'!' if entry.saturated else ''}")
+        knee = sweep.knees[policy.name]
+        table.add_row(policy.name, *row, "-" if knee is None else f"{knee:,.0f}")
+    return table
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %" if math.isfinite(value) else "-"
+
+
+# ---- sentences ------------------------------------------------------------------------------------------
+
+
+def conclusion(comparisons: Sequence[Comparison], candidate: str, margin: float) -> list[str]:
+    """Say of one load how the candidate stands against the best of the others.
+
+    Args:
+        comparisons: of the load's policies.
+        candidate: the policy that is judged.
+        margin: what a policy may be worse by and still count as not inferior, e.g. 0.05.
+    """
+    out = [
+        f"{comparison.label}: {_verdict(comparison, candidate, margin)}."
+        for comparison in comparisons
+        if (comparison.metric, comparison.statistic) in CONCLUDED and len(comparison.to_candidate) > 1
+    ]
+    first = comparisons[0] if comparisons else None
+    if first is not None and first.unit == "request":
+        out.append("The intervals hold within this recorded trace; they say nothing of other days.")
+    elif first is not None and first.bound is not None and first.units < ENOUGH_UNITS:
+        out.append(f"With {first.units} seeds intervals are indicative only; {ENOUGH_UNITS} or more are due.")
+    return out
+
+
+def _verdict(comparison: Comparison, candidate: str, margin: float) -> str:
+    bound = comparison.bound
+    if bound is None:
+        return f"{comparison.units} {comparison.unit}(s) cannot carry an interval; nothing is concluded"
+    rival = comparison.to_candidate[bound.rival]
+    paired = f"{change(1 / rival.ratio)} [{change(1 / rival.high)}, {change(1 / rival.low)}]"
+    lead = f"{candidate} against {bound.rival}, the lowest of the others, {paired}"
+    if bound.upper < 1.0:
+        return f"{lead}; lower than every other policy, by at least {change(bound.upper).lstrip('-')}"
+    if bound.upper <= 1.0 + margin:
+        return f"{lead}; not inferior to any by more than {100 * margin:g} %: at most {change(bound.upper)}"
+    mine = comparison.to_best.get(candidate)
+    if mine is not None and not mine.possibly_best:
+        return f"{lead}; not the best"
+    return f"{lead}; no difference from the best is shown, nor non-inferiority within {100 * margin:g} %"
+
+
+def lesson_sentence(policy: str, lessons: Sequence[Lesson]) -> str:
+    """Say how a policy learned in its runs, each begun without a model."""
+    firsts = sorted(first for lesson in lessons if not math.isnan(first := lesson.first_model_s))
+    rounds = sum(len(lesson.rounds) for lesson in lessons)
+    passed = sum(lesson.passed for lesson in lessons)
+    start = f"{policy} learned within each run: of {rounds} models its gate let {passed} through"
+    if not firsts:
+        return f"{start}, and its fallback decided throughout"
+    after = [lesson for lesson in lessons if not math.isnan(lesson.first_model_s)]
+    shares = {word: sum(lesson.share(word) for lesson in after) / len(after) for word in _DECIDED_BY}
+    where = f"{firsts[0]:,.0f} to {firsts[-1]:,.0f} s, in {len(after)} of {len(lessons)} runs"
+    decided = ", ".join(f"{_DECIDED_BY[word]} {share:.1%}" for word, share in shares.items())
+    return f"{start}; the first after {where}; then decided {decided}"

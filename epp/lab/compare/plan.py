@@ -1,0 +1,206 @@
+"""What is run: cells (a load at a pace), and how a cell's requests come about.
+
+Owns the sources of load, the split of a trace into a part to tune on and a part to judge on, and the small
+cache that lets the policies of one worker share a load. Values are picklable: they travel to workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from epp.errors import EppError
+from epp.keyed_uniform import keyed_uniform
+from epp.lab.compare.agent_sessions import AgentOptions
+from epp.lab.compare.files import load_trace
+from epp.lab.compare.trace import TraceRequest, select
+from epp.lab.sim.scenario import ConnectionReports
+from epp.lab.workloads import shapes
+from epp.lab.workloads.registry import workload_named
+
+#: Tuning draws loads that are never judged on: their seeds lie far from any that is.
+TUNING_SEED = 1_000_000
+#: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
+TUNING_SHARE = 1 / 3
+WARMUP_S = 300.0
+MOST_DAYS = 31
+_WARMUP_SHARE = 1 / 6
+_STREAM_NOMINAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One of GuideLLM's shapes (`epp.lab.workloads.shapes`).
+
+    Attributes:
+        kind: ``concurrent``, ``poisson`` or ``throughput``.
+        value: streams, or requests per second; unused for throughput.
+    """
+
+    kind: str
+    value: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """E.g. ``poisson:4``."""
+        return self.kind if self.kind == "throughput" else f"{self.kind}:{self.value:.4g}"
+
+    def applied(self, requests: tuple[TraceRequest, ...], seed: int) -> tuple[TraceRequest, ...]:
+        """The requests at this shape's pace."""
+        if self.kind == "concurrent":
+            return shapes.concurrent(requests, int(self.value), nominal_s=_STREAM_NOMINAL_S)
+        if self.kind == "poisson":
+            return shapes.poisson(requests, self.value, seed)
+        return shapes.throughput(requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where requests come from.
+
+    Attributes:
+        workload: name of a generated workload, ``""`` for a trace.
+        trace: path of a trace file, ``""`` for a workload.
+        scale: divides a trace's lengths; 0 for the usual: 8 for agent sessions, else 1.
+        max_prompt_tokens: longer prompts of a trace are dropped (and agent sessions stop there).
+        until_s: only what starts before, in the source's own time; 0 for all.
+        part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
+        shape: another pace, None for the source's own.
+        rate: of a workload: so many times as many users, each as before.
+    """
+
+    workload: str = ""
+    trace: str = ""
+    scale: int = 0
+    max_prompt_tokens: int = 24_000
+    until_s: float = 0.0
+    part: str = "all"
+    shape: Shape | None = None
+    rate: float = 1.0
+
+    def requests(self, seed: int) -> tuple[TraceRequest, ...]:
+        """The load for a seed, in time order. Loads are remembered: policies of one seed share them.
+
+        Raises:
+            EppError: unknown workload, unreadable trace, or nothing left of it.
+        """
+        return _load(self, seed)
+
+
+@lru_cache(maxsize=3)
+def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
+    if source.workload:
+        requests = workload_named(source.workload).make(seed, source.rate)
+    else:
+        limit = source.max_prompt_tokens or None
+        agents = AgentOptions(seed=seed, scale=source.scale or 8, max_prompt_tokens=limit)
+        requests = load_trace(source.trace, seed=seed, scale=source.scale or 1, agents=agents)
+        requests = select(requests, max_prompt_tokens=limit)
+        if source.part != "all":
+            requests = part_of(requests, source.part)
+    if source.until_s:
+        requests = select(requests, until_ms=source.until_s * 1000.0)
+    if not requests:
+        raise EppError(f"{source.workload or source.trace}: no request is left to replay")
+    return requests if source.shape is None else source.shape.applied(requests, seed)
+
+
+def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest, ...]:
+    """The part of a trace to tune on or to judge on.
+
+    An open-loop trace is cut in time; of closed-loop sessions whole users fall to one part or the other, by a
+    keyed draw, since a session cut in two would be tuned and judged on the same content.
+    """
+    tune = part == "tune"
+    if any(r.after is not None for r in requests):
+        chosen = [(keyed_uniform(0, r.user, "part") < TUNING_SHARE) == tune for r in requests]
+        offset_ms = 0.0
+    else:
+        cut_ms = requests[-1].at_ms * TUNING_SHARE
+        chosen = [(r.at_ms < cut_ms) == tune for r in requests]
+        offset_ms = 0.0 if tune else cut_ms
+    position: dict[int, int] = {}
+    kept: list[TraceRequest] = []
+    for index, (request, wanted) in enumerate(zip(requests, chosen, strict=True)):
+        if wanted:
+            position[index] = len(kept)
+            after = None if request.after is None else position[request.after]
+            kept.append(replace(request, at_ms=request.at_ms - offset_ms, after=after))
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the picker hears of requests once they are sent.
+
+    Attributes:
+        usage: of any usage (prompt, completion and cached tokens).
+        cached_tokens: of cached tokens.
+        delay_ms: how late first tokens and ends are told.
+        connections: of the connections that they travelled on.
+    """
+
+    usage: bool = True
+    cached_tokens: bool = True
+    delay_ms: float = 2.0
+    connections: ConnectionReports = ConnectionReports.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A load at a pace: one section of a report.
+
+    Attributes:
+        name: heading.
+        source: its requests.
+        load: multiplies the source's own pace; send times are divided by it.
+        time_scale: of the source at its own pace.
+        max_in_flight: the client's limit, None for none.
+        closed_loop: whether followers wait for answers.
+        warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
+        tuning: what policies are tuned on.
+        reports: what the picker is told.
+    """
+
+    name: str
+    source: Source
+    load: float = 1.0
+    time_scale: float = 1.0
+    max_in_flight: int | None = None
+    closed_loop: bool = True
+    warmup_s: float | None = None
+    tuning: Source | None = None
+    reports: Reports = Reports()
+
+    @property
+    def pace(self) -> float:
+        """What send times and think times are multiplied by."""
+        return self.time_scale / self.load
+
+    def check_length(self, requests: tuple[TraceRequest, ...]) -> None:
+        """Refuse a pace at which the load would not end: probes and scrapes go on through every pause.
+
+        Raises:
+            EppError: it lasts longer than `MOST_DAYS`.
+        """
+        days = requests[-1].at_ms * self.pace / 86_400_000.0
+        if not days <= MOST_DAYS:
+            raise EppError(
+                f"{self.name}: at this pace the load lasts {days:,.0f} days, and {MOST_DAYS} are the most:"
+                " a larger --load or rate, or fewer --seconds"
+            )
+
+    def warmup(self, requests: tuple[TraceRequest, ...]) -> float:
+        """Seconds dropped at the start.
+
+        Raises:
+            EppError: nothing would be left to judge.
+        """
+        last_s = requests[-1].at_ms * self.pace / 1000.0
+        if self.warmup_s is None:
+            return min(WARMUP_S, _WARMUP_SHARE * last_s)
+        if self.warmup_s > last_s:
+            raise EppError(
+                f"{self.name}: a warm-up of {self.warmup_s:g} s leaves nothing to judge of {last_s:.1f} s"
+            )
+        return self.warmup_s

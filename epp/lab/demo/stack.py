@@ -1,0 +1,215 @@
+"""What serves in a demo: simulated replicas, the picker, a process that learns beside it, a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import aiohttp
+import msgspec
+
+from epp.config.address import split_address
+from epp.config.pool import EndpointSpec, dump_pool
+from epp.envoy.process import EnvoyProcess, find_envoy
+from epp.envoy.settings import EnvoySettings
+from epp.errors import EppError
+from epp.lab.demo.child import Child
+from epp.server.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+MODEL = "demo-model"
+"""What clients call the model, whatever the engines call it."""
+
+#: Envoy sends its access log ten times a second, and the recorder writes twenty times.
+LAST_REPORTS_S = 0.3
+_START_S = 90.0
+_ADDRESS = re.compile(r"^(?P<name>\S+): http://(?P<address>\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A simulated replica.
+
+    Attributes:
+        name: as answers name it.
+        engine_class: its hardware and engine.
+        rtt_ms: round trip to its region.
+        region: its region's name.
+        model: as the engine calls it.
+    """
+
+    name: str
+    engine_class: str = "l40s-x2"
+    rtt_ms: float = 0.0
+    region: str = ""
+    model: str = MODEL
+
+
+#: Warm round trips behind the published figures of the reference's three regions.
+REGIONS = tuple(
+    Replica(name, rtt_ms=rtt_ms, region=name)
+    for name, rtt_ms in (("ashburn", 20.0), ("frankfurt", 102.0), ("seoul", 211.0))
+)
+
+
+class Sidecar(NamedTuple):
+    """A process beside the picker.
+
+    Attributes:
+        name: names its log.
+        words: of its `epp` command, which is given the picker's configuration besides.
+        ready: a file that it writes once it has begun, as a pattern.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    ready: str
+
+
+class Stack:
+    """Replicas, a picker, Envoy, fresh: an async context manager.
+
+    Args:
+        folder: configuration, logs and records.
+        replicas: the pool.
+        sections: of the picker's configuration, beside those that every demo has.
+        sidecar: what runs beside the picker.
+        simulator: further arguments of ``epp sim serve``.
+        envoy: settings that differ from the demos'.
+
+    Attributes:
+        picker_url: the picker's HTTP side.
+        envoy: the running Envoy.
+        endpoints: the pool, by the replicas' names.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        replicas: Sequence[Replica],
+        sections: Mapping[str, Any],
+        *,
+        sidecar: Sidecar | None = None,
+        simulator: tuple[str, ...] = (),
+        envoy: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self._replicas, self._sections = folder, replicas, sections
+        self._sidecar, self._simulator, self._envoy_settings = sidecar, simulator, envoy or {}
+        self._exit = AsyncExitStack()
+        self.picker_url = ""
+        self.envoy: EnvoyProcess
+        self.endpoints: dict[str, EndpointSpec] = {}
+
+    async def __aenter__(self) -> Self:
+        """Start in order: replicas, picker, what is beside it, Envoy; all ready when it returns.
+
+        Raises:
+            EppError: something did not come up; with the end of its log.
+        """
+        find_envoy()  # now, and not when the rest has started
+        self.folder.mkdir(parents=True, exist_ok=True)
+        async with AsyncExitStack() as started:
+            self._exit = started
+            try:
+                async with asyncio.timeout(_START_S):
+                    await self._start()
+            except TimeoutError:
+                raise EppError(f"not ready within {_START_S:.0f} s; see {self.folder}") from None
+            self._exit = started.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop all of it, last started first, once Envoy's last reports have reached the picker."""
+        await asyncio.sleep(LAST_REPORTS_S)
+        await self._exit.aclose()
+
+    @property
+    def url(self) -> str:
+        """Return where clients send requests."""
+        return self.envoy.listener_url
+
+    def write_pool(self, names: Iterable[str]) -> None:
+        """Replace the pool file: these replicas alone."""
+        replace_file(self.folder / "endpoints.yaml", dump_pool([self.endpoints[name] for name in names]))
+
+    async def _start(self) -> None:
+        await self._start_replicas()
+        (self.folder / "secret").write_text(secrets.token_hex(32))
+        config = {
+            "listen": dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0"),
+            "pool": {"file": "endpoints.yaml", "warmup_s": 0},
+            "records": {"folder": "records"},
+            "prefix": {"secret_file": "secret"},
+            "probe": {"interval_s": 0.5},
+            "drain_s": 1,
+            **self._sections,
+        }
+        file, ready = self.folder / "epp.yaml", self.folder / "ready.json"
+        file.write_bytes(
+            b"# Of a demo; works with `epp serve --config`, too.\n" + msgspec.yaml.encode(config)
+        )
+        words = ["serve", "--config", str(file), "--ready-file", str(ready)]
+        picker = await self._run("picker", words)
+        await picker.until(ready.exists)
+        listening = json.loads(ready.read_text())
+        self.picker_url = f"http://{listening['http']}"
+        await self._until_measured(picker)
+        if self._sidecar is not None:
+            name, command, pattern = self._sidecar
+            child = await self._run(name, [*command, "--config", str(file)])
+            await child.until(lambda: list(self.folder.glob(pattern)))
+        await self._start_envoy(listening)
+
+    async def _run(self, name: str, words: list[str]) -> Child:
+        return await self._exit.enter_async_context(Child(name, words, self.folder))
+
+    async def _start_replicas(self) -> None:
+        words = ["sim", "serve", *self._simulator]
+        for replica in self._replicas:
+            where = f"name={replica.name},port=0,rtt_ms={replica.rtt_ms:g}"
+            words += ["--replica", f"{where},class={replica.engine_class},model={replica.model}"]
+        child = await self._run("replicas", words)
+        await child.until(lambda: len(_ADDRESS.findall(child.log())) == len(self._replicas))
+        addresses = dict(_ADDRESS.findall(child.log()))
+        for replica in self._replicas:
+            self.endpoints[replica.name] = EndpointSpec(
+                address=addresses[replica.name],
+                region=replica.region,
+                engine_class=replica.engine_class,
+                models={} if replica.model == MODEL else {MODEL: replica.model},
+            )
+        self.write_pool(self.endpoints)
+
+    async def _until_measured(self, picker: Child) -> None:
+        """Wait for a round trip to every replica: before that no request would be priced fairly."""
+        async with aiohttp.ClientSession() as session:
+            while True:
+                picker.check()
+                async with session.get(f"{self.picker_url}/metrics") as answer:
+                    if (await answer.text()).count("epp_endpoint_rtt_seconds{") == len(self.endpoints):
+                        return
+                await asyncio.sleep(0.1)
+
+    async def _start_envoy(self, listening: Mapping[str, str]) -> None:
+        host, port = split_address(listening["grpc"])
+        settings = EnvoySettings(
+            endpoints=tuple(spec.endpoint() for spec in self.endpoints.values()),
+            eds_path=str(self.folder.absolute() / "eds.json"),
+            listener_port=0,
+            admin_port=0,
+            picker_host=host,
+            picker_port=port,
+            first_token_port=split_address(listening["first_token"])[1],
+            served_model_header=True,
+            **self._envoy_settings,
+        )
+        envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
+        self.envoy = await self._exit.enter_async_context(envoy)

@@ -1,0 +1,207 @@
+"""One request between its client and its answer: attempts, the way there and back, what is reported when.
+
+Owns a request's progress. Rules: a refused connection is known a round trip later and the next picked
+endpoint is tried; a reset after the request was sent is the client's to see; tokens take half a round trip
+back, and reports to the picker a little more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from epp.apis.usage import Usage
+from epp.lab.sim.loop import Rank
+from epp.lab.sim.results import SimResult
+from epp.lab.sim.scenario import ConnectionReports
+from epp.signals.paths import Travelled
+
+if TYPE_CHECKING:
+    from epp.lab.sim.fleet import FleetSim
+    from epp.lab.sim.job import Finished, FirstToken
+    from epp.lab.sim.network import Connection
+    from epp.lab.sim.replica import Replica
+    from epp.schedule.decision import Decision
+
+
+class Flight:
+    """A request under way; the `Listener` of its job.
+
+    Args:
+        sim: whose request it is.
+        index: position in the load.
+        intended_ms: when it should have been sent.
+    """
+
+    __slots__ = (
+        "_believed",
+        "_cached",
+        "_connection",
+        "_decision_id",
+        "_down_ms",
+        "_early_ms",
+        "_index",
+        "_intended_ms",
+        "_network_ms",
+        "_opened_ms",
+        "_over",
+        "_replica",
+        "_sent_ms",
+        "_sim",
+        "_started_ms",
+        "_targets",
+        "_tries",
+        "_ttft_ms",
+        "_waited_ms",
+    )
+
+    def __init__(self, sim: FleetSim, index: int, intended_ms: float) -> None:
+        self._sim, self._index, self._intended_ms = sim, index, intended_ms
+        self._sent_ms = sim.loop.now_ms
+        self._decision_id = ""
+        self._targets: list[str] = []  # endpoints still to try
+        self._replica: Replica | None = None
+        self._connection: Connection | None = None
+        self._down_ms = self._network_ms = self._waited_ms = 0.0
+        self._opened_ms = self._early_ms = self._started_ms = 0.0
+        self._believed = self._cached = self._tries = 0
+        self._ttft_ms: float | None = None
+        self._over = False
+
+    def refused(self, rule: str) -> None:
+        """The picker found nobody."""
+        self._end(f"no endpoint: {rule}", 0)
+
+    def start(self, decision: Decision) -> None:
+        """Go to the picked endpoint."""
+        self._decision_id = decision.id
+        self._believed = round(float(decision.fleet.cached_tokens[decision.chosen]))
+        names = decision.fleet.endpoints
+        retries = decision.fallbacks[: self._sim.options.retries]
+        self._targets = [names[index] for index in (decision.chosen, *retries)]
+        timeout_s = self._sim.options.timeout_s
+        if timeout_s is not None:
+            self._sim.loop.at(self._intended_ms + timeout_s * 1e3, Rank.REPORT, self._timed_out)
+        self._attempt()
+
+    def on_first_token(self, event: FirstToken) -> None:
+        """It is on its way back."""
+        loop = self._sim.loop
+        self._cached, self._waited_ms = event.cached_tokens, event.waited_ms
+        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._first_token)
+
+    def on_finished(self, event: Finished) -> None:
+        """The last token is on its way back."""
+        loop = self._sim.loop
+        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._completed, event.generated_tokens)
+
+    def on_broken(self, problem: str) -> None:
+        """The news is on its way back."""
+        loop = self._sim.loop
+        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._failed, problem)
+
+    def _attempt(self) -> None:
+        if self._over:
+            return
+        sim, index = self._sim, self._index
+        loop = sim.loop
+        replica = self._replica = sim.replicas[self._targets.pop(0)]
+        self._tries += 1
+        up_ms, self._down_ms = sim.ways(replica, index)
+        if not replica.up:
+            loop.at(loop.now_ms + up_ms + self._down_ms, Rank.REPORT, self._not_connected)
+            return
+        self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
+        arrives_ms = loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
+        self._network_ms = arrives_ms - loop.now_ms
+        self._opened_ms = replica.spec.network.opening_ms if self._connection.anew else 0.0
+        self._started_ms = loop.now_ms + self._opened_ms
+        self._early_ms = arrives_ms + self._down_ms - self._started_ms
+        replica.expect(sim.job(replica, index), arrives_ms, self)
+
+    def _not_connected(self) -> None:
+        if self._targets:
+            self._attempt()
+        elif not self._over:
+            self._report_end("client-gone")
+            self._end("connection refused", 0)
+
+    def _first_token(self) -> None:
+        if self._over:
+            return
+        sim = self._sim
+        self._ttft_ms = sim.loop.now_ms - self._intended_ms
+        if sim.options.report_first_token:
+            due_ms = sim.loop.now_ms + sim.options.report_delay_ms
+            sim.loop.at(due_ms, Rank.REPORT, sim.report_first_token, self._decision_id)
+
+    def _completed(self, tokens: int) -> None:
+        if self._over:
+            return
+        replica, now_ms = self._replica, self._sim.loop.now_ms
+        if replica is not None and self._connection is not None and replica.up:
+            replica.connections.give_back(self._connection, now_ms)
+        request = self._sim.requests[self._index]
+        options = self._sim.options
+        cached = self._cached if options.report_cached_tokens else None
+        usage = Usage(request.prompt_tokens, tokens, cached) if options.report_usage else None
+        self._report_end("completed", usage)
+        self._end("", tokens)
+
+    def _failed(self, problem: str) -> None:
+        if not self._over:
+            self._report_end("client-gone")
+            self._end(problem, 0)
+
+    def _timed_out(self) -> None:
+        if self._over:
+            return
+        if self._replica is not None:
+            self._replica.abandon(self._index)
+        self._report_end("client-gone")
+        self._end("timeout", 0)
+
+    def _report_end(self, cause: str, usage: Usage | None = None) -> None:
+        sim = self._sim
+        due_ms = sim.loop.now_ms + sim.options.report_delay_ms
+        travelled = self._travelled() if cause == "completed" else None
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage, travelled)
+
+    def _travelled(self) -> Travelled | None:
+        """What a proxy's log would tell; of several tries nobody knows which one it was of."""
+        told = self._sim.options.report_connections
+        if told is ConnectionReports.NONE or self._connection is None or self._tries > 1:
+            return None
+        late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
+        first_byte_ms = self._early_ms if told is ConnectionReports.EARLY else late_ms
+        anew = self._connection.anew
+        return Travelled(anew, self._opened_ms if anew else math.nan, first_byte_ms)
+
+    def _end(self, error: str, tokens: int) -> None:
+        self._over = True
+        request, now_ms = self._sim.requests[self._index], self._sim.loop.now_ms
+        e2e_ms = now_ms - self._intended_ms
+        itl_ms = None
+        if not error and self._ttft_ms is not None and tokens > 1:
+            itl_ms = (e2e_ms - self._ttft_ms) / (tokens - 1)
+        self._sim.over(
+            SimResult(
+                index=self._index,
+                session=request.session,
+                user=request.user,
+                intended_ms=self._intended_ms - self._sim.start_ms,
+                slip_ms=self._sent_ms - self._intended_ms,
+                ttft_ms=self._ttft_ms,
+                e2e_ms=e2e_ms,
+                itl_ms=itl_ms,
+                error=error,
+                endpoint="" if self._replica is None else self._replica.spec.address,
+                decision_id=self._decision_id,
+                prompt_tokens=request.prompt_tokens,
+                completion_tokens=tokens,
+                believed_cached_tokens=self._believed,
+                cached_tokens=self._cached,
+                waited_ms=self._waited_ms,
+                network_ms=self._network_ms,
+            )
+        )

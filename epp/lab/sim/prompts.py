@@ -1,0 +1,149 @@
+"""What picker and engines see of a load's prompts, made from block ids without rendering any text.
+
+Owns the hashing: ids become keyed 64-bit hashes, one key for the picker and another for the engines, which
+are strangers to each other. Ids are prefix-cumulative, so a hash of one id stands for all before it. Also
+finds out what a request's answer becomes: blocks of the prompt that goes on from it.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from epp.apis.types import MeasuredPrompt
+from epp.lab.sim.job import Job
+from epp.lab.sim.scenario import Affinity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.lab.sim.scenario import WindowRequest
+
+_PICKER_KEY: Final = 0x9E3779B97F4A7C15
+_ENGINE_KEY: Final = 0xC2B2AE3D27D4EB4F
+_AFFINITY_TOKENS: Final = 256  # source [G]: the reference hashes the first 256 token ids
+
+
+class Prompts:
+    """All prompts of one load.
+
+    Args:
+        requests: the load.
+
+    Raises:
+        ValueError: requests differ in block size, or an id has more than 64 bits.
+    """
+
+    def __init__(self, requests: Sequence[WindowRequest]) -> None:
+        sizes = {request.block_tokens for request in requests}
+        if len(sizes) > 1:
+            raise ValueError(f"one load has blocks of one size, not {sorted(sizes)}")
+        self.block_tokens = sizes.pop() if sizes else 1
+        self._requests = requests
+        # Attempts at one question are many requests with one prompt: its blocks are hashed once.
+        distinct = {id(request.block_ids): request.block_ids for request in requests}
+        ends = dict(
+            zip(distinct, np.cumsum([len(blocks) for blocks in distinct.values()]).tolist(), strict=True)
+        )
+        self._spans = [
+            (ends[id(request.block_ids)] - len(request.block_ids), ends[id(request.block_ids)])
+            for request in requests
+        ]
+        ids = _ids(distinct.values(), max(ends.values(), default=0))
+        self._picker = _mix(ids, _PICKER_KEY)
+        self._engine = _mix(ids, _ENGINE_KEY)
+        self._goes_on = _continuations(requests)
+
+    def measured(self, index: int) -> MeasuredPrompt:
+        """The prompt as the picker measures it: full blocks only."""
+        request = self._requests[index]
+        full = request.prompt_tokens // self.block_tokens
+        blocks = self._slice(self._picker, index)[:full]
+        return MeasuredPrompt(0, request.prompt_tokens, blocks, float(self.block_tokens))
+
+    def job(self, index: int, *, miss: bool) -> Job:
+        """The request as an engine sees it."""
+        request = self._requests[index]
+        answer: Sequence[int] = ()
+        after = self._goes_on[index]
+        if after is not None:
+            first = request.prompt_tokens // self.block_tokens
+            last = -(-(request.prompt_tokens + request.output_tokens) // self.block_tokens)
+            answer = self._slice(self._engine, after)[first:last]
+        blocks = self._slice(self._engine, index)
+        return Job(index, request.prompt_tokens, request.output_tokens, blocks, answer, miss)
+
+    def affinity_key(self, index: int, affinity: Affinity) -> str:
+        """What the request's stickiness hangs on, ``""`` for nothing."""
+        request = self._requests[index]
+        if affinity is Affinity.SESSION:
+            return request.session
+        if affinity is Affinity.USER:
+            return request.user
+        if affinity is Affinity.NONE or not request.block_ids:
+            return ""
+        tokens = min(_AFFINITY_TOKENS, request.prompt_tokens)
+        number = min((tokens - 1) // self.block_tokens, len(request.block_ids) - 1)
+        return f"{request.block_ids[number]}:{tokens}"
+
+    def _slice(self, hashes: NDArray[np.uint64], index: int) -> list[int]:
+        start, end = self._spans[index]
+        blocks: list[int] = hashes[start:end].tolist()
+        return blocks
+
+
+def _ids(paths: Iterable[Sequence[int]], count: int) -> NDArray[np.uint64]:
+    """All ids one after the other; a negative one stands for what its 64 bits are without a sign."""
+    try:
+        return np.fromiter(chain.from_iterable(paths), np.int64, count).astype(np.uint64)
+    except OverflowError:
+        ids = list(chain.from_iterable(paths))
+    if min(ids) < -(2**63) or max(ids) >= 2**64:
+        raise ValueError("a block id has more than 64 bits")
+    return np.array([block_id % 2**64 for block_id in ids], np.uint64)
+
+
+def _mix(ids: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele et al., 2014): a bijection: different ids stay so."""
+    value = ids + np.uint64(key)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
+    return mixed
+
+
+def _continuations(requests: Sequence[WindowRequest]) -> list[int | None]:
+    """For each request the next one of its session whose prompt holds this prompt and its answer.
+
+    That is one whose ids go on from these. Where messages are known, one of them must start where this
+    prompt ends: that is the answer; otherwise being long enough for it must do.
+    """
+    goes_on: list[int | None] = [None] * len(requests)
+    open_turn: dict[str, list[int]] = {}
+    for index, request in enumerate(requests):
+        waiting = open_turn.setdefault(request.session, [])
+        left: list[int] = []
+        for before in waiting:
+            if _extends(requests[before], request):
+                goes_on[before] = index
+            elif len(left) < _REMEMBERED_TURNS:
+                left.append(before)
+        open_turn[request.session] = [index, *left]
+    return goes_on
+
+
+_REMEMBERED_TURNS: Final = 4  # requests of a session whose answers may still be taken up
+
+
+def _extends(earlier: WindowRequest, later: WindowRequest) -> bool:
+    end = earlier.prompt_tokens
+    if later.prompt_tokens < end + earlier.output_tokens or not earlier.block_ids:
+        return False
+    count = len(earlier.block_ids)
+    if len(later.block_ids) < count or later.block_ids[count - 1] != earlier.block_ids[-1]:
+        return False  # ids are cumulative: the last one speaks for all
+    return not later.turn_starts or end in later.turn_starts

@@ -1,0 +1,207 @@
+"""A window of questions that are asked again until they are answered rightly.
+
+Owns the questions' state: which attempt is under way, which models have failed. So many questions at a time;
+a further attempt follows a wrong answer at once. Answers are given: decoding is greedy, so that a model's
+answer to a question is right or wrong once and for all. What the client is told and tells back is the retry
+protocol of the live picker: the model that served, how many are untried, those that were tried.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from epp.lab.sim.fleet import PUBLIC_MODEL, FleetSim
+from epp.lab.sim.loop import Rank
+from epp.schedule.retry import untried_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.lab.sim.loop import Loop
+    from epp.lab.sim.results import SimResult
+    from epp.lab.sim.scenario import FleetSpec, WindowOptions, WindowRequest
+    from epp.policies.base import Policy
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Ask
+    from epp.signals.capability import Cell
+
+#: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
+_MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
+_MEASURED_TIMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question.
+
+    Attributes:
+        language: of its prompt.
+        right: models that answer it rightly.
+    """
+
+    language: str
+    right: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of a question.
+
+    Attributes:
+        ttca_ms: from the first attempt to the end of the last.
+        models: who served the attempts, in order.
+        correct: whether the last was right.
+        cached_tokens: prompt tokens that caches gave, over all attempts.
+    """
+
+    ttca_ms: float
+    models: tuple[str, ...]
+    correct: bool
+    cached_tokens: int
+
+
+class _Questions:
+    """Where every question stands; the `Sender` of a `RetrySim`."""
+
+    def __init__(self, questions: Sequence[Question], attempts: int) -> None:
+        self._questions, self._attempts = questions, attempts
+        self._waiting = deque(range(len(questions)))
+        self._begun_ms: dict[int, float] = {}
+        self._served: list[list[str]] = [[] for _ in questions]
+        self._cached = [0] * len(questions)
+        self._left = [True] * len(questions)
+        self._ended: dict[int, Asked] = {}
+
+    def sent_by(self, send: Callable[[int, float], None], loop: Loop) -> _Questions:
+        """Told how to send before anything is."""
+        self._send, self._loop = send, loop
+        return self
+
+    @property
+    def unfinished(self) -> bool:
+        return len(self._ended) < len(self._questions)
+
+    def tried(self, question: int) -> tuple[str, ...]:
+        """Models that have served it."""
+        return tuple(sorted(set(self._served[question])))
+
+    def next_question(self) -> None:
+        """Begin the next one, if there is one."""
+        if self._waiting:
+            question = self._waiting.popleft()
+            self._begun_ms[question] = self._loop.now_ms
+            self._send(question * self._attempts, self._loop.now_ms)
+
+    def told(self, index: int, *, left: bool) -> None:
+        """Whether a model is left to try after this attempt."""
+        self._left[index // self._attempts] = left
+
+    def took(self, result: SimResult, model: str) -> None:
+        """An attempt was answered by a model, `""` when it failed."""
+        question = result.index // self._attempts
+        self._served[question].append(model)
+        self._cached[question] += result.cached_tokens
+
+    def answered(self, index: int) -> None:
+        """Go on with the question, or with the next one."""
+        question, now_ms = index // self._attempts, self._loop.now_ms
+        served = self._served[question]
+        correct = served[-1] in self._questions[question].right
+        if correct or len(served) >= self._attempts or not self._left[question]:
+            passed_ms = now_ms - self._begun_ms[question]
+            self._ended[question] = Asked(passed_ms, tuple(served), correct, self._cached[question])
+            self.next_question()
+        else:
+            self._send(index + 1, now_ms)
+
+    def ended(self) -> list[Asked]:
+        """All questions, in order."""
+        return [self._ended[question] for question in range(len(self._questions))]
+
+
+class RetrySim(FleetSim):
+    """Questions, each asked up to ``attempts`` times.
+
+    Args:
+        questions: in the order in which they are asked.
+        requests: ``attempts`` of each question, one after the other, with the same prompt.
+        spec: the fleet; every replica names its model.
+        policy: prices endpoints.
+        attempts: most attempts; fewer where the picker tells that no model is left to try.
+        at_once: questions under way at once.
+        chances: capability table of the picker.
+        weights: the policy's weights that differ from their defaults.
+        seed: of network and draws.
+        options: as `FleetSim`.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        requests: Sequence[WindowRequest],
+        spec: FleetSpec,
+        policy: Policy,
+        *,
+        attempts: int,
+        at_once: int,
+        chances: Mapping[str, Mapping[Cell, float]],
+        weights: Mapping[str, float],
+        seed: int,
+        options: WindowOptions,
+    ) -> None:
+        self._questions, self._attempts, self._at_once = questions, attempts, at_once
+        self._models = {replica.address: replica.model for replica in spec.replicas}
+        self._asked = _Questions(questions, attempts)
+        super().__init__(requests, spec, policy, weights=weights, seed=seed, options=options)
+        self._picker.fleet.capability.replace(chances)
+        self._measure()
+        self.loop.at(self.start_ms, Rank.ARRIVAL, self._begin)
+
+    def ask(self) -> list[Asked]:
+        """Ask everything; what came of each question, in order."""
+        self.run()
+        return self._asked.ended()
+
+    def over(self, result: SimResult) -> None:
+        """An attempt has its answer."""
+        self._asked.took(result, self._models.get(result.endpoint, ""))
+        super().over(result)
+
+    def _build_client(self) -> _Questions:
+        return self._asked.sent_by(self._send, self.loop)
+
+    def _begin(self) -> None:
+        for _ in range(self._at_once):
+            self._asked.next_question()
+
+    def _ask(self, index: int) -> Ask:
+        question = index // self._attempts
+        return replace(
+            super()._ask(index),
+            model=PUBLIC_MODEL,
+            language=self._questions[question].language,
+            tried_models=self._asked.tried(question),
+        )
+
+    def _decided(self, index: int, decision: Decision) -> None:
+        self._asked.told(index, left=bool(untried_models(decision)))
+
+    def _measure(self) -> None:
+        """Rates as offline measurements tell them, one request at a time on every replica."""
+        rates, fleet = self._picker.fleet.rates, self._picker.fleet
+        for address, replica in self.replicas.items():
+            slot, cls = fleet.slot_of(address), replica.spec.engine_class
+            if slot is None:
+                continue
+            for tokens in _MEASURED_TOKENS * _MEASURED_TIMES:
+                batches = -(-tokens // cls.chunk_tokens)
+                ttft_ms = cls.arrival_delay_ms(tokens) + cls.prefill_ms_per_token * tokens
+                ttft_ms += batches * cls.prefill_base_ms
+                rates.observe_prefill(slot, ended_s=0.0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
+                for beside in (0, 1, 3):
+                    itl_ms = cls.decode_step_ms(1 + beside)
+                    rates.observe_decode(slot, ended_s=0.0, beside=beside, itl_ms=itl_ms)

@@ -1,0 +1,253 @@
+"""What is simulated: replicas and the way to them, what happens to them, and how the load is sent.
+
+Values only, checked where they are made. Must not know how any of it is simulated. A fleet is also one line
+of text (`parse_fleet`): ``l40s-x2@20,h100@102*2`` is three replicas, each a class and its round trip in ms.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from epp.config.schema import Config
+from epp.lab.sim.engine_class import ENGINE_CLASSES
+from epp.lab.sim.network import NetworkPath
+
+if TYPE_CHECKING:
+    from epp.lab.sim.engine_class import EngineClass
+
+
+class WindowRequest(Protocol):
+    """One request of a load; `epp.lab.compare.trace.TraceRequest`, which documents the fields, is one."""
+
+    @property
+    def at_ms(self) -> float: ...  # noqa: D102 - see the class
+    @property
+    def session(self) -> str: ...  # noqa: D102 - see the class
+    @property
+    def user(self) -> str: ...  # noqa: D102 - see the class
+    @property
+    def prompt_tokens(self) -> int: ...  # noqa: D102 - see the class
+    @property
+    def output_tokens(self) -> int: ...  # noqa: D102 - see the class
+    @property
+    def block_ids(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
+    @property
+    def block_tokens(self) -> int: ...  # noqa: D102 - see the class
+    @property
+    def after(self) -> int | None: ...  # noqa: D102 - see the class
+    @property
+    def think_ms(self) -> float: ...  # noqa: D102 - see the class
+    @property
+    def turn_starts(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One replica.
+
+    Attributes:
+        address: ``host:port``, its name in results.
+        engine_class: how fast it is and how it works.
+        network: the way from the gateway to it.
+        region: region name.
+        absent: not there at the start: an `Event` of kind ``ADD`` brings it.
+        lost_hit_share: share of requests that find nothing of their prompt in the cache although it is there,
+            drawn by (request, replica). An invention to study caches less reliable than a radix tree.
+        known_as: engine class that the picker is told, ``""`` for the true one.
+        probe_factor: what probes measure, as a multiple of the true round trip.
+        kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
+        model: what its engine calls the model, where replicas of a fleet serve different ones.
+    """
+
+    address: str
+    engine_class: EngineClass
+    network: NetworkPath = NetworkPath()  # noqa: RUF009 - frozen
+    region: str = ""
+    absent: bool = False
+    lost_hit_share: float = 0.0
+    known_as: str = ""
+    probe_factor: float = 1.0
+    kv_report_factor: float = 1.0
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: a value makes no sense.
+        """
+        if not 0 <= self.lost_hit_share <= 1:
+            raise ValueError(f"{self.address}: lost_hit_share must be within 0 and 1")
+        if not (self.probe_factor > 0 and self.kv_report_factor > 0):
+            raise ValueError(f"{self.address}: probe_factor and kv_report_factor must be positive")
+
+
+class Happening(Enum):
+    """What can happen to a replica."""
+
+    DIE = "die"  # connections are reset, new ones refused
+    REVIVE = "revive"  # the same address answers again, cold, as a new process
+    SLOW = "slow"  # GPU work takes `factor` times as long, 1 for its own speed
+    ADD = "add"  # joins the pool (discovery tells the picker), cold
+    REMOVE = "remove"  # leaves the pool; what runs there runs on
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens to a replica.
+
+    Attributes:
+        at_s: seconds after the start of the window.
+        address: whom.
+        what: what.
+        factor: for ``SLOW``.
+    """
+
+    at_s: float
+    address: str
+    what: Happening
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """Replicas, and what happens to them.
+
+    Attributes:
+        replicas: in pool order.
+        events: in any order.
+        scrape_interval_s: how often the picker reads engine metrics there; None for the configuration's.
+    """
+
+    replicas: tuple[ReplicaSpec, ...]
+    events: tuple[Event, ...] = ()
+    scrape_interval_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that events name replicas.
+
+        Raises:
+            ValueError: no replica, an address twice, or an event for a stranger.
+        """
+        addresses = {replica.address for replica in self.replicas}
+        if not self.replicas or len(addresses) != len(self.replicas):
+            raise ValueError("a fleet needs replicas with different addresses")
+        if self.scrape_interval_s is not None and not self.scrape_interval_s > 0:
+            raise ValueError(f"scrape_interval_s must be positive: {self.scrape_interval_s}")
+        for event in self.events:
+            if event.address not in addresses:
+                raise ValueError(f"event at {event.at_s:g} s: no replica {event.address}")
+            if event.at_s < 0 or not event.factor > 0:
+                raise ValueError(f"event at {event.at_s:g} s, factor {event.factor:g}: out of range")
+
+
+class Affinity(Enum):
+    """What the affinity key of a request is made of."""
+
+    SESSION = "session"  # a session header, as clients send that know their sessions
+    USER = "user"
+    PREFIX = "prefix"  # the first 256 tokens, as the reference hashes them (source [G])
+    NONE = "none"
+
+
+class ConnectionReports(Enum):
+    """What the picker hears of the connections that requests travelled on."""
+
+    NONE = "none"  # nothing, as of proxies that do not tell
+    EARLY = "early"  # all; response headers leave an engine when it has the request
+    LATE = "late"  # all; response headers wait for the first token
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """How a load is sent, and how the picker is configured.
+
+    Attributes:
+        time_scale: multiplies send times and think times; 2 is half the load.
+        stop_after_s: nothing whose intended send time is later is sent, None to send all.
+        max_in_flight: requests at once (the paper's client: 64); what waits for its turn slips. None for an
+            open loop without limit.
+        closed_loop: followers wait for the answer before them and their think time; otherwise everything is
+            sent at its nominal time.
+        timeout_s: the client gives up, None for never.
+        retries: further picked endpoints tried when a connection is refused (Envoy's ``connect-failure``).
+        affinity: what the affinity key is made of.
+        bytes_per_token: body size.
+        report_usage: whether the picker hears of any usage (prompt, completion, cached tokens).
+        report_cached_tokens: whether engines report cached tokens to the picker.
+        report_first_token: whether the picker hears of first tokens before the end.
+        report_connections: whether it hears of their connections, at the end.
+        report_delay_ms: how long reports take from the gateway to the picker.
+        config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
+            start, index sizes. The policy's name and weights in it are not read.
+        timeline_s: spacing of `WindowResult.timeline` samples, 0 for none.
+    """
+
+    time_scale: float = 1.0
+    stop_after_s: float | None = None
+    max_in_flight: int | None = None
+    closed_loop: bool = True
+    timeout_s: float | None = None
+    retries: int = 2
+    affinity: Affinity = Affinity.SESSION
+    bytes_per_token: float = 4.5
+    report_usage: bool = True
+    report_cached_tokens: bool = True
+    report_first_token: bool = True
+    report_connections: ConnectionReports = ConnectionReports.NONE
+    report_delay_ms: float = 2.0
+    config: Config = field(default_factory=Config)
+    timeline_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ValueError: a value makes no sense.
+        """
+        if not self.time_scale > 0:
+            raise ValueError(f"time_scale must be positive: {self.time_scale}")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1: {self.max_in_flight}")
+        if min(self.retries, self.report_delay_ms, self.timeline_s, self.bytes_per_token) < 0:
+            raise ValueError("retries, report_delay_ms, timeline_s, bytes_per_token must not be negative")
+
+
+_PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")
+
+#: Regions of the published fleet by warm round trip (source [G]).
+REGION_RTT_MS = {"us-ashburn": 20.0, "eu-frankfurt": 102.0, "ap-seoul": 211.0}
+
+
+def regional_fleet(engine_class: EngineClass, *, lost_hit_share: float = 0.0) -> FleetSpec:
+    """The published fleet: one replica of a class in each of `REGION_RTT_MS`."""
+    replicas = []
+    for region, rtt_ms in REGION_RTT_MS.items():
+        network = NetworkPath(rtt_ms)
+        replicas.append(
+            ReplicaSpec(f"{region}:8000", engine_class, network, region, lost_hit_share=lost_hit_share)
+        )
+    return FleetSpec(tuple(replicas))
+
+
+def parse_fleet(text: str) -> FleetSpec:
+    """A fleet from ``class@rtt_ms[*count]`` parts joined by commas; equal round trips share a region.
+
+    Raises:
+        ValueError: a part cannot be read; names it and what would do.
+    """
+    replicas: list[ReplicaSpec] = []
+    for part in text.split(","):
+        found = _PART.fullmatch(part.strip())
+        cls = ENGINE_CLASSES.get(found["name"]) if found else None
+        if found is None or cls is None:
+            known = ", ".join(sorted(ENGINE_CLASSES))
+            raise ValueError(f"{part.strip()!r} is not class@rtt_ms or class@rtt_ms*count; classes: {known}")
+        rtt_ms = float(found["rtt"] or 0)
+        for _ in range(int(found["count"] or 1)):
+            address = f"{cls.name}-{len(replicas) + 1}:8000"
+            replicas.append(ReplicaSpec(address, cls, NetworkPath(rtt_ms), f"rtt-{rtt_ms:g}ms"))
+    return FleetSpec(tuple(replicas))

@@ -1,0 +1,114 @@
+"""Probes and scrapes of a simulated fleet: what the picker learns, as late as it would live.
+
+Owns the rhythm. The stores are the picker's own; they are fed as the server feeds them. A probe tells after a
+round trip how long that was; a scrape tells after a round trip what the engine was half a round trip ago.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.keyed_uniform import keyed_uniform
+from epp.lab.sim.loop import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.config.schema import Config
+    from epp.lab.sim.loop import Loop
+    from epp.lab.sim.replica import Replica
+    from epp.signals.fleet import Fleet
+    from epp.signals.metrics_text import EngineSample
+
+
+class SignalFeed:
+    """Watches replicas for a picker.
+
+    Args:
+        fleet: the picker's stores.
+        config: intervals and timeouts.
+        loop: virtual time.
+        seed: of the network's draws.
+    """
+
+    def __init__(self, fleet: Fleet, config: Config, loop: Loop, seed: int) -> None:
+        self._fleet, self._loop, self._seed = fleet, loop, seed
+        self._probe, self._scrape = config.probe, config.scrape
+        self._watched: dict[str, int] = {}  # address -> generation: a watch that was stopped stays stopped
+        self._generation = 0
+
+    def watch(self, replica: Replica) -> None:
+        """Probe and scrape at once, then at intervals, spread over the replicas."""
+        address, loop = replica.spec.address, self._loop
+        self._generation += 1
+        self._watched[address] = generation = self._generation
+        works: list[tuple[float, str, Callable[[Replica, int], None]]] = [
+            (self._probe.interval_s, "probe", self._send_probe),
+            (self._scrape.interval_s, "scrape", self._send_scrape),
+        ]
+        for interval_s, salt, work in works:
+            if interval_s:
+                first_ms = loop.now_ms + interval_s * 1e3 * keyed_uniform(0, address, salt)
+                loop.at(loop.now_ms, Rank.SIGNAL, work, replica, generation)
+                loop.at(first_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_s * 1e3)
+
+    def stop(self, replica: Replica) -> None:
+        """The replica left the pool."""
+        self._watched.pop(replica.spec.address, None)
+
+    def _repeat(
+        self, replica: Replica, generation: int, work: Callable[[Replica, int], None], interval_ms: float
+    ) -> None:
+        if self._watched.get(replica.spec.address) == generation:
+            work(replica, generation)
+            due_ms = self._loop.now_ms + interval_ms
+            self._loop.at(due_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_ms)
+
+    def _ways(self, replica: Replica, what: str) -> tuple[float, float]:
+        network = replica.spec.network
+        if not network.rtt_ms:
+            return 0.0, 0.0
+        key = f"{what} {self._loop.now_ms} {replica.spec.address}"
+        return network.one_way_ms(self._seed, key, "up"), network.one_way_ms(self._seed, key, "down")
+
+    def _send_probe(self, replica: Replica, generation: int) -> None:  # noqa: ARG002 - one shape for both
+        up_ms, down_ms = self._ways(replica, "probe")
+        loop = self._loop
+        loop.at(loop.now_ms + up_ms + down_ms, Rank.SIGNAL, self._probed, replica, up_ms + down_ms)
+
+    def _probed(self, replica: Replica, rtt_ms: float) -> None:
+        slot = self._fleet.slot_of(replica.spec.address)
+        if slot is None:
+            return
+        now_s = self._loop.now_ms / 1e3
+        if replica.up:
+            self._fleet.rtt.observe(slot, rtt_ms * replica.spec.probe_factor, now_s)
+            self._fleet.health.success(slot, now_s)
+        else:
+            self._fleet.health.failure(slot, "probe", now_s)
+
+    def _send_scrape(self, replica: Replica, generation: int) -> None:  # noqa: ARG002 - one shape for both
+        up_ms, down_ms = self._ways(replica, "scrape")
+        if not up_ms and not down_ms:  # side by side, as where metrics are read ten times a second
+            self._scraped(replica, replica.sample() if replica.up else None)
+            return
+        self._loop.at(self._loop.now_ms + up_ms, Rank.SIGNAL, self._read, replica, down_ms)
+
+    def _read(self, replica: Replica, down_ms: float) -> None:
+        sample = replica.sample() if replica.up else None
+        self._loop.at(self._loop.now_ms + down_ms, Rank.SIGNAL, self._scraped, replica, sample)
+
+    def _scraped(self, replica: Replica, sample: EngineSample | None) -> None:
+        fleet, now_s = self._fleet, self._loop.now_ms / 1e3
+        slot = fleet.slot_of(replica.spec.address)
+        if slot is None:
+            return
+        if sample is None:
+            fleet.engine.fail(slot, now_s)
+            return
+        if fleet.engine.update(slot, sample, now_s):
+            fleet.restart(replica.spec.address, now_s)
+        if sample.kv_capacity_tokens:
+            fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+        # Tokens are known here, so what engines' counters say of bytes per token teaches nothing.
+        fleet.calibration.scraped(slot, sample, float(fleet.ledger.running_requests[slot]), now_s)

@@ -1,0 +1,222 @@
+"""Named workloads: what `epp replay --workload` knows.
+
+Owns the names, and for each how it is paced by default and what policies are tuned on for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from epp.errors import EppError
+from epp.lab.workloads import (
+    agent_bursts,
+    art_chat,
+    mooncake_chat,
+    prefix_groups,
+    shared_prefix,
+    tool_agent,
+    wild_chat,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.lab.compare.trace import TraceRequest
+
+#: Requests in flight at once in the published runs; what waits for its turn slips (source [G]).
+PUBLISHED_IN_FLIGHT = 64
+
+
+class Parameters(Protocol):
+    """What a generator is told."""
+
+    def busier(self, factor: float) -> Self:
+        """The same traffic, so many times as much of it: more users, each as before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A load with a name.
+
+    Attributes:
+        name: on the command line.
+        help: one line.
+        generate: parameters and a seed to requests in time order.
+        parameters: its parameters.
+        time_scale: multiplies send times and think times.
+        max_in_flight: the client's limit, None for none.
+        tuning: workload on which policies are tuned for this one; under seeds that are never evaluated.
+    """
+
+    name: str
+    help: str
+    generate: Callable[[Any, int], tuple[TraceRequest, ...]]
+    parameters: Parameters
+    time_scale: float = 1.0
+    max_in_flight: int | None = PUBLISHED_IN_FLIGHT
+    tuning: str = ""
+
+    def make(self, seed: int, rate: float = 1.0) -> tuple[TraceRequest, ...]:
+        """The load for a seed, in time order, ``rate`` times as much as usual."""
+        return self.generate(self.parameters.busier(rate) if rate != 1.0 else self.parameters, seed)
+
+
+def _chat() -> tuple[Workload, ...]:
+    return (
+        Workload(
+            "art-chat", "ART-Chat's tuning window, Apr 5, at full speed", art_chat.generate, art_chat.APR_5
+        ),
+        Workload(
+            "art-chat-apr-6",
+            "ART-Chat's first evaluation window, at half speed",
+            art_chat.generate,
+            art_chat.APR_6,
+            time_scale=2.0,
+            tuning="art-chat",
+        ),
+        Workload(
+            "art-chat-apr-7",
+            "ART-Chat's second evaluation window, more multi-turn, at a third of its speed",
+            art_chat.generate,
+            art_chat.APR_7,
+            time_scale=3.0,
+            tuning="art-chat",
+        ),
+        Workload(
+            "wild-chat",
+            "short public chat of many strangers, at half of the published rate",
+            wild_chat.generate,
+            wild_chat.WildChat(),
+            time_scale=2.0,
+        ),
+        Workload(
+            "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
+        ),
+    )
+
+
+def _returning() -> tuple[Workload, ...]:
+    return (
+        Workload(
+            "agent-bursts",
+            "agents that fan out into siblings at one context, closed loop",
+            agent_bursts.generate,
+            agent_bursts.AgentBursts(),
+            max_in_flight=None,
+        ),
+        Workload(
+            "agent-sessions",
+            "long sessions of single agents, lengths of recorded ones divided by 8, closed loop",
+            agent_bursts.generate,
+            agent_bursts.SESSIONS,
+            max_in_flight=None,
+        ),
+        Workload(
+            "mooncake-chat",
+            "assistant chat as in Mooncake's trace up to 24k: returns minutes later, long answers",
+            mooncake_chat.generate,
+            mooncake_chat.MooncakeChat(),
+        ),
+    )
+
+
+def _groups() -> tuple[Workload, ...]:
+    shared = shared_prefix.SharedPrefix
+    ratios = tuple(
+        Workload(
+            f"shared-{percent}",
+            f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
+            shared_prefix.generate,
+            shared(share=percent / 100.0),
+        )
+        for percent in (10, 30, 50, 70)
+    )
+    return (
+        *ratios,
+        Workload(
+            "drift",
+            "shared part of prompts 5 % in the first half, 50 % in the second",
+            shared_prefix.generate,
+            shared(share=0.05, later_share=0.5),
+            tuning="shared-10",
+        ),
+        Workload(
+            "hot-contexts",
+            "forty contexts shared by many, replaced every five minutes",
+            shared_prefix.generate,
+            shared(rate_rps=7.0, share=0.85, groups=40, zipf=1.1, group_life_s=300.0),
+        ),
+    )
+
+
+def _lodestar() -> tuple[Workload, ...]:
+    """The loads of Lodestar's evaluation (source [L], section 5), at rates near what its pools can do."""
+    calls, groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
+    mixed = (0.1, 0.3, 0.5, 0.7)
+
+    def load(name: str, text: str, parameters: Parameters, *, tuning: str = "") -> Workload:
+        makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
+        return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
+
+    ratios = tuple(
+        load(
+            f"sharing-{round(share * 100)}",
+            f"groups of prompts, {share:.0%} of each common to its group (Lodestar's lengths)",
+            groups(shares=(share,)),
+        )
+        for share in mixed
+    )
+    return (
+        load(
+            "toolagent-like",
+            "calls of tools and agents as in Mooncake's toolagent trace, lengths divided by 4",
+            replace(calls, rate_rps=22.0),
+        ),
+        load(
+            "toolagent-like-prefill",
+            "the same with answers of one token: the prefill side of a disaggregated pool",
+            replace(calls, rate_rps=32.0, prefill_only=True),
+        ),
+        load(
+            "toolagent-like-rate",
+            "the same calls, 10 a second in the first half, 22 in the second",
+            replace(calls, rate_rps=10.0, later_rate_rps=22.0),
+            tuning="toolagent-like",
+        ),
+        *ratios,
+        load("sharing-mixed", "the four of them in equal parts", groups(shares=mixed)),
+        load(
+            "sharing-mixed-prefill",
+            "the same with answers of one token",
+            groups(shares=mixed, rate_rps=9.0, prefill_only=True),
+        ),
+        load(
+            "sharing-shift",
+            "20,000 requests: 5 % common in the first half, other groups with 50 % in the second",
+            groups(requests=20_000, shares=(0.05,), later_shares=(0.5,)),
+            tuning="sharing-10",
+        ),
+    )
+
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload for workload in (*_chat(), *_returning(), *_groups(), *_lodestar())
+}
+
+
+def workload_named(name: str) -> Workload:
+    """Return the workload of that name.
+
+    Raises:
+        EppError: there is none; names the nearest.
+    """
+    found = WORKLOADS.get(name)
+    if found is None:
+        known = [*WORKLOADS]
+        close = difflib.get_close_matches(name, known, n=1)
+        fix = f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(known)
+        raise EppError(f"unknown workload {name!r}; {fix}")
+    return found

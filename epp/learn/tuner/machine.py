@@ -1,0 +1,391 @@
+"""A candidate's life: events in, a new state and actions out.
+
+Owns the order of things: baseline, search, screen, ramp, switchback, promotion, probation, freeze, thaw.
+Knows neither files nor the simulator. Pure: `step` leaves the state that it is given as it was.
+
+```
+baseline -> search -> screen -> ramp ... -> switchback -> (promoted) probation -> baseline
+                        |         |             |                        |
+                        +---------+-------------+-- ended --> baseline   +-- regret: demoted --> baseline
+                                                        too often fruitless: frozen -- drift --> baseline
+```
+
+Rules
+- Whatever is unclear ends or pauses a trial; only `epp.learn.tuner.verdict` promotes.
+- A trial runs on a lease. If the tuner was away for longer, the clock went back, or the trial was paused, its
+  schedule begins anew under another name: complete blocks count on, others do not.
+- The published plan is a function of the state.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from epp.learn.tuner import trials, watch
+from epp.learn.tuner.plan import Plan
+from epp.learn.tuner.record import Record, enter, forget_open
+from epp.learn.tuner.resumed import clipped, fitted, refit, resettle
+from epp.learn.tuner.state import (
+    HISTORY,
+    TRIALS,
+    Change,
+    Freeze,
+    Note,
+    NothingBetter,
+    Observed,
+    Pinned,
+    Proposed,
+    Publish,
+    Rehearse,
+    RollBack,
+    State,
+    Thaw,
+    copied,
+)
+from epp.learn.tuner.tally import Baseline, freeze, observe
+from epp.learn.tuner.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.learn.tuner.samples import Sample
+    from epp.learn.tuner.state import Action, Event, Phase, Rules
+
+#: A clock that goes back by less has been corrected, not set.
+_BACK_S = 2.0
+#: Pickers that differ for longer do not just read the file at different times.
+_MIXED_S = 60.0
+
+
+def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
+    """The state of a tuner that never ran: the weights in force, moved into its bounds."""
+    incumbent, moved = clipped(weights, rules)
+    reason = "moved into bounds: " + ", ".join(moved) if moved else "in force at the start"
+    return State(
+        policy=policy,
+        incumbent=incumbent,
+        since_wall_s=now_wall_s,
+        clock_wall_s=now_wall_s,
+        settings=msgspec.to_builtins(rules.settings),
+        history=[Change(0, now_wall_s, incumbent, "start", reason)],
+    )
+
+
+def plan_of(state: State) -> Plan:
+    """What pickers are to be told."""
+    return Plan(
+        weights=state.incumbent,
+        policy=state.policy,
+        serial=state.serial,
+        written_wall_s=state.published_wall_s,
+        reason=state.reason[:2000],
+        ended_for_fleet=state.ended_for_fleet,
+        trial=state.trial,
+    )
+
+
+def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]:
+    """One event.
+
+    Returns:
+        The new state, to be persisted first, and what is then to be done, in order.
+    """
+    run = Run(copied(state), rules, event.now_wall_s)
+    run.set_clock()
+    run.take(event)
+    run.advance()
+    run.publish()
+    return run.state, run.actions
+
+
+def settle(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
+    """What other rules ask of a persisted state: before anything is judged by them, and without judging."""
+    run = Run(copied(state), rules, now_wall_s)
+    resettle(run)
+    refit(run)
+    return run.state, run.actions
+
+
+def resume(state: State, rules: Rules, now_wall_s: float) -> tuple[State, list[Action]]:
+    """After a start with a persisted state: what was perhaps not done, and what other rules ask for."""
+    run = Run(copied(state), rules, now_wall_s)
+    run.set_clock()
+    resettle(run)
+    refit(run)
+    run.advance()
+    run.state.published = ""
+    run.publish()
+    if run.state.phase == "search" and not any(isinstance(action, Rehearse) for action in run.actions):
+        run.actions.append(Rehearse("the tuner was started again"))
+    return run.state, run.actions
+
+
+class Run:
+    """One step in progress: a state that may be changed, and the actions so far."""
+
+    def __init__(self, state: State, rules: Rules, now_wall_s: float) -> None:
+        self.state, self.rules, self.now_wall_s = state, rules, now_wall_s
+        self.settings = rules.settings
+        self.actions: list[Action] = []
+        self.gap_s = 0.0  # since the time last heard of
+
+    # -- what happened ------------------------------------------------------------------------------------
+
+    def set_clock(self) -> None:
+        """Notice a clock that went back: times from before it mean nothing any more."""
+        state, now = self.state, self.now_wall_s
+        self.gap_s = max(0.0, now - state.clock_wall_s)
+        if now < state.clock_wall_s - _BACK_S:
+            self.note(f"the clock went back by {state.clock_wall_s - now:.0f} s")
+            state.since_wall_s = min(state.since_wall_s, now)
+            state.pause_until_wall_s = min(state.pause_until_wall_s, now)
+            state.cool_until_wall_s = min(state.cool_until_wall_s, now)
+            state.baseline, state.watch = Baseline(), Watch()
+            if state.thresholds is not None:
+                frozen = min(state.thresholds.frozen_wall_s, now)
+                state.thresholds = msgspec.structs.replace(state.thresholds, frozen_wall_s=frozen)
+            self.unschedule()
+        state.clock_wall_s = now
+
+    def take(self, event: Event) -> None:
+        """Let an event change the state."""
+        match event:
+            case Observed():
+                self._observed(event.samples)
+                if event.cursor is not None:
+                    self.state.cursor = event.cursor
+            case Proposed():
+                self._proposed(event)
+            case NothingBetter():
+                self._nothing_better(event.reason)
+            case Freeze():
+                reason = f"by request: {event.reason}{self.unproven()}"
+                self.drop_candidate()
+                self.state.held = True
+                self.go("frozen", reason)
+            case Thaw():
+                if self.state.phase == "frozen":
+                    self.thaw(f"by request: {event.reason}")
+                else:
+                    self.note(f"nothing to thaw: {event.reason}")
+            case Pinned():
+                self._pinned(dict(event.pins))
+            case RollBack():
+                self._roll_back(event)
+
+    def _observed(self, samples: Sequence[Sample]) -> None:
+        state, goal = self.state, self.settings.goal
+        for sample in samples:
+            watch.enter(state.watch, sample, self.settings)
+            if state.phase in TRIALS:
+                if state.trial is not None and state.thresholds is not None:
+                    enter(state.record, state.trial, sample, state.thresholds, goal)
+            elif sample.stamp is None and sample.dispatched_wall_s >= self._begins_wall_s:
+                trials.silence(self, sample)
+                mixed_s = state.baseline.mixed_s
+                state.baseline = observe(state.baseline, sample, goal)
+                if mixed_s < _MIXED_S <= state.baseline.mixed_s:
+                    self._mixed(state.baseline)
+
+    def _mixed(self, baseline: Baseline) -> None:
+        """Say why a baseline is never complete."""
+        reason = (
+            f"two versions of the weights are in force at once, {baseline.before} and "
+            f"{baseline.weights_version}, and a baseline takes one: do all pickers read the same files?"
+        )
+        self.note(reason)
+        if self.state.phase == "baseline":
+            self.state.reason = reason
+
+    @property
+    def _begins_wall_s(self) -> float:
+        return max(self.state.since_wall_s, self.state.cool_until_wall_s)
+
+    def _proposed(self, event: Proposed) -> None:
+        state = self.state
+        if state.phase != "search":
+            self.note(f"a candidate was refused: the tuner is in {state.phase}")
+            return
+        weights, moved = clipped(event.weights, self.rules)
+        unknown = sorted(set(event.weights) - set(self.rules.bounds))
+        wrong = moved + unknown + [n for n, v in event.weights.items() if not math.isfinite(v)]
+        changed = [
+            name
+            for name, value in weights.items()
+            if name not in state.pins and not math.isclose(value, state.incumbent.get(name, math.nan))
+        ]
+        if wrong or not changed:
+            why = f"out of bounds or unknown: {', '.join(wrong)}" if wrong else "it changes nothing"
+            self._nothing_better(f"the candidate was refused: {why}")
+            return
+        state.candidate, state.number, state.unwell = weights, state.number + 1, 0
+        self.note(f"candidate {state.number}: {event.reason}")
+        if self._stale():
+            self.go("baseline", f"candidate {state.number} waits for a fresh baseline")
+        else:
+            self.go("screen", f"candidate {state.number}: {event.reason}")
+
+    def _stale(self) -> bool:
+        thresholds = self.state.thresholds
+        age_s = self.settings.stages.baseline_age_s
+        return thresholds is None or self.now_wall_s - thresholds.frozen_wall_s > age_s
+
+    def _nothing_better(self, reason: str) -> None:
+        if self.state.phase == "search":
+            self.fruitless(reason)
+
+    def _pinned(self, pins: dict[str, float]) -> None:
+        state = self.state
+        if pins == state.pins:
+            return
+        state.pins, state.watch = pins, watch.forget(state.watch)
+        reason = "pinned by the operator: " + (", ".join(sorted(pins)) or "nothing any more")
+        if state.phase == "frozen":
+            state.reference, state.baseline = None, Baseline()
+            self.note(reason)
+        else:
+            reason += self.unproven()
+            self.drop_candidate()
+            self.go("baseline", reason)
+
+    def _roll_back(self, event: RollBack) -> None:
+        found = next((c for c in self.state.history if c.number == event.number), None)
+        if found is None:
+            self.note(f"no weights with number {event.number} to go back to")
+            return
+        weights, changes = fitted(found.weights, self.rules)
+        but = f"; bounds have changed: {', '.join(changes)}" if changes else ""
+        self.drop_candidate()
+        self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}{but}")
+        self.state.held = True
+        self.go("frozen", f"back to number {event.number} by request: {event.reason}{but}")
+
+    # -- what follows -------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Do what the evidence and the time allow."""
+        state = self.state
+        trials.watch_fleet(self)
+        if state.phase == "baseline":
+            self._baseline()
+        elif state.phase == "frozen":
+            trials.watch(self)
+        if state.phase in TRIALS:
+            trials.absent(self)
+            trials.judge(self)
+        if state.phase in TRIALS:
+            trials.schedule(self)
+
+    def _baseline(self) -> None:
+        state, stages = self.state, self.settings.stages
+        baseline = state.baseline
+        if baseline.requests < stages.baseline_requests or baseline.lasted_s < stages.baseline_s:
+            return
+        if baseline.failed_share > self.settings.max_failed_share:
+            self._again(f"the fleet is unwell: {baseline.failed_share:.0%} of the baseline failed")
+            return
+        thresholds = freeze(baseline, self.settings.goal, self.now_wall_s)
+        if thresholds is None:
+            self._again("too many requests of the baseline were never answered")
+            return
+        state.thresholds, state.baseline = thresholds, Baseline()
+        reason = f"baseline: {baseline.requests} requests, slow above {thresholds.slow_ms:.0f} ms"
+        if state.candidate is not None:
+            self.go("screen", f"candidate {state.number}; {reason}")
+        else:
+            self.go("search", reason)
+
+    def _again(self, reason: str) -> None:
+        self.state.baseline = Baseline()
+        if self.state.reason != reason:
+            self.note(reason)
+        self.state.reason = reason
+
+    # -- words of the machine -----------------------------------------------------------------------------
+
+    def go(self, phase: Phase, reason: str) -> None:
+        """Enter a phase; evidence of the one before is dropped."""
+        state = self.state
+        self.actions.append(Note(self.now_wall_s, state.phase, phase, reason))
+        state.phase, state.since_wall_s, state.reason = phase, self.now_wall_s, reason
+        state.record, state.trial, state.paused = Record(), None, ""
+        if phase == "screen":
+            state.stage, state.watch = 0, watch.begin(state.watch)
+        if phase in ("baseline", "frozen"):
+            state.baseline, state.reference = Baseline(), None
+        if phase == "search":
+            self.actions.append(Rehearse(reason))
+
+    def note(self, reason: str) -> None:
+        """Something that is not a transition."""
+        phase = self.state.phase
+        self.actions.append(Note(self.now_wall_s, phase, phase, reason))
+
+    def adopt(self, weights: Mapping[str, float], how: str, reason: str) -> None:
+        """Make weights the incumbent and remember them."""
+        state = self.state
+        state.incumbent, state.watch = dict(weights), watch.forget(state.watch)
+        number = state.history[-1].number + 1 if state.history else 0
+        change = Change(number, self.now_wall_s, state.incumbent, how, reason)
+        state.history = [*state.history, change][-HISTORY:]
+
+    def unproven(self) -> str:
+        """What is to be said where a probation ends without a verdict: the new weights stay."""
+        state = self.state
+        if state.phase != "probation":
+            return ""
+        before = next((c.number for c in reversed(state.history) if c.weights == state.previous), None)
+        back = "" if before is None else f"; the weights before are number {before}"
+        return f"; candidate {state.number} stays, though its probation is not over{back}"
+
+    def drop_candidate(self) -> None:
+        """Nothing is on trial."""
+        self.state.candidate, self.state.previous = None, None
+
+    def fruitless(self, reason: str) -> None:
+        """A candidate came to nothing: go on searching, or freeze when that happened too often."""
+        state = self.state
+        self.drop_candidate()
+        state.fruitless += 1
+        limit = self.settings.stages.freeze_after
+        if limit and state.fruitless >= limit:
+            state.held = False
+            self.go("frozen", f"{reason}; {state.fruitless} in a row without a promotion")
+        else:
+            self.go("baseline", reason)
+
+    def thaw(self, reason: str) -> None:
+        """Search again."""
+        self.state.held, self.state.fruitless = False, 0
+        self.go("baseline", reason)
+
+    def unschedule(self) -> None:
+        """The schedule in force ends; complete units stay."""
+        self.state.trial = None
+        forget_open(self.state.record)
+
+    def quiet(self) -> bool:
+        """Whether this is an hour in which nothing is tried."""
+        at = datetime.fromtimestamp(self.now_wall_s, UTC)
+        hour = at.hour + at.minute / 60.0 + at.second / 3600.0
+        for begin, end in self.settings.stages.quiet_hours_utc:
+            if begin <= hour < end or (begin > end and (hour >= begin or hour < end)):
+                return True
+        return False
+
+    def publish(self) -> None:
+        """Publish where the plan says anything else than it last did."""
+        state = self.state
+        content = msgspec.json.encode(
+            (state.incumbent, state.policy, state.reason, state.trial, state.ended_for_fleet)
+        )
+        digest = xxhash.xxh3_64_hexdigest(content)
+        if digest != state.published:
+            state.published, state.published_wall_s = digest, self.now_wall_s
+            state.serial += 1
+            self.actions.append(Publish(plan_of(state)))

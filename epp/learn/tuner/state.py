@@ -1,0 +1,290 @@
+"""The tuner's whole memory as plain data, what happens to it, and what it asks for.
+
+Owns no rule: `epp.learn.tuner.machine` does. A state is JSON (`to_json`, `from_json`), so that a tuner that
+was
+killed goes on where it was: persist the state first, then do the actions. An action that was not done is done
+after the restart (`epp.learn.tuner.machine.resume`); doing one twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from epp.learn.tuner.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
+from epp.learn.tuner.record import Record
+from epp.learn.tuner.record import copied as copied_record
+from epp.learn.tuner.tally import Baseline, Thresholds
+from epp.learn.tuner.watch import Watch
+from epp.learn.tuner.watch import copied as copied_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epp.learn.tuner.samples import Sample
+    from epp.learn.tuner.settings import TunerSettings
+
+#: Changes of the incumbent that are remembered.
+HISTORY = 200
+
+Phase = Literal["baseline", "search", "screen", "ramp", "switchback", "probation", "frozen"]
+TRIALS = frozenset({"screen", "ramp", "switchback", "probation"})
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One set of weights that was the incumbent.
+
+    Attributes:
+        number: counts them, from 0.
+        at_wall_s: since when.
+        weights: its values.
+        how: ``start``, ``promoted``, ``demoted``, ``rolled-back`` or ``clipped``.
+        reason: in words.
+    """
+
+    number: int
+    at_wall_s: float
+    weights: dict[str, float]
+    how: str
+    reason: str
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What a stretch of time looked like.
+
+    Attributes:
+        weights_version: in force.
+        rate_per_s: requests a second.
+        prompt_tokens: mean.
+        slow_share: share above the frozen threshold.
+    """
+
+    weights_version: str
+    rate_per_s: float
+    prompt_tokens: float
+    slow_share: float
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Everything. See `epp.learn.tuner.machine` for what moves it.
+
+    Attributes:
+        policy: whose weights they are.
+        incumbent: weights in force.
+        phase: where in its life the candidate is; ``baseline``, ``search`` and ``frozen`` have none running.
+        since_wall_s: when this phase began.
+        reason: why, in words.
+        candidate: weights on trial, or waiting for a fresh baseline.
+        previous: the old incumbent during probation.
+        number: candidates so far; the one on trial has this number.
+        stage: position among the shares of a split.
+        segment: schedules so far within this stage.
+        tests: candidates that reached a switchback: the row over which false promotions are held.
+        promotions: of them.
+        fruitless: candidates in a row that were not promoted.
+        serial: contents published.
+        published_wall_s: when the last was.
+        trial: schedule in force, none while paused.
+        paused: why the trial waits, empty when it does not.
+        thresholds: frozen.
+        baseline: the incumbent by itself.
+        record: evidence of this stage.
+        paused_wall_s: since when it does.
+        pause_until_wall_s: the trial waits at least until then.
+        unwell: times that this candidate was paused because the fleet failed.
+        cool_until_wall_s: no baseline begins before this.
+        watch: the whole fleet, before a trial and during it.
+        ended_for_fleet: trials that ended because the whole fleet suffered.
+        published: digest of the last content published.
+        held: frozen by request: only a request thaws.
+        reference: what the time after freezing looked like.
+        pins: weights that the operator fixed.
+        clock_wall_s: latest time heard of.
+        history: incumbents, oldest first.
+        cursor: how far the records are read; the reader's own words.
+        search: state of the search; its own words.
+        settings: what its last tuner went by, as plain values, for who looks at it; a start compares it with
+            its own.
+    """
+
+    policy: str
+    incumbent: dict[str, float]
+    phase: Phase = "baseline"
+    since_wall_s: float = 0.0
+    reason: str = "first start"
+    candidate: dict[str, float] | None = None
+    previous: dict[str, float] | None = None
+    number: int = 0
+    stage: int = 0
+    segment: int = 0
+    tests: int = 0
+    promotions: int = 0
+    fruitless: int = 0
+    serial: int = 0
+    published_wall_s: float = 0.0
+    trial: Split | Switchback | None = None
+    paused: str = ""
+    thresholds: Thresholds | None = None
+    baseline: Baseline = msgspec.field(default_factory=Baseline)
+    record: Record = msgspec.field(default_factory=Record)
+    paused_wall_s: float = 0.0
+    pause_until_wall_s: float = 0.0
+    unwell: int = 0
+    cool_until_wall_s: float = 0.0
+    watch: Watch = msgspec.field(default_factory=Watch)
+    ended_for_fleet: int = 0
+    published: str = ""
+    held: bool = False
+    reference: Features | None = None
+    pins: dict[str, float] = {}
+    clock_wall_s: float = 0.0
+    history: list[Change] = []
+    cursor: str = ""
+    search: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+def copied(state: State) -> State:
+    """A state that may be changed while this one stays as it is.
+
+    Evidence is all that is changed in place: everything else is replaced, so it is shared. A trial of a
+    thousand pairs is copied at every look, and copying it value by value took longer than judging it.
+    """
+    baseline = msgspec.structs.replace(
+        state.baseline, measure_ms=dict(state.baseline.measure_ms), e2e_ms=dict(state.baseline.e2e_ms)
+    )
+    watch = copied_watch(state.watch)
+    return msgspec.structs.replace(state, record=copied_record(state.record), baseline=baseline, watch=watch)
+
+
+def to_json(state: State) -> bytes:
+    """The state as one JSON text."""
+    return msgspec.json.encode(state)
+
+
+def from_json(text: bytes) -> State:
+    """A persisted state.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    return msgspec.json.decode(text, type=State)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the machine goes by besides its state; may differ after a restart.
+
+    Attributes:
+        settings: the configuration.
+        bounds: ``(low, high)`` of each weight that may be tuned, from `epp.learn.tuner.bounds.tuner_bounds`.
+        starting: their values by the configuration, for what an older state does not name.
+    """
+
+    settings: TunerSettings
+    bounds: Mapping[str, tuple[float, float]]
+    starting: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Time has passed, and records were read; also sent when there were none.
+
+    Attributes:
+        now_wall_s: the time.
+        samples: new ones, each exactly once per cursor; requests given up waiting for included.
+        cursor: how far the records are read now.
+    """
+
+    now_wall_s: float
+    samples: Sequence[Sample] = ()
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Search and rehearsal favour a candidate."""
+
+    now_wall_s: float
+    weights: Mapping[str, float]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingBetter:
+    """Search and rehearsal found nothing that is worth a trial."""
+
+    now_wall_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """The operator wants no more search; a running trial ends."""
+
+    now_wall_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """The operator wants search again."""
+
+    now_wall_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The operator's overrides, all that there are now."""
+
+    now_wall_s: float
+    pins: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The operator wants an earlier incumbent back; ``number`` is that of its `Change`."""
+
+    now_wall_s: float
+    number: int
+    reason: str
+
+
+Event = Observed | Proposed | NothingBetter | Freeze | Thaw | Pinned | RollBack
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the plan, atomically. The last one alone matters."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearse:
+    """Search for a candidate and try it in the simulator; answer with `Proposed` or `NothingBetter`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A transition, for the log.
+
+    Attributes:
+        at_wall_s: when.
+        before: phase.
+        after: phase, possibly the same.
+        reason: in words.
+    """
+
+    at_wall_s: float
+    before: str
+    after: str
+    reason: str
+
+
+Action = Publish | Rehearse | Note

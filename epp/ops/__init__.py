@@ -1,0 +1,1 @@
+"""Commands of an operator: explain, feedback, records, doctor."""

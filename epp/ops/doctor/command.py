@@ -1,0 +1,132 @@
+"""`epp doctor`: asks picker, endpoints and Envoy, reads records, prints what is wrong and what to do.
+
+Exit status: 0 nothing found, 1 findings, 2 the configuration cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from epp.config.address import join_address, split_address
+from epp.config.load import salvage_config, stated
+from epp.config.pool import EndpointSpec, parse_pool
+from epp.errors import EppError, gather, raise_all
+from epp.ops.doctor.checks import examine
+from epp.ops.doctor.context import Severity
+from epp.ops.doctor.fetch import fetch_context
+from epp.server.files import required_file
+from epp.server.poll import with_credentials_of
+
+if TYPE_CHECKING:
+    import argparse
+
+    from epp.config.schema import Config
+    from epp.ops.doctor.checks import Check
+    from epp.ops.doctor.context import Finding
+
+    _Found = list[tuple[Check, Finding]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("--config", required=True, type=Path, help="the picker's configuration file")
+    parser.add_argument("--picker", metavar="URL", help="its HTTP listener (default: listen.http)")
+    parser.add_argument(
+        "--envoy-admin", metavar="URL", help="admin interface of Envoy, e.g. http://127.0.0.1:9901"
+    )
+    parser.add_argument("--records", type=Path, help="folder of records (default: records.folder)")
+    parser.add_argument("--no-requests", action="store_true", help="send no small chat requests to endpoints")
+    parser.add_argument("--json", action="store_true", help="print findings and notes as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and print; 1 when there are findings.
+
+    Raises:
+        EppError: the configuration or the folder of records cannot be read, or a URL is none.
+    """
+    for flag, url in (("--picker", arguments.picker), ("--envoy-admin", arguments.envoy_admin)):
+        if url and not url.startswith(("http://", "https://")):
+            raise EppError(f"{flag}: {url} is not an http address, e.g. http://{url}")
+    config, specs = load(arguments.config)
+    folder = arguments.records
+    if folder is None and config.records.folder:
+        configured = arguments.config.resolve().parent / config.records.folder
+        folder = configured if configured.is_dir() else None
+    context = asyncio.run(
+        fetch_context(
+            config,
+            specs,
+            picker=arguments.picker or _picker_url(config),
+            envoy_admin=arguments.envoy_admin or "",
+            records=folder,
+            send_requests=not arguments.no_requests,
+        )
+    )
+    found = examine(context)
+    notes = [(check.area, finding.what) for check, finding in found if finding.severity is Severity.NOTE]
+    findings = [one for one in found if one[1].severity is not Severity.NOTE]
+    findings.sort(key=lambda one: -one[1].severity)
+    print(_as_json(findings, notes) if arguments.json else _as_text(findings, notes))
+    return 1 if findings else 0
+
+
+def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
+    """Read the configuration and its pool, which is empty where a cluster has the endpoints.
+
+    Raises:
+        ConfigError: either cannot be read.
+    """
+    config, errors = salvage_config(required_file(path), str(path))
+    base = path.resolve().parent
+    config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
+    specs: dict[str, EndpointSpec] = {}
+    if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
+        pool = base / config.pool.file
+        with gather(errors):
+            specs = parse_pool(required_file(pool), str(pool))
+    raise_all(errors)
+    return config, {address: with_credentials_of(spec, base) for address, spec in specs.items()}
+
+
+def _picker_url(config: Config) -> str:
+    """Give the HTTP listener as it is reached from here; empty when the system chose its port."""
+    host, port = split_address(config.listen.http)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "http" if config.listen.http_tls is None else "https"
+    return f"{scheme}://{join_address(local, port)}" if port else ""
+
+
+def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:
+    listed = [
+        {
+            "severity": finding.severity.name.lower(),
+            "area": check.area,
+            "check": check.title,
+            "what": finding.what,
+            "why": finding.why,
+            "fix": finding.fix,
+        }
+        for check, finding in findings
+    ]
+    told = [{"area": area, "text": text} for area, text in notes]
+    return json.dumps({"findings": listed, "notes": told}, indent=2)
+
+
+def _as_text(findings: _Found, notes: list[tuple[str, str]]) -> str:
+    lines = ["looked at:", *(f"  {area}: {text}" for area, text in notes)]
+    for check, finding in findings:
+        lines += [
+            "",
+            f"{finding.severity.name} ({check.area}): {finding.what}",
+            f"  why: {finding.why}",
+            f"  fix: {finding.fix}",
+        ]
+    count = len(findings)
+    lines += ["", f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"]
+    return "\n".join(lines)

@@ -1,0 +1,294 @@
+"""Fetches what checks look at: pages of picker, endpoints and Envoy, records, settings of this machine.
+
+An endpoint is asked as the picker's probes ask it, through its region's relay where that is their way. What
+the network does raises nothing; nothing is ever set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+
+from epp.config.address import is_ip
+from epp.config.pool import EndpointSpec
+from epp.extproc.headers import SERVED_KEY
+from epp.extproc.mutate import DESTINATION_HEADER
+from epp.ops.doctor.context import Context
+from epp.ops.doctor.engines import Engine
+from epp.ops.doctor.envoy_dump import Envoy, is_dump
+from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, parse_route
+from epp.ops.doctor.picker import Page
+from epp.ops.doctor.traffic import measure
+from epp.records.check import whole_records
+from epp.records.files import DAMAGED, record_files
+from epp.server.client_credentials import client_tls
+from epp.server.listed import parse_models
+from epp.server.poll import target_of
+from epp.server.resolve import Resolver
+from epp.server.through_relay import check_served
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable
+
+    from epp.config.schema import Config
+    from epp.server.poll import Target
+
+TIMEOUT_S = 10.0
+#: How much of the records is read.
+RECORD_BYTES = 64 * 1024 * 1024
+#: Words of a prompt that fills at least one block of any engine's cache (SGLang 1, vLLM 16, some set 128).
+PROMPT_WORDS = 400
+_SYSCTL = Path("/proc/sys/net/ipv4")
+_ROUTE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: HTTP status, 0 when there was no answer.
+        body: the body, the reason when there was no answer.
+        skew_s: the server's clock less ours, by its ``Date`` header; None without one.
+        skew_error_s: how far that may be off: half of the round trip, and the header's whole second.
+    """
+
+    status: int
+    body: bytes
+    skew_s: float | None = None
+    skew_error_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Decode the body."""
+        return self.body.decode(errors="replace")
+
+    @property
+    def problem(self) -> str:
+        """Say why this is not the answer that was wanted."""
+        return f"status {self.status}" if self.status else self.text
+
+    def json(self) -> Any:
+        """Decode the body, to None when it is not JSON."""
+        try:
+            return msgspec.json.decode(self.body)
+        except DAMAGED:
+            return None
+
+
+async def fetch_context(
+    config: Config,
+    specs: dict[str, EndpointSpec],
+    *,
+    picker: str,
+    envoy_admin: str = "",
+    records: Path | None = None,
+    send_requests: bool = True,
+) -> Context:
+    """Fetch everything, once.
+
+    Args:
+        config: the picker's configuration.
+        specs: its pool; where that is a cluster's, whatever the picker shows.
+        picker: URL of its HTTP listener, empty when that is not known.
+        envoy_admin: URL of Envoy's admin interface, empty to leave Envoy out.
+        records: folder of records, None to leave the traffic out.
+        send_requests: whether endpoints may be sent small requests.
+
+    Raises:
+        EppError: the folder of records cannot be read.
+    """
+    context = Context(
+        config=config,
+        specs=specs,
+        picker_url=picker.rstrip("/"),
+        admin=envoy_admin.rstrip("/"),
+        requests_sent=send_requests,
+    )
+    if records is not None:
+        lines = (record for file in _newest(records) for record in whole_records(file))
+        context = replace(context, traffic=measure(lines))
+    async with aiohttp.ClientSession() as http:
+        if context.picker_url:
+            context = await _with_picker(context, http)
+        context = replace(context, engines=await _engines(context, http))
+        if context.admin:
+            context = await _with_envoy(context, http)
+    if is_envoys(context.admin):
+        hosts = [host for one in far_regions(context).values() for host in one.hosts if is_ip(host)]
+        context = replace(context, kernel=await asyncio.to_thread(read_kernel, hosts))
+    return context
+
+
+def _newest(folder: Path) -> list[Path]:
+    """List the newest files of records, oldest first: as many as `RECORD_BYTES` allow, and at least one."""
+    chosen: list[Path] = []
+    size = 0
+    for file in reversed(record_files(folder)):
+        size += file.stat().st_size
+        if chosen and size > RECORD_BYTES:
+            break
+        chosen.append(file)
+    return chosen[::-1]
+
+
+async def _with_picker(context: Context, http: aiohttp.ClientSession) -> Context:
+    """Ask the picker; where a cluster has the endpoints, its metrics name them."""
+    ready = await _request(http, f"{context.picker_url}/readyz")
+    answer = await _request(http, f"{context.picker_url}/metrics")
+    page = None
+    with suppress(ValueError):
+        page = Page(answer.text) if answer.status == 200 else None
+    if page is None or "epp_requests_in_flight" not in page:
+        return replace(context, ready=ready)
+    specs = context.specs
+    if (cluster := context.config.pool.kubernetes) is not None:
+        known = page.by("epp_endpoint_unavailable", "endpoint")
+        specs = {address: EndpointSpec(address=address, tls=cluster.tls) for address in known}
+    return replace(context, ready=ready, metrics=page, specs=specs)
+
+
+async def _with_envoy(context: Context, http: aiohttp.ClientSession) -> Context:
+    dump = await _request(http, f"{context.admin}/config_dump?include_eds")
+    clusters = (await _request(http, f"{context.admin}/clusters?format=json")).json()
+    config = dump.json()
+    if dump.status != 200 or not is_dump(config):
+        return replace(context, no_dump=dump.problem)
+    return replace(context, dump=Envoy(config, clusters if isinstance(clusters, dict) else {}))
+
+
+async def _engines(context: Context, http: aiohttp.ClientSession) -> tuple[Engine, ...]:
+    """Ask every endpoint of the pool; a relay knows one with a host name by its address alone."""
+    config = context.config
+    targets = {
+        address: target_of(address, spec, config.scrape, config.relays)
+        for address, spec in context.specs.items()
+    }
+    relayed = [address for address, target in targets.items() if target.through is not None]
+    resolver = Resolver()
+    resolver.set_pool(relayed)
+    await asyncio.gather(*(resolver.resolve(address) for address in relayed))
+    for address in relayed:
+        targets[address] = replace(targets[address], base_url=f"http://{resolver.known_as(address)}")
+    return tuple(await asyncio.gather(*(_engine(context, http, target) for target in targets.values())))
+
+
+async def _engine(context: Context, http: aiohttp.ClientSession, target: Target) -> Engine:
+    listed = await ask_endpoint(http, target, "/v1/models")
+    engine = Engine(
+        target.address,
+        context.specs[target.address],
+        await ask_endpoint(http, target, context.config.scrape.path),
+        tuple(sorted(parse_models(listed.body))),
+    )
+    seen = context.traffic is not None and target.address in context.traffic.cached_known
+    if not context.requests_sent or seen or engine.model is None:
+        return engine
+    words = " ".join(["doctor", secrets.token_hex(8), *["one two three four five"] * (PROMPT_WORDS // 5)])
+    body = {"model": engine.model, "messages": [{"role": "user", "content": words}], "max_tokens": 1}
+    chats: tuple[Answer, ...] = ()
+    while len(chats) < 2 and all(answer.status == 200 for answer in chats):
+        chats += (await ask_endpoint(http, target, "/v1/chat/completions", body=body),)
+    return replace(engine, chats=chats)
+
+
+async def ask_endpoint(
+    http: aiohttp.ClientSession, target: Target, path: str, *, body: object = None
+) -> Answer:
+    """GET an endpoint's page, or POST a JSON body, with its credentials and on the probes' way.
+
+    Args:
+        http: the client.
+        target: the endpoint; its base URL names it as its relay knows it.
+        path: the page.
+        body: what is posted, None for GET.
+    """
+    base_url, server_name = target.base_url, target.server_name
+    headers: dict[str, str] = {}
+    tls: ssl.SSLContext | bool = True
+    wanted = ""
+    try:
+        if target.bearer_token_file:
+            token = Path(target.bearer_token_file).read_text()  # noqa: ASYNC240 - a command of its own
+            headers["authorization"] = f"Bearer {token.strip()}"
+        if target.through is not None:
+            wanted = base_url.partition("://")[2]
+            headers[DESTINATION_HEADER] = wanted
+            base_url, server_name = f"https://{target.through.address}", target.through.relay_name
+            tls = target.through.tls()
+        elif base_url.startswith("https"):
+            tls = client_tls(target.ca_file)
+        else:
+            server_name = None
+    except (OSError, ValueError) as problem:
+        return _none(problem)
+    options = {"json": body, "headers": headers, "ssl": tls, "server_hostname": server_name}
+    return await _request(http, base_url + path, wanted=wanted, **options)
+
+
+async def _request(
+    http: aiohttp.ClientSession, url: str, *, wanted: str = "", json: object = None, **options: Any
+) -> Answer:
+    """Send one request; through a relay only the endpoint wanted may answer."""
+    started_s = time.time()
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    options |= {"json": json, "timeout": timeout, "allow_redirects": False}
+    try:
+        async with http.request("GET" if json is None else "POST", url, **options) as response:
+            answered_s = time.time()
+            if wanted:
+                check_served(response.headers.get(SERVED_KEY, ""), wanted)
+            content = await response.read()
+            skew_s, error_s = _skew(response.headers.get("date"), started_s, answered_s)
+            return Answer(response.status, content, skew_s, error_s)
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        return _none(problem)
+
+
+def _none(problem: Exception) -> Answer:
+    name = type(problem).__name__
+    return Answer(0, (f"{name}: {problem}" if str(problem) else name).encode())
+
+
+def _skew(date: str | None, started_s: float, answered_s: float) -> tuple[float | None, float]:
+    """Compare clocks; the header has whole seconds, so it was written up to a second after what it says."""
+    with suppress(ValueError, TypeError):
+        said_s = parsedate_to_datetime(date or "").timestamp() + 0.5
+        return said_s - (started_s + answered_s) / 2, (answered_s - started_s) / 2 + 0.5
+    return None, 0.0
+
+
+def read_kernel(hosts: Iterable[str], folder: Path = _SYSCTL) -> Kernel:
+    """Read what there is; without any settings this is no Linux, or it hides them.
+
+    Args:
+        hosts: IP addresses whose routes are wanted; those without ``ip``, or without a route, are left out.
+        folder: where settings are.
+    """
+    settings = {}
+    for name in SYSCTLS:
+        with suppress(OSError):
+            settings[name] = (folder / name).read_text().strip()
+    routes = {host: parse_route(_route_to(host)) for host in hosts}
+    return Kernel(settings, {host: route for host, route in routes.items() if route is not None})
+
+
+def _route_to(host: str) -> str:
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["ip", "route", "get", host]
+        done = subprocess.run(  # noqa: S603  # an address of the pool
+            command, capture_output=True, text=True, timeout=_ROUTE_S, check=False
+        )
+        return done.stdout
+    return ""

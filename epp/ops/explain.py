@@ -1,0 +1,257 @@
+"""`epp explain`: the table of terms that decided a request, from records or from a running picker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from rich.markup import escape
+from rich.table import Table
+
+from epp.errors import EppError
+from epp.ops.picker_http import answered
+from epp.ops.wide_console import wide_console
+from epp.policies.lodestar import FALLBACKS
+from epp.records.check import whole_records
+from epp.records.query import DEFAULT_FOLDER, number
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from rich.console import RenderableType
+
+#: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
+_RATES = (
+    ("prefill_base_ms", "prefill ms", 1.0),
+    ("prefill_ms_per_token", "+ per 1k uncached", 1e3),
+    ("decode_base_ms", "decode ms a token", 1.0),
+    ("decode_ms_per_request", "+ per request beside", 1.0),
+)
+#: What is known of connections to it.
+_CONNECTIONS = (
+    ("cold_chance", "opens a connection", "{:.0%}"),
+    ("connect_ms", "+ in ms", "{:,.0f}"),
+    ("upload_rounds", "upload rounds if not", "{:.2f}"),
+)
+#: Ids that an error names.
+_NAMED = 3
+_SHOWN = (
+    ("rtt_ms", "rtt ms"),
+    ("cached_tokens", "cached"),
+    ("uncached_tokens", "uncached"),
+    ("queued_tokens", "queued"),
+    ("pending_uncached_tokens", "pending"),
+    ("running_requests", "running"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument(
+        "id", nargs="?", default="last", help="decision id, or the start of a single one; default: the last"
+    )
+    parser.add_argument(
+        "--records", type=Path, default=DEFAULT_FOLDER, help="folder of records (%(default)s)"
+    )
+    parser.add_argument("--url", help="ask a running picker instead, e.g. http://127.0.0.1:9090")
+    parser.add_argument("--json", action="store_true", help="print the record itself")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one decision."""
+    outcome: dict[str, Any] | None = None
+    if arguments.url:
+        record = _ask(arguments.url, arguments.id)
+    else:
+        record, outcome = _find(arguments.records, arguments.id)
+    if arguments.json:
+        print(json.dumps({**record, "outcome": outcome}, indent=2))
+        return 0
+    console = wide_console()
+    for part in explain(record, outcome):
+        console.print(part)
+    return 0
+
+
+def _ask(url: str, decision_id: str) -> dict[str, Any]:
+    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
+        record: dict[str, Any] = json.load(answer)
+    return record
+
+
+def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    found: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = None
+    alike: dict[str, None] = {}
+    for record in whole_records(folder):
+        if record["kind"] == "decision":
+            if decision_id == "last":
+                wanted = found is None or record["at"] >= found["at"]
+            else:
+                wanted = record["id"].startswith(decision_id)
+                if wanted:
+                    alike[record["id"]] = None
+                    wanted = found is None or record["id"] == decision_id
+            if wanted:
+                found, outcome = record, None
+        elif record["kind"] == "outcome" and found is not None and record["id"] == found["id"]:
+            outcome = record
+            if found["id"] == decision_id:
+                break
+    if found is None:
+        raise EppError(
+            f"no decision {decision_id!r} in {folder} (--records FOLDER or --url http://HOST:PORT)"
+        )
+    if len(alike) > 1 and found["id"] != decision_id:
+        shown = ", ".join([*list(alike)[:_NAMED], *["..."][: len(alike) - _NAMED]])
+        raise EppError(f"{len(alike)} decisions in {folder} begin with {decision_id!r}: {shown}")
+    return found, outcome
+
+
+def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> list[RenderableType]:
+    """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
+    request = record["request"]
+    weights = ", ".join(f"{escape(name)} {value:g}" for name, value in record["weights"].items())
+    model = record.get("params", {}).get("model")
+    head = (
+        f"[bold]{escape(record['id'])}[/bold]"
+        f"  policy [bold]{escape(record['policy'])}[/bold] ({escape(record['basis'])})"
+        f"  model {escape(request['model']) or '-'}  prompt {request['prompt_tokens']:,} tokens"
+        + _counted(record)
+        + _expected(record)
+        + (f"\nweights: {weights}  (version {escape(record['weights_version'])})" if weights else "")
+        + (f"\nreward model {escape(str(model))}" if model else "")
+    )
+    parts: list[RenderableType] = [head, _table(record), _verdict(record)]
+    return parts if outcome is None else [*parts, _ending(record, outcome)]
+
+
+def _counted(record: dict[str, Any]) -> str:
+    """How the tokens were counted, where a record tells."""
+    size, tokens = record.get("text_bytes", 0), record["request"]["prompt_tokens"]
+    return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
+
+
+def _expected(record: dict[str, Any]) -> str:
+    """How long the first token takes where it comes soonest, which some policies price by what is usual."""
+    least_ms = record.get("least_first_token_ms", 0.0)
+    if not least_ms:
+        return ""
+    usual_ms = record["request"].get("usual_first_token_ms", 0.0)
+    usual = f", usually {usual_ms:,.0f}" if usual_ms else ""
+    return f"\nfirst token in {least_ms:,.0f} ms at best{usual}"
+
+
+def _by(code: float) -> str:
+    """Who judged an endpoint, by a learned policy's term; records may be of a later version."""
+    return FALLBACKS[int(code)] or "model" if code < len(FALLBACKS) else f"reason {code:g}"
+
+
+#: Terms of learned policies that are no costs: title and how a value is shown.
+_OF_LEARNED: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "predicted_ms": ("predicted ms", "{:,.1f}".format),
+    "congestion_ms": ("taken from others ms", "{:,.1f}".format),
+    "ttft_ms": ("- of it TTFT", "{:,.1f}".format),
+    "itl_ms": ("- and ITL", "{:,.1f}".format),
+    "probability": ("with exploration", "{:.1%}".format),
+    "before_exploring": ("cost if not", "{:,.1f}".format),
+    "explored": ("explored", lambda value: "drawn" if value else "-"),
+    "fallback": ("judged by", _by),
+}
+
+#: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.
+_SIDE_BY_SIDE = 4
+
+
+def _table(record: dict[str, Any]) -> Table:
+    """Endpoints in the order of their cost, with what is known of each and the terms of its cost."""
+    order = sorted(range(len(record["endpoints"])), key=lambda row: record["costs"][row])
+    # Names are escaped: an IPv6 address in brackets looks like markup, and would be left out.
+    head = [(escape(record["endpoints"][row]), escape(record["regions"][row])) for row in order]
+    lines = _lines(record, order)
+    table = Table()
+    if len(order) > _SIDE_BY_SIDE:
+        for title in ("endpoint", "region", *(title for title, _, _ in lines)):
+            table.add_column(title, justify="left" if title in ("endpoint", "region") else "right")
+        for place, row in enumerate(order):
+            cells = [values[place] for _, values, _ in lines]
+            table.add_row(*head[place], *cells, style="green" if row == record["chosen"] else None)
+        return table
+    table.add_column("")
+    for (address, region), row in zip(head, order, strict=True):
+        style = "green" if row == record["chosen"] else None
+        table.add_column(f"{region}\n{address}" if region else address, justify="right", style=style)
+    last = [title for title, _, kind in lines if kind == "dim"][-1]
+    for title, values, kind in lines:
+        table.add_row(title, *values, style=kind, end_section=title == last)
+    return table
+
+
+def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str], str | None]]:
+    """Title, one cell per endpoint in the order given, and style: signals, terms, cost and chance."""
+    unknown = {name: set(rows) for name, rows in record["unknown"].items()}
+    lines: list[tuple[str, list[str], str | None]] = []
+    for name, title in _SHOWN:
+        column, filled = record["signals"][name], unknown.get(name, ())
+        cells = [f"{column[row]:,.0f}" + ("?" if row in filled else "") for row in order]
+        lines.append((title, cells, "dim"))
+        if name == "rtt_ms" and record.get("rtt_sources"):
+            told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
+            lines.append(("rtt by", [escape(told.get(row, "-")) for row in order], "dim"))
+    if any(record["signals"].get("cold_chance", ())):  # else nobody told of connections
+        for name, title, shape in _CONNECTIONS:
+            column = record["signals"][name]
+            lines.append((title, [shape.format(column[row]) for row in order], "dim"))
+    for name, title, scale in _RATES:
+        if name in record["signals"]:  # since schema 2
+            column = record["signals"][name]
+            lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
+    for name, column in record["terms"].items():
+        title, cell = _OF_LEARNED.get(name, (f"{escape(name)} term", "{:,.1f}".format))
+        lines.append((title, [cell(column[row]) for row in order], None))
+    lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))
+    lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
+    return lines
+
+
+def _verdict(record: dict[str, Any]) -> str:
+    names, chosen = [escape(name) for name in record["endpoints"]], record["chosen"]
+    words = [f"-> [bold green]{names[chosen]}[/bold green]"]
+    terms = record["terms"]
+    if terms.get("explored", [0.0] * len(names))[chosen]:
+        words.append("drawn from all, to learn")
+    elif "fallback" in terms and terms["fallback"][chosen]:
+        words.append(f"by the heuristic: {_by(terms['fallback'][chosen])}")
+    elif "predicted_ms" in terms:
+        words.append(f"predicted {terms['predicted_ms'][chosen]:,.1f} ms")
+    if record["tied"] > 1:
+        words.append(f"drawn among {record['tied']} within {record['tie_band']:.1%} of the best cost")
+    if record["fallbacks"]:
+        words.append("then " + ", ".join(names[row] for row in record["fallbacks"]))
+    words += [escape(f"{rule}: {', '.join(out)} excluded") for rule, out in record["excluded"].items()]
+    if any(record["unknown"].values()):
+        words.append("? = not known, counted as the worst known")
+    return "; ".join(words)
+
+
+def _ending(record: dict[str, Any], outcome: dict[str, Any]) -> str:
+    expected = record["signals"]["cached_tokens"][record["chosen"]]
+    status = f" with status {outcome['status']}" if outcome["status"] else ""
+    return (
+        f"{escape(outcome['cause'])}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
+        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} tokens answered,"
+        f" {number(outcome['cached_tokens'])} cached where {number(expected)} were expected"
+        " (- = not reported)" + _not_honoured(outcome)
+    )
+
+
+def _not_honoured(outcome: dict[str, Any]) -> str:
+    if outcome.get("honoured") is not False:
+        return ""
+    picked, served = escape(outcome["endpoint"]), escape(outcome["served"])
+    return (
+        f"\n[bold red]Envoy did not honour the pick[/bold red]: it does not know {picked} and used {served}"
+    )

@@ -1,0 +1,1 @@
+"""Which endpoint holds which prefix: hashed blocks, the index over them, state slots."""

@@ -1,0 +1,150 @@
+"""Canonical bytes to blocks: chained, keyed hashes that tell equal prefixes and nothing else.
+
+Owns the hashing. Threat model: block hashes live in the memory of this process only, which also holds the
+key, so a fast keyed hash (XXH3 with a secret seed) is enough to keep a client from steering collisions.
+Whatever leaves the process (`export_id`) is keyed BLAKE2b: without the secret nobody can test a guess on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from epp.apis.types import MeasuredPrompt
+
+if TYPE_CHECKING:
+    from epp.apis.types import CountedPrompt, ParsedRequest
+    from epp.tokens.estimate import EstimateCounter
+
+
+#: Canonical bytes that one exported id stands for, as near as whole blocks come: 256 to 512 tokens at 3 to 6
+#: bytes a token. Counted in blocks, not tokens, so that all turns of a conversation cut at the same places.
+COARSE_BYTES = 1536
+#: Blocks cut in one call, and remembered together.
+_GROUP = 32
+#: Groups whose hashes are remembered: 1.9 KB for 8 KB of prompt, so 16 MB for 16 million tokens.
+_GROUPS = 8192
+#: Exported ids that are remembered, some 250 bytes each: the next turn of a conversation repeats its ids.
+_EXPORTED = 16_384
+#: Namespaces that are remembered, of names of so many characters in all.
+_REMEMBERED, _SHORT = 256, 256
+
+
+class BlockHasher:
+    """Measures prompts under one secret.
+
+    Args:
+        secret: the deployment's secret; replicas of the picker that share it hash alike.
+        block_bytes: bytes of canonical prompt per block.
+
+    Attributes:
+        coarse_blocks: blocks that one of the `coarse_ids` stands for.
+        key_id: names secret and block size without telling them: ids under one key id can be compared.
+    """
+
+    def __init__(self, secret: bytes, block_bytes: int = 256) -> None:
+        if block_bytes < 1:
+            raise ValueError(f"block_bytes {block_bytes} must be positive")
+        self._block_bytes = block_bytes
+        self._one, self._many = struct.Struct(f"{block_bytes}s"), struct.Struct(f"{block_bytes}s" * _GROUP)
+        self._key = hashlib.blake2b(secret, digest_size=32, person=b"epp blocks").digest()
+        self._seed = int.from_bytes(hashlib.blake2b(self._key, digest_size=8, person=b"epp seed").digest())
+        self._keyed = hashlib.blake2b(digest_size=8, key=self._key)
+        self._keyed_names = hashlib.blake2b(digest_size=8, key=self._key, person=b"epp names")
+        #: A block's name outside of this process.
+        self.export_id = lru_cache(_EXPORTED)(self._export_id)
+        self._namespaces: dict[tuple[str, str, str], int] = {}
+        self._groups: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self.coarse_blocks = max(1, round(COARSE_BYTES / block_bytes))
+        self.key_id = hashlib.blake2b(
+            block_bytes.to_bytes(8), digest_size=8, key=self._key, person=b"epp key id"
+        ).hexdigest()
+
+    def measure(
+        self,
+        request: ParsedRequest,
+        counter: EstimateCounter,
+        tenant: str = "",
+        counted: CountedPrompt | None = None,
+    ) -> MeasuredPrompt:
+        """Count and hash a prompt.
+
+        Args:
+            request: the canonical request.
+            counter: counts its tokens.
+            tenant: separates cache namespaces beside model and salt.
+            counted: what a tokenizer has counted already; the counter is not asked then.
+        """
+        tokens = counter.count(request) if counted is None else counted.tokens
+        size = len(request.canonical)
+        if size:
+            tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
+        named = (request.model, request.cache_salt, tenant)
+        namespace = self._namespaces.get(named)
+        if namespace is None:
+            namespace = self._namespace(*named)
+            if sum(map(len, named)) <= _SHORT:  # clients choose two of them
+                if len(self._namespaces) >= _REMEMBERED:
+                    self._namespaces.clear()
+                self._namespaces[named] = namespace
+        block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
+        blocks = self._chain(namespace, request.canonical)
+        return MeasuredPrompt(
+            namespace, tokens, blocks, block_tokens, counted.token_offsets if counted else ()
+        )
+
+    def _export_id(self, block: int) -> str:
+        keyed = self._keyed.copy()  # a third of what a new one costs
+        keyed.update(block.to_bytes(8))
+        return keyed.hexdigest()
+
+    def coarse_ids(self, prompt: MeasuredPrompt) -> list[str]:
+        """A prompt's names outside of this process: one per run of `coarse_blocks`, each covering all before.
+
+        What is left beyond the last whole run has no id.
+        """
+        step = self.coarse_blocks
+        return list(map(self.export_id, prompt.blocks[step - 1 :: step]))
+
+    def export_name(self, text: str) -> str:
+        """A client's word - a session id, a key - as it may leave this process: equal texts, equal names."""
+        keyed = self._keyed_names.copy()
+        keyed.update(text.encode(errors="backslashreplace"))
+        return keyed.hexdigest()
+
+    def _namespace(self, model: str, salt: str, tenant: str) -> int:
+        parts = b"".join(
+            len(part).to_bytes(4) + part for part in (model.encode(), salt.encode(), tenant.encode())
+        )
+        return int.from_bytes(hashlib.blake2b(parts, digest_size=8, key=self._key).digest())
+
+    def _chain(self, namespace: int, data: bytes) -> list[int]:
+        digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
+        group_bytes = self._many.size
+        grouped = count // _GROUP * group_bytes
+        # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start. A group of
+        # blocks seeded alike is known by one hash, a tenth of the work: a conversation repeats its turns.
+        value, blocks, view = namespace ^ self._seed, list[int](), memoryview(data)
+        groups = self._groups
+        for start in range(0, grouped, group_bytes):
+            group = view[start : start + group_bytes]
+            key = digest(group, value)
+            known = groups.get(key)
+            if known is None:
+                hashes = [value := digest(block, value) for block in self._many.unpack(group)]
+                groups[key] = tuple(hashes)
+                blocks += hashes
+            else:
+                groups.move_to_end(key)
+                blocks += known
+                value = blocks[-1]
+        while len(groups) > _GROUPS:
+            groups.popitem(last=False)
+        rest = view[grouped : count * self._block_bytes]
+        blocks += [value := digest(block, value) for (block,) in self._one.iter_unpack(rest)]
+        return blocks

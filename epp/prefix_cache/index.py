@@ -1,0 +1,390 @@
+"""The prefix index: which endpoint is believed to hold which prompt prefixes in its KV cache.
+
+A path-compressed trie of chained block hashes. A hash covers everything before it, so a segment (a run of
+blocks without a branch) is found by its first hash alone, and it matches wholly if and only if its last hash
+does: a walk costs per segment, not per block. Presence is one bit per endpoint slot and segment; a segment is
+split where its blocks stop being held, or continued, alike.
+
+Owns the segments and, per slot, what it holds in order of use. Bounds: per slot in tokens, least recently
+used first and leaves before what they hang on; over all slots in distinct tokens. Never sees text.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.prefix_cache.slot import SlotHoldings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from epp.apis.types import MeasuredPrompt
+    from epp.prefix_cache.state_slots import StateSlots
+
+    _Limit = Callable[[NDArray[np.intp], NDArray[np.float64]], NDArray[np.float64]]
+
+_FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
+#: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
+_MAX_SPLIT_HOLDERS = 16
+
+
+class _Segment:
+    """A run of blocks held alike, ``start`` blocks below the root."""
+
+    __slots__ = ("answers", "block_tokens", "hashes", "holders", "key", "leaf", "start")
+
+    def __init__(self, start: int, hashes: array[int], block_tokens: float, holders: int) -> None:
+        self.start, self.hashes, self.block_tokens, self.holders = start, hashes, block_tokens, holders
+        self.key = hashes[0]  # kept as one object: every reader of an array makes a new one
+        self.leaf = True  # False once anything hung below it, even if that is gone by now
+        # slot -> (prompt tokens, prompt and answer tokens) of a request whose prompt ended here
+        self.answers: dict[int, tuple[int, int]] | None = None
+
+    @property
+    def tokens(self) -> float:
+        return len(self.hashes) * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """Sizes of the index: segments, distinct blocks and tokens, and an estimate of its memory."""
+
+    segments: int
+    blocks: int
+    tokens: float
+    bytes: int
+
+
+class PrefixMatch:
+    """The longest cached prefix of one prompt, for all slots at once.
+
+    Args:
+        steps: (holders, tokens) pairs, deeper and fewer: whoever is among the holders has so many tokens.
+        answered: slot -> tokens including an answer that the prompt continues.
+        prompt_tokens: an upper bound of every answer.
+        depth_blocks: blocks of the prompt that anybody holds.
+        limit: of slots and the tokens cached there, those that can be taken up; None where that is all.
+    """
+
+    __slots__ = ("_answered", "_limit", "_prompt_tokens", "_steps", "depth_blocks")
+
+    def __init__(
+        self,
+        steps: list[tuple[int, float]],
+        answered: dict[int, int],
+        prompt_tokens: int,
+        depth_blocks: int = 0,
+        limit: _Limit | None = None,
+    ) -> None:
+        self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
+        self._limit = limit
+        self.depth_blocks = depth_blocks
+
+    def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Tokens believed cached, by candidate."""
+        if len(slots) <= _FEW_SLOTS:
+            result = np.array(self._few(slots.tolist()), np.float64)
+            return result if self._limit is None else self._limit(slots, result)
+        result = np.zeros(len(slots))
+        if self._steps:
+            width = max(int(slots.max()) + 1, self._steps[0][0].bit_length()) // 8 + 1
+            for holders, tokens in self._steps:
+                bits = np.frombuffer(holders.to_bytes(width, "little"), dtype=np.uint8)
+                result[np.unpackbits(bits, bitorder="little")[slots].view(np.bool_)] = tokens
+        if self._answered:
+            for row, slot in enumerate(slots.tolist()):
+                if slot in self._answered:
+                    result[row] = max(float(result[row]), self._answered[slot])
+        result = np.minimum(result, self._prompt_tokens)
+        return result if self._limit is None else self._limit(slots, result)
+
+    def _few(self, slots: list[int]) -> list[float]:
+        most, found = float(self._prompt_tokens), []
+        for slot in slots:
+            cached = 0.0
+            for holders, tokens in self._steps:
+                if not holders >> slot & 1:
+                    break  # whoever holds a deeper one holds this
+                cached = tokens
+            found.append(min(max(cached, self._answered.get(slot, 0.0)), most))
+        return found
+
+
+class PrefixIndex:
+    """Presence of prompt prefixes by slot.
+
+    Args:
+        capacity_tokens: tokens believed to fit a slot's cache until `set_capacity` says otherwise.
+        max_tokens: distinct tokens indexed over all slots.
+        states: where engines of hybrid models can take a prefix up, None for models that keep every token.
+    """
+
+    def __init__(
+        self,
+        capacity_tokens: int = 500_000,
+        max_tokens: int = 200_000_000,
+        *,
+        states: StateSlots | None = None,
+    ) -> None:
+        if capacity_tokens < 1 or max_tokens < 1:
+            raise ValueError(
+                f"capacity_tokens {capacity_tokens} and max_tokens {max_tokens} must be positive"
+            )
+        self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
+        self._states = states
+        self._segments: dict[int, _Segment] = {}
+        self._slots: dict[int, SlotHoldings] = {}
+        self._tokens = 0.0
+        self._blocks = 0
+
+    def match(self, prompt: MeasuredPrompt) -> PrefixMatch:
+        """Walk the prompt's blocks; changes nothing."""
+        blocks, steps, answered = prompt.blocks, list[tuple[int, float]](), dict[int, int]()
+        position, alive = 0, -1
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None:
+                break
+            alive &= segment.holders
+            if not alive:
+                break
+            if answered:  # known blocks below an answer's prompt: they show how it went on for these slots
+                answered = {slot: covered for slot, covered in answered.items() if not alive >> slot & 1}
+            matched = _matched(segment.hashes, blocks, position)
+            position += matched
+            tokens = prompt.tokens_before(position)
+            if steps and steps[-1][0] == alive:
+                steps[-1] = (alive, tokens)
+            else:
+                steps.append((alive, tokens))
+            if matched < len(segment.hashes):
+                break
+            if segment.answers:
+                for slot, (before, covered) in segment.answers.items():
+                    if prompt.prompt_tokens > before and alive >> slot & 1:
+                        answered[slot] = covered
+        limit = None if self._states is None else partial(self._states.reusable, prompt)
+        return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit)
+
+    def insert(self, slot: int, prompt: MeasuredPrompt) -> float:
+        """The slot is about to hold the whole prompt; it becomes its most recently used path.
+
+        Returns:
+            Tokens that the slot used since it last used the longest prefix of this prompt that it held, NaN
+            when it held none.
+        """
+        if self._states is not None:
+            row = np.array([slot])
+            self._states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
+        blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
+        before_tokens, distance_tokens = holdings.clock_tokens, math.nan
+        holdings.clock_tokens = now_tokens = before_tokens + len(blocks) * prompt.block_tokens
+        position, above = 0, None
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None:
+                fresh = array("Q", blocks[position:])
+                if above is not None and above.leaf and above.holders == bit:
+                    self._extend(above, fresh, prompt.block_tokens, holdings)
+                    break
+                segment = self._add(position, fresh, prompt.block_tokens)
+            else:
+                matched = _matched(segment.hashes, blocks, position)
+                if matched < len(segment.hashes):
+                    self._split(segment, matched)
+            if above is not None:
+                above.leaf = False
+            if segment.holders & bit:
+                distance_tokens = before_tokens - holdings.used_at_tokens(segment.key)
+            else:
+                segment.holders |= bit
+                holdings.tokens += segment.tokens
+            holdings.touch(segment.key, segment.start, now_tokens)
+            position += len(segment.hashes)
+            above = segment
+        self._shrink(slot, holdings)
+        self._shrink_all()
+        return distance_tokens
+
+    def note_answer(self, slot: int, prompt: MeasuredPrompt, answer_tokens: int) -> None:
+        """The slot generated so many tokens after this prompt: one that continues it finds them cached."""
+        if self._states is not None:
+            self._states.note_answer(slot, prompt, answer_tokens)
+        segment = self._last_segment(prompt)
+        if segment is None or answer_tokens <= 0 or not segment.holders >> slot & 1:
+            return
+        if segment.answers is None:
+            segment.answers = {}
+        segment.answers[slot] = (prompt.prompt_tokens, prompt.prompt_tokens + answer_tokens)
+
+    def confirm(
+        self, slot: int, expected_tokens: float, cached_tokens: int, distance_tokens: float = math.nan
+    ) -> None:
+        """The engine served so many tokens from its cache where so many were expected.
+
+        The prompt itself is in the cache by now, whatever was missing before. What misses tell, by what
+        `insert` returned, is how much the engine keeps: see `CapacityEstimate`.
+        """
+        holdings = self._holdings(slot)
+        holdings.confirm(expected_tokens, cached_tokens, distance_tokens)
+        self._shrink(slot, holdings)
+
+    def set_capacity(self, slot: int, tokens: int | None) -> None:
+        """The slot's cache holds so many tokens; None when nobody says so any more."""
+        holdings = self._slots.get(slot) if tokens is None else self._holdings(slot)
+        if holdings is not None:
+            assumed = self._capacity_tokens
+            holdings.state_capacity(assumed if tokens is None else tokens, stated=tokens is not None)
+            self._shrink(slot, holdings)
+
+    def capacity(self, slot: int) -> int:
+        """Tokens that the slot is believed to keep."""
+        holdings = self._slots.get(slot)
+        return self._capacity_tokens if holdings is None else holdings.capacity_tokens
+
+    def tokens(self, slot: int) -> float:
+        """Tokens that the slot is believed to hold."""
+        holdings = self._slots.get(slot)
+        return 0.0 if holdings is None else holdings.tokens
+
+    def forget(self, slot: int) -> None:
+        """The slot holds nothing, and nothing is known of its capacity."""
+        if self._states is not None:
+            self._states.forget(slot)
+        holdings = self._slots.pop(slot, None)
+        if holdings is not None:
+            for key in holdings.held():
+                self._drop(slot, holdings, self._segments[key])
+
+    def stats(self) -> IndexStats:
+        """Sizes. Memory as measured: 8 bytes a block, some 300 a segment, 200 for each slot's hold on one."""
+        holds = sum(len(holdings) for holdings in self._slots.values())
+        size = 8 * self._blocks + 300 * len(self._segments) + 200 * holds
+        return IndexStats(len(self._segments), self._blocks, self._tokens, size)
+
+    def _holdings(self, slot: int) -> SlotHoldings:
+        holdings = self._slots.get(slot)
+        if holdings is None:
+            holdings = self._slots[slot] = SlotHoldings(self._capacity_tokens)
+        return holdings
+
+    def _add(self, start: int, hashes: array[int], block_tokens: float, holders: int = 0) -> _Segment:
+        segment = _Segment(start, hashes, block_tokens, holders)
+        self._segments[segment.key] = segment
+        self._blocks += len(hashes)
+        self._tokens += segment.tokens
+        return segment
+
+    def _extend(
+        self, segment: _Segment, hashes: array[int], block_tokens: float, holdings: SlotHoldings
+    ) -> None:
+        """Let a leaf that one slot holds grow in place, as a conversation does: one segment, not one a turn.
+
+        Estimates of tokens per block differ a little from prompt to prompt; the segment keeps their mean.
+        """
+        added = len(hashes) * block_tokens
+        whole = segment.tokens + added
+        segment.hashes += hashes
+        segment.block_tokens = whole / len(segment.hashes)
+        segment.answers = None  # the prompt goes on: from here on its blocks tell
+        self._blocks += len(hashes)
+        self._tokens += added
+        holdings.tokens += added
+
+    def _split(self, segment: _Segment, at: int) -> _Segment:
+        """Cut a segment in two, each held as before; returns the lower part."""
+        lower = self._add(segment.start + at, segment.hashes[at:], segment.block_tokens, segment.holders)
+        self._blocks -= len(lower.hashes)
+        self._tokens -= lower.tokens
+        segment.hashes = segment.hashes[:at]
+        lower.answers, segment.answers = segment.answers, None
+        lower.leaf, segment.leaf = segment.leaf, False
+        for slot in _bits(segment.holders):
+            self._slots[slot].copy_use(segment.key, lower.key, lower.start)
+        return lower
+
+    def _shrink(self, slot: int, holdings: SlotHoldings) -> None:
+        """Evict until the slot holds no more than its capacity: whole leaves, then the tail of one."""
+        while (over := holdings.tokens - holdings.capacity_tokens) > 1e-6 and len(holdings):
+            self._evict_leaf(slot, holdings, over)
+
+    def _shrink_all(self) -> None:
+        """Keep the whole index within its bound, at the expense of whoever holds most."""
+        while (over := self._tokens - self._max_tokens) > 1e-6 and self._segments:
+            slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
+            self._evict_leaf(slot, holdings, over)
+
+    def _evict_leaf(self, slot: int, holdings: SlotHoldings, wanted_tokens: float) -> None:
+        segment = self._segments[holdings.oldest()]
+        keep = len(segment.hashes) - math.ceil(wanted_tokens / segment.block_tokens - 1e-9)
+        if keep <= 0 or segment.holders.bit_count() > _MAX_SPLIT_HOLDERS:
+            self._drop(slot, holdings, segment)
+            return
+        lower = self._split(segment, keep)
+        self._drop(slot, holdings, lower)
+        if not lower.holders:
+            segment.leaf = lower.leaf
+
+    def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
+        """The slot does not hold this segment any more; a segment that nobody holds is gone."""
+        segment.holders &= ~(1 << slot)
+        holdings.tokens -= segment.tokens
+        holdings.discard(segment.key)
+        if segment.answers:
+            segment.answers.pop(slot, None)
+        if not segment.holders:
+            del self._segments[segment.key]
+            self._blocks -= len(segment.hashes)
+            self._tokens -= segment.tokens
+        if not len(holdings):
+            holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
+        if not self._segments:
+            self._tokens = 0.0
+
+    def _last_segment(self, prompt: MeasuredPrompt) -> _Segment | None:
+        """The segment that ends exactly where the prompt's blocks end."""
+        blocks, position = prompt.blocks, 0
+        while position < len(blocks):
+            segment = self._segments.get(blocks[position])
+            if segment is None or _matched(segment.hashes, blocks, position) < len(segment.hashes):
+                return None
+            position += len(segment.hashes)
+            if position == len(blocks):
+                return segment
+        return None
+
+
+def _matched(hashes: array[int], blocks: Sequence[int], start: int) -> int:
+    """How many leading hashes of a segment the blocks from ``start`` on repeat; at least one does.
+
+    Hashes are chained, so what matches is a prefix, and its end can be searched for.
+    """
+    most = min(len(hashes), len(blocks) - start)
+    if hashes[most - 1] == blocks[start + most - 1]:
+        return most
+    low, high = 1, most - 1  # hashes[low - 1] matches, hashes[high] does not
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] == blocks[start + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _bits(mask: int) -> list[int]:
+    """Positions of the set bits."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

@@ -1,0 +1,1 @@
+"""Records of decisions and outcomes: their schema, writing, reading and verifying."""

@@ -1,0 +1,165 @@
+"""Records read back: a decision as it was, ready to be run again, and the two lines of a request as one.
+
+The fields are described in docs/records.md, one row each; `epp.schedule.decision` writes them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epp.errors import EppError
+from epp.schedule.decision import Basis, Decision
+from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestView, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+#: Columns that earlier records had not, with what stood in their place.
+_SINCE = {
+    "decoding_tokens": 0.0,
+    "hit_ratio": 1.0,
+    "prefill_base_ms": 0.0,
+    "prefill_ms_per_token": 0.0,
+    "decode_base_ms": 0.0,
+    "decode_ms_per_request": 0.0,
+    "success": 1.0,
+    "cold_chance": 0.0,
+    "connect_ms": 0.0,
+    "upload_rounds": 1.0,
+}
+#: Decisions that wait for their outcomes while a folder is read; more than are ever in flight at once.
+MAX_WAITING = 200_000
+
+
+class RecordError(EppError):
+    """A record does not hold what its schema says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One request: its decision, and its outcome when there is one."""
+
+    decision: Mapping[str, Any]
+    outcome: Mapping[str, Any] | None
+
+
+def join(records: Iterable[Mapping[str, Any]]) -> Iterator[Joined]:
+    """Requests in the order in which they ended, then those without an outcome.
+
+    Outcomes whose decisions were rotated away are passed over.
+    """
+    waiting: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+    for record in records:
+        if record["kind"] == "decision":
+            waiting[record["id"]] = record
+            if len(waiting) > MAX_WAITING:
+                yield Joined(waiting.popitem(last=False)[1], None)
+        elif record["kind"] == "outcome" and record["id"] in waiting:
+            yield Joined(waiting.pop(record["id"]), record)
+    for decision in waiting.values():
+        yield Joined(decision, None)
+
+
+def decision_of(record: Mapping[str, Any]) -> Decision:
+    """The decision that a record was made from, number for number.
+
+    Raises:
+        RecordError: the record is not one, or lacks something.
+    """
+    try:
+        return _decision(record)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RecordError(f"record {record.get('id')!r} cannot be read: {error!r}") from error
+
+
+def _decision(record: Mapping[str, Any]) -> Decision:
+    request = record["request"]
+    fleet = _fleet(record)
+    costs = _column(record["costs"], len(fleet))
+    terms = {name: _column(values, len(fleet)) for name, values in record["terms"].items()}
+    chosen = record["chosen"]
+    if not 0 <= chosen < len(fleet):
+        raise ValueError(f"chosen {chosen} of {len(fleet)}")
+    shares = record["shares"]
+    return Decision(
+        id=record["id"],
+        at_wall_s=record["at"],
+        api=record["api"],
+        basis=Basis(record["basis"]),
+        policy=record["policy"],
+        request=RequestView(
+            decision_id=record["id"],
+            model=request["model"],
+            prompt_tokens=request["prompt_tokens"],
+            body_bytes=request["body_bytes"],
+            max_output_tokens=request["max_output_tokens"],
+            affinity_key=request["affinity_key"],
+            prefix_key=request["prefix_key"],
+            sequence=request["sequence"],
+            expected_output_tokens=request.get("expected_output_tokens", 0.0),  # since schema 2
+            prefix_sharing=request.get("prefix_sharing", 0.0),
+            usual_first_token_ms=request.get("usual_first_token_ms", 0.0),
+            language=request.get("language", ""),
+            task=request.get("task", ""),
+            tried_models=tuple(request.get("tried_models", ())),
+        ),
+        fleet=fleet,
+        weights=record["weights"],
+        weights_version=record["weights_version"],
+        seed=record["seed"],
+        tie_band=record["tie_band"],
+        ranking=Ranking(costs, terms, record.get("least_first_token_ms", 0.0)),
+        shares=None if shares is None else _column(shares, len(fleet)),
+        chosen=chosen,
+        fallbacks=tuple(record["fallbacks"]),
+        tied=record["tied"],
+        held_back=tuple(record["held_back"]),
+        arm=record["arm"],
+        excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
+        text_bytes=record.get("text_bytes", 0),
+        served_models=tuple(record.get("served_models", ())),  # records before there were such names lack it
+        params=record.get("params", {}),
+    )
+
+
+def _fleet(record: Mapping[str, Any]) -> Snapshot:
+    count = len(record["endpoints"])
+    unknown = {}
+    for name, rows in record["unknown"].items():
+        unknown[name] = np.zeros(count, np.bool_)
+        unknown[name][rows] = True
+    signals = record["signals"]
+    signals = {**{name: [value] * count for name, value in _SINCE.items() if name not in signals}, **signals}
+    return Snapshot.of_columns(
+        {name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
+        endpoints=tuple(record["endpoints"]),
+        regions=tuple(record["regions"]),
+        engine_classes=tuple(record["engine_classes"]),
+        unknown=unknown,
+        rtt_sources=_rtt_sources(record, count),
+        models=tuple(record.get("served_models", ())),
+    )
+
+
+def _rtt_sources(record: Mapping[str, Any], count: int) -> NDArray[np.int8] | None:
+    """None of records from before they told it."""
+    told = record.get("rtt_sources")
+    if not told:
+        return None
+    sources = np.zeros(count, np.int8)
+    for name, rows in told.items():
+        sources[rows] = RTT_SOURCES.index(name)
+    return sources
+
+
+def _column(values: list[float], count: int) -> NDArray[np.float64]:
+    column = np.array(values, np.float64)
+    if column.shape != (count,):
+        raise ValueError(f"{len(values)} values for {count} endpoints")
+    return column

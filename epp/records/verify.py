@@ -1,0 +1,167 @@
+"""`epp records verify`: run every recorded decision again and prove that it comes out the same.
+
+The same policy code, on the snapshot that was recorded, with the weights and the seed that were recorded: the
+choice, its fallbacks, the draw and every cost must be what they were. Numbers are compared bit for bit; those
+of a learned model are not, because a product of matrices differs in its last bits from processor to
+processor. A decision whose model is no longer kept proves nothing either way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epp.errors import ConfigError, EppError
+from epp.policies.lodestar import Lodestar
+from epp.policies.registry import create
+from epp.records.check import whole_records
+from epp.records.model_versions import ModelVersions
+from epp.records.query import add_decision_conditions, add_folder, query_of
+from epp.records.schema import RecordError, decision_of
+from epp.schedule.rerun import rerun
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from epp.policies.base import Policy
+    from epp.schedule.decision import Decision
+
+_TOLD = 20
+_NO_MODELS = ModelVersions(())
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of it.
+
+    Attributes:
+        identical: decisions that came out the same.
+        differences: one sentence for every other one.
+        models_gone: decisions that cannot be run again, by the version of the model that is gone.
+    """
+
+    identical: int = 0
+    differences: list[str] = field(default_factory=list)
+    models_gone: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def decisions(self) -> int:
+        """Decisions run again."""
+        return self.identical + len(self.differences)
+
+
+def verify(records: Iterable[Mapping[str, Any]], models: ModelVersions = _NO_MODELS) -> Verdict:
+    """Run the decisions among the records again, with the models that they name."""
+    verdict = Verdict()
+    policies: dict[tuple[str, str], Policy] = {}
+    for record in records:
+        if record["kind"] != "decision":
+            continue
+        try:
+            decision = decision_of(record)
+            params, gone = with_model(decision, models)
+            if gone:
+                verdict.models_gone[gone] = verdict.models_gone.get(gone, 0) + 1
+                continue
+            made = (decision.policy, repr(sorted(decision.params.items())))
+            if made not in policies:
+                policies[made] = create(decision.policy, params)
+            problem = compare(decision, rerun(decision, policies[made]), record)
+        except (RecordError, ConfigError) as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001  # a policy that fails on a record is what we look for
+            problem = f"{record.get('id')}: cannot be run again: {error!r}"
+        if problem:
+            verdict.differences.append(problem)
+        else:
+            verdict.identical += 1
+    return verdict
+
+
+def with_model(decision: Decision, models: ModelVersions) -> tuple[Mapping[str, object], str]:
+    """The policy's parameters with the model that they name, and the version of one that is gone."""
+    version = _model_of(decision)
+    if not version:
+        return decision.params, ""
+    model = models.get(version)
+    return {**decision.params, "model": model}, "" if model is not None else version
+
+
+def _model_of(decision: Decision) -> str:
+    named = decision.params.get("model") if decision.policy == Lodestar.name else None
+    return named if isinstance(named, str) else ""
+
+
+def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> str:
+    """How the two differ, ``""`` when they do not."""
+    names = recorded.fleet.endpoints
+    found = []
+    if again.chosen != recorded.chosen:
+        found.append(f"chose {names[recorded.chosen]} then, {names[again.chosen]} now")
+    found += [
+        f"{name} was {getattr(recorded, name)}, is {getattr(again, name)}"
+        for name in ("fallbacks", "tied", "held_back")
+        if getattr(again, name) != getattr(recorded, name)
+    ]
+    columns = [("costs", recorded.ranking.costs, again.ranking.costs)]
+    columns += [
+        (f"terms.{name}", column, again.ranking.terms.get(name, np.empty(0)))
+        for name, column in recorded.ranking.terms.items()
+    ]
+    columns.append(("probabilities", np.array(record["probabilities"]), again.probabilities()))
+    same = _nearly_equal if _model_of(recorded) else np.array_equal
+    found += [f"{name} differ" for name, then, now in columns if not same(then, now)]
+    return f"{recorded.id}: {'; '.join(found)}" if found else ""
+
+
+def _nearly_equal(then: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
+    return then.shape == now.shape and np.allclose(then, now, rtol=1e-4, atol=1e-3)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    add_folder(parser)
+    add_decision_conditions(parser)
+    parser.add_argument(
+        "--models",
+        type=Path,
+        help="folder with the versions of the reward model (the folder above the records, and models in it)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the verdict; 1 when anything differs.
+
+    Raises:
+        EppError: there was nothing to verify, which proves nothing.
+    """
+    query = query_of(arguments)
+    wanted = (
+        record
+        for record in whole_records(arguments.folder)
+        if record["kind"] == "decision" and query.decision(record)
+    )
+    # Not `Path.resolve`, which has an error of its own for links in a circle.
+    place = Path(os.path.realpath(arguments.folder))
+    above = (place.parent if place.is_file() else place).parent
+    folders = [above, above / "models"] if arguments.models is None else [arguments.models]
+    verdict = verify(wanted, ModelVersions(folders))
+    for version, count in verdict.models_gone.items():
+        where = " or ".join(map(str, folders))
+        print(f"{count} decisions of reward model {version} not verifiable: it is not in {where}")
+    if not verdict.decisions:
+        raise EppError(f"no decisions in {arguments.folder} that can be run again: nothing was verified")
+    for line in verdict.differences[:_TOLD]:
+        print(line)
+    if len(verdict.differences) > _TOLD:
+        print(f"... and {len(verdict.differences) - _TOLD} more")
+    same = "all identical" if not verdict.differences else f"{len(verdict.differences)} differ"
+    print(f"{verdict.decisions} decisions run again: {same}")
+    return 1 if verdict.differences else 0

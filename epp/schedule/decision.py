@@ -1,0 +1,383 @@
+"""What is remembered of a request: the decision, taken once and never changed, and its outcome.
+
+A `Decision` holds columns, not a record per candidate: it is built on the request path, whereas `rows` and
+`to_record` are for people and files and are called off it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from epp.policies.registry import draws
+from epp.schedule.propensities import chances
+from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from epp.apis.usage import Usage
+    from epp.types import Ranking, RequestView, Snapshot
+
+#: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
+SCHEMA_VERSION = 2
+#: Versions that readers understand. What version 1 lacks, they take as not known.
+READABLE_VERSIONS = frozenset({1, SCHEMA_VERSION})
+
+
+#: Ends of answers that came whole.
+_COMPLETE = frozenset({"completed", "retried-elsewhere"})
+#: Bytes of the shortest answer with a token in it: a JSON object of any API has more, ``{}`` and a stream of
+#: the end mark alone have fewer.
+_LEAST_ANSWER_BYTES = 32
+
+
+class Basis(Enum):
+    """What a decision rests on."""
+
+    POLICY = "policy"  # the configured policy, with all that it needs
+    BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
+
+
+class Decision(Struct, frozen=True):
+    """One pick, with everything that it was made from.
+
+    Attributes:
+        id: key of the request in every later report.
+        at_wall_s: Unix time of the pick.
+        api: parser name, ``""`` for a request that was not parsed.
+        basis: whether the policy or plain balancing chose.
+        policy: name of the policy that ranked.
+        request: what it knew of the request.
+        fleet: what it knew of the endpoints.
+        weights: values used.
+        weights_version: their digest.
+        seed: seed of the draws.
+        tie_band: relative band of equals.
+        ranking: costs and terms.
+        shares: slow-start share of each candidate, None when nobody was warming up.
+        chosen: index of the pick.
+        fallbacks: indices of the further choices, in order.
+        tied: number of candidates among which the draw chose.
+        held_back: indices of the candidates that slow start kept out of this decision.
+        arm: arm of an experiment that the weights belong to, ``""`` outside of one.
+        excluded: endpoints removed before pricing, by rule.
+        text_bytes: canonical bytes that the prompt's tokens were estimated from, 0 where they were counted.
+        served_models: what each candidate's engine calls the model; empty when all use its public name.
+        params: the policy's parameters that differ from their defaults.
+    """
+
+    id: str
+    at_wall_s: float
+    api: str
+    basis: Basis
+    policy: str
+    request: RequestView
+    fleet: Snapshot
+    weights: Mapping[str, float]
+    weights_version: str
+    seed: int
+    tie_band: float
+    ranking: Ranking
+    shares: NDArray[np.float64] | None
+    chosen: int
+    fallbacks: tuple[int, ...]
+    tied: int
+    held_back: tuple[int, ...] = ()
+    arm: str = ""
+    excluded: Mapping[str, tuple[str, ...]] = {}
+    text_bytes: int = 0
+    served_models: tuple[str, ...] = ()
+    params: Mapping[str, object] = {}
+
+    @property
+    def served_model(self) -> str:
+        """What the pick's engine calls the model, its public name unless told otherwise."""
+        return self.served_models[self.chosen] if self.served_models else self.request.model
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the pick."""
+        return self.fleet.endpoints[self.chosen]
+
+    @property
+    def destination(self) -> str:
+        """The pick and its fallbacks as the ordered comma list that Envoy is sent."""
+        names = self.fleet.endpoints
+        return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Chance of each candidate to be chosen, over all draws: the policy's, slow start's, among equals.
+
+        Raises:
+            KeyError: the ranking lacks a term of a policy that draws.
+        """
+        told = draws(self.policy)
+        drawn = None if told is None else told(self.ranking, self.weights, self.params)
+        return chances(self.ranking.costs, self.shares, tie_band=self.tie_band, drawn=drawn)
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that the pick is expected to prefill."""
+        return round(float(self.fleet.uncached_tokens[self.chosen]))
+
+
+def to_record(
+    decision: Decision,
+    *,
+    stream: bool = False,
+    session: str = "",
+    blocks: Sequence[str] = (),
+    block_tokens: float = 0.0,
+) -> dict[str, Any]:
+    """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers.
+
+    Args:
+        decision: the decision.
+        stream: whether the client asked for server-sent events.
+        session: name of the client's session as it may be recorded.
+        blocks: keyed ids of the prompt's prefixes, one more per step.
+        block_tokens: tokens from one of these to the next.
+    """
+    fleet = decision.fleet
+    request = decision.request
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "decision",
+        "id": decision.id,
+        "at": round(decision.at_wall_s, 6),
+        "api": decision.api,
+        "basis": decision.basis.value,
+        "policy": decision.policy,
+        "params": dict(decision.params),
+        "arm": decision.arm,
+        "weights": dict(decision.weights),
+        "weights_version": decision.weights_version,
+        "seed": decision.seed,
+        "tie_band": decision.tie_band,
+        "request": _asked(request),
+        "stream": stream,
+        "session": session,
+        "blocks": blocks,
+        "block_tokens": block_tokens,
+        "text_bytes": decision.text_bytes,
+        "endpoints": fleet.endpoints,
+        "regions": fleet.regions,
+        "engine_classes": fleet.engine_classes,
+        "signals": dict(zip(NUMERIC_COLUMNS, fleet.block.tolist(), strict=True)),
+        "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
+        "rtt_sources": _rtt_sources(fleet),
+        "shares": None if decision.shares is None else decision.shares.tolist(),
+        "held_back": decision.held_back,
+        "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
+        "costs": decision.ranking.costs.tolist(),
+        "least_first_token_ms": decision.ranking.least_first_token_ms,
+        "chosen": decision.chosen,
+        "fallbacks": decision.fallbacks,
+        "tied": decision.tied,
+        "probabilities": _probabilities(decision),
+        "excluded": dict(decision.excluded),
+        "served_model": decision.served_model,
+        "served_models": decision.served_models,
+    }
+
+
+def _rtt_sources(fleet: Snapshot) -> dict[str, list[int]]:
+    """Rows of endpoints by where their round trips come from; those that are not known are left out."""
+    if fleet.rtt_sources is None:
+        return {}
+    rows: dict[str, list[int]] = {}
+    for row, source in enumerate(fleet.rtt_sources.tolist()):
+        if source:
+            rows.setdefault(RTT_SOURCES[source], []).append(row)
+    return rows
+
+
+def _asked(request: RequestView) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "prompt_tokens": request.prompt_tokens,
+        "body_bytes": request.body_bytes,
+        "max_output_tokens": request.max_output_tokens,
+        "affinity_key": request.affinity_key,
+        "prefix_key": request.prefix_key,
+        "sequence": request.sequence,
+        "expected_output_tokens": request.expected_output_tokens,
+        "prefix_sharing": request.prefix_sharing,
+        "usual_first_token_ms": request.usual_first_token_ms,
+        "language": request.language,
+        "task": request.task,
+        "tried_models": request.tried_models,
+    }
+
+
+def _probabilities(decision: Decision) -> list[float]:
+    if decision.shares is None and decision.tied == 1 and draws(decision.policy) is None:
+        # The usual case, and the general one is dear.
+        certain = [0.0] * len(decision.fleet)
+        certain[decision.chosen] = 1.0
+        return certain
+    told: list[float] = decision.probabilities().tolist()
+    return told
+
+
+class Source(StrEnum):
+    """Where a fact of an outcome comes from."""
+
+    ENVOY = (
+        "envoy"  # Envoy's account of the finished request: access log, and the filter that watches answers
+    )
+    STREAM = "stream"  # the ext_proc stream of the request
+    FIRST_TOKEN = "first-token"  # noqa: S105 - the call that Envoy makes at an answer's first token
+    CHUNKS = "chunks"  # an ITL over pieces of the answer, because nobody told its tokens
+    PREDICTED = "predicted"  # nobody saw it: what the picker expected
+
+
+class Outcome(Struct, frozen=True):
+    """How a request ended. What nobody saw is NaN, None or empty, and has no source.
+
+    Attributes:
+        id: its decision.
+        endpoint: address picked.
+        cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.report.Termination` spells it;
+            ``expired`` where its lease outlived its time, ``evicted`` where it made room for newer ones.
+        status: HTTP status of the response.
+        ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else
+            after the decision.
+        e2e_ms: end of the request, likewise.
+        usage: what the engine reported.
+        served: address that really answered, or was tried last.
+        attempts: endpoints tried.
+        itl_ms: mean time between the tokens of a streamed answer.
+        chunks: pieces in which the answer came.
+        response_bytes: body bytes of the answer.
+        streamed: the answer came token by token.
+        sources: fact -> where it comes from; facts by their names in the record.
+        unsent_ms: of the times that Envoy tells, what passed before all of the request was there to be sent:
+            its client's upload, for the most part. Not recorded.
+        usage_refused: the engine reported counts that cannot be, which are not in `usage`. Not recorded.
+        generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
+        honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
+            Envoy's cluster lacks that endpoint.
+    """
+
+    id: str
+    endpoint: str
+    cause: str
+    status: int | None
+    ttft_ms: float
+    e2e_ms: float
+    usage: Usage
+    served: str = ""
+    attempts: int | None = None
+    itl_ms: float = math.nan
+    chunks: int | None = None
+    response_bytes: int | None = None
+    streamed: bool = False
+    sources: Mapping[str, Source] = {}
+    unsent_ms: float = 0.0
+    honoured: bool | None = None
+    usage_refused: bool = False
+    generates: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether a complete answer of status 200 has no token where tokens were asked for."""
+        if not self.generates or self.status != 200 or self.cause not in _COMPLETE:
+            return False
+        tokens = self.usage.completion_tokens
+        if tokens is not None:
+            return tokens == 0
+        return self.response_bytes is not None and self.response_bytes < _LEAST_ANSWER_BYTES
+
+    @property
+    def where(self) -> str:
+        """Who served it, as far as is known: the pick until something else is told."""
+        return self.served or self.endpoint
+
+    @property
+    def sent_ttft_ms(self) -> float:
+        """First piece of the answer, from when the request was decided and there to be sent, whoever told."""
+        return self.ttft_ms - (self.unsent_ms if self.sources.get("ttft_ms") is Source.ENVOY else 0.0)
+
+    @property
+    def sent_e2e_ms(self) -> float:
+        """End of the request, likewise."""
+        return self.e2e_ms - (self.unsent_ms if self.sources.get("e2e_ms") is Source.ENVOY else 0.0)
+
+
+def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
+    """The outcome with its ITL: the time from first to last token over the tokens after the first.
+
+    Where the engine told no tokens the pieces stand for them, and the source says so.
+
+    Args:
+        outcome: what is known so far.
+        answering_ms: from the first piece to the last.
+        source: who timed it.
+    """
+    if not outcome.streamed:
+        return outcome
+    itl_ms, source = itl_of(outcome.usage, outcome.chunks, answering_ms, source)
+    if math.isnan(itl_ms):
+        return outcome
+    return replace(outcome, itl_ms=itl_ms, sources={**outcome.sources, "itl_ms": source})
+
+
+def itl_of(usage: Usage, chunks: int | None, answering_ms: float, source: Source) -> tuple[float, Source]:
+    """The ITL of a streamed answer and where it comes from, as of `with_itl`; NaN where not known."""
+    count = usage.completion_tokens
+    if count is None:
+        count, source = chunks, Source.CHUNKS
+    if count is None or count < 2 or not answering_ms >= 0.0:
+        return math.nan, source
+    return answering_ms / (count - 1), source
+
+
+def usage_sources(usage: Usage, source: Source) -> dict[str, Source]:
+    """Sources of the counts that an engine told."""
+    return {
+        name: source
+        for name, value in (
+            ("prompt_tokens", usage.prompt_tokens),
+            ("completion_tokens", usage.completion_tokens),
+            ("cached_tokens", usage.cached_tokens),
+        )
+        if value is not None
+    }
+
+
+def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
+    """An outcome as plain values, ready for JSON."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "outcome",
+        "id": outcome.id,
+        "at": round(at_wall_s, 6),
+        "endpoint": outcome.endpoint,
+        "served": outcome.served,
+        "cause": outcome.cause,
+        "status": outcome.status,
+        "attempts": outcome.attempts,
+        "honoured": outcome.honoured,
+        "ttft_ms": _rounded(outcome.ttft_ms),
+        "e2e_ms": _rounded(outcome.e2e_ms),
+        "itl_ms": _rounded(outcome.itl_ms),
+        "chunks": outcome.chunks,
+        "response_bytes": outcome.response_bytes,
+        "prompt_tokens": outcome.usage.prompt_tokens,
+        "completion_tokens": outcome.usage.completion_tokens,
+        "cached_tokens": outcome.usage.cached_tokens,
+        "sources": dict(outcome.sources),
+    }
+
+
+def _rounded(value_ms: float) -> float | None:
+    return None if math.isnan(value_ms) else round(value_ms, 3)

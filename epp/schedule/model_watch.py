@@ -1,0 +1,75 @@
+"""Whether a reward model may still be used: its age, and whether it is of the data that decisions now see.
+
+Owns the recent inputs that its normalisation is compared with. Pure: told of decisions and asked at instants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
+
+#: Decisions compared at once; half of them must be there before anything is said.
+WINDOW = 128
+#: Standard deviations of the training that the mean of an input may have moved.
+MOST_DEVIATIONS = 4.0
+
+
+class ModelWatch:
+    """Watches one model after another.
+
+    Args:
+        max_age_s: from a training on, so long its model is used.
+    """
+
+    def __init__(self, max_age_s: float) -> None:
+        self._max_age_s = max_age_s
+        self._model: RewardModel | None = None
+        self._rows: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
+
+    @property
+    def model(self) -> RewardModel | None:
+        """The model watched."""
+        return self._model
+
+    def watch(self, model: RewardModel | None) -> None:
+        """From now on this one, or none."""
+        if model != self._model:
+            self._rows.clear()
+        self._model = model
+
+    def seen(self, decision: Decision) -> None:
+        """A decision, whoever made it: what the model is told of the endpoint that was picked."""
+        if self._model is not None:
+            self._rows.append(self._model.inputs(decision.request, decision.fleet)[decision.chosen])
+
+    def withdrawn(self, wall_s: float) -> str:
+        """Why the model may not be used, as `epp.policies.lodestar.WITHDRAWN` spells it; ``""`` if it may."""
+        model = self._model
+        if model is None:
+            return ""
+        if wall_s - model.trained_at_s > self._max_age_s:
+            return "stale"
+        return "mismatch" if self.mismatched() else ""
+
+    def mismatched(self) -> tuple[str, ...]:
+        """Features whose recent mean is not of the data that the model was normalised by.
+
+        That is: beyond the bounds of the training, and several of its standard deviations away from its mean.
+        One request out of bounds is the policy's to see; here the model as a whole is of other data.
+        """
+        model = self._model
+        if model is None or len(self._rows) < WINDOW // 2:
+            return ()
+        mean = np.mean(self._rows, axis=0)
+        far = np.abs(mean - model.mean) > MOST_DEVIATIONS * model.std
+        count = len(model.features)
+        far[:count] &= model.beyond(mean[None, :])[0]
+        return tuple(name for name, is_far in zip(model.features, far[:count], strict=True) if is_far)

@@ -1,0 +1,136 @@
+"""From costs to a choice: slow-start admission, the tie band, the keyed draw, fallbacks.
+
+Pure functions over columns. The order of events, which `epp.schedule.propensities` describes exactly:
+
+1. Every endpoint that is warming up is admitted with its share (0..1), by its own keyed draw; the others
+   always are. When nobody is admitted, everybody is.
+2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
+3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted. Where
+   engines have different names for the model only those follow that use the pick's: a body is written once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from epp.keyed_uniform import keyed_uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+#: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
+_FEW = 64
+#: Costs this close are equal whatever the band: sums of the same terms in another order.
+ROUNDING = 1e-9
+
+
+class Selection(Struct, frozen=True):
+    """Indices into the ranked columns.
+
+    Attributes:
+        chosen: the pick.
+        fallbacks: further choices in order.
+        tied: how many endpoints the draw was among.
+        held_back: endpoints kept out of this decision by slow start.
+    """
+
+    chosen: int
+    fallbacks: tuple[int, ...]
+    tied: int
+    held_back: tuple[int, ...]
+
+
+def band_limit(best: float, tie_band: float) -> float:
+    """Highest cost that counts as equal to ``best``."""
+    return best + max(tie_band * abs(best), ROUNDING * max(1.0, abs(best)))
+
+
+def select(
+    costs: NDArray[np.float64],
+    shares: NDArray[np.float64] | None,
+    names: Sequence[str],
+    *,
+    tie_band: float,
+    fallbacks: int,
+    seed: int,
+    key: str,
+    served_models: Sequence[str] = (),
+) -> Selection:
+    """Choose among endpoints.
+
+    Args:
+        costs: finite cost of each, non-empty.
+        shares: slow-start share of each in 0..1, None when nobody is warming up.
+        names: endpoint addresses, the salts of the admission draws.
+        tie_band: relative width of the band of equals.
+        fallbacks: how many further choices to name.
+        seed: seed of the draws.
+        key: decision id.
+        served_models: what each one's engine calls the model; empty when all use one name.
+    """
+    if shares is None and not served_models and len(costs) <= _FEW:
+        return _select_few(costs.tolist(), tie_band=tie_band, fallbacks=fallbacks, seed=seed, key=key)
+    held_back: tuple[int, ...] = ()
+    admitted_costs = costs
+    if shares is not None:
+        admitted = _admit(shares, names, seed, key)
+        if not admitted.all():
+            held_back = tuple(np.flatnonzero(~admitted).tolist())
+            admitted_costs = np.where(admitted, costs, np.inf)
+    limit = band_limit(float(admitted_costs.min()), tie_band)
+    tied = np.flatnonzero(admitted_costs <= limit)
+    chosen = int(tied[0])
+    if len(tied) > 1:
+        chosen = int(tied[int(keyed_uniform(seed, key, "tie") * len(tied))])
+    order: tuple[int, ...] = ()
+    if fallbacks and served_models:
+        name = served_models[chosen]
+        rows = np.array([row for row, other in enumerate(served_models) if other == name], dtype=np.intp)
+        place = int(np.searchsorted(rows, chosen))
+        near = _cheapest(admitted_costs[rows], costs[rows], place, fallbacks)
+        order = tuple(int(rows[index]) for index in near)
+    elif fallbacks:
+        order = tuple(_cheapest(admitted_costs, costs, chosen, fallbacks))
+    return Selection(chosen, order, len(tied), held_back)
+
+
+def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:
+    """The same for few endpoints that all may be chosen and have one name for the model."""
+    limit = band_limit(min(costs), tie_band)
+    tied = [index for index, cost in enumerate(costs) if cost <= limit]
+    chosen = tied[0] if len(tied) == 1 else tied[int(keyed_uniform(seed, key, "tie") * len(tied))]
+    order = _in_order(costs, chosen, fallbacks) if fallbacks else []
+    return Selection(chosen, tuple(order), len(tied), ())
+
+
+def _in_order(costs: list[float], chosen: int, count: int) -> list[int]:
+    by_cost = sorted(range(len(costs)), key=costs.__getitem__)
+    return [index for index in by_cost if index != chosen][:count]
+
+
+def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
+    admitted = shares >= 1.0
+    for index in np.flatnonzero(~admitted).tolist():
+        admitted[index] = keyed_uniform(seed, key, f"warmup {names[index]}") < shares[index]
+    return admitted if admitted.any() else np.ones(len(shares), dtype=np.bool_)
+
+
+def _cheapest(
+    admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
+) -> list[int]:
+    if len(costs) <= _FEW and admitted_costs is costs:
+        return _in_order(costs.tolist(), chosen, count)
+    wanted = min(len(costs), count + 1)
+    near = np.arange(len(costs))
+    if wanted < len(costs) // 4:
+        nearest = np.argpartition(admitted_costs, wanted - 1)[:wanted]
+        if np.isfinite(admitted_costs[nearest[-1]]):  # else those held back, all alike there, are among them
+            near = nearest
+    # Held-back endpoints have an infinite admitted cost: they come last, in the order of their true costs.
+    order = near[np.lexsort((near, costs[near], admitted_costs[near]))]
+    return [int(index) for index in order if index != chosen][:count]

@@ -1,0 +1,167 @@
+"""A model's chat template, rendered as transformers renders it, without transformers.
+
+Owns the environment that templates expect: a sandbox (templates come with models, not with this program),
+the ``tojson`` filter, ``raise_exception``, ``strftime_now``, loop controls and ``{% generation %}`` blocks.
+Jinja is all of it that rendering needs; transformers would bring seconds of start-up and much more code.
+A client's own template is never rendered: a loop in it would be ours to run.
+
+Tells, too, which of a client's arguments a template puts before the chat: it renders one with and without.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from epp.apis.content import PromptContent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from jinja2.parser import Parser
+
+    from epp.apis.types import FirstArguments, TemplateArguments
+
+#: What arguments of public templates may be, and the chats that are rendered with them; some templates take
+#: no system prompt.
+_VALUES = (True, False, "none", "low", "medium", "high", "max", 512)
+_FIRST_SAID = "the first that is said"
+_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+_USER = {"role": "user", "content": _FIRST_SAID}
+_CHATS = tuple(
+    PromptContent(messages=messages, tools=tools)
+    for messages in ([{"role": "system", "content": _FIRST_SAID}, _USER], [_USER])
+    for tools in ([], [_TOOL])
+)
+
+
+class RenderError(Exception):
+    """A template refuses a conversation, or fails on it."""
+
+
+class _Generation(Extension):
+    """``{% generation %}``: marks what an assistant said, for training; rendering keeps its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  # the local date, as engines print it
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(  # prompts are not HTML
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja text.
+        with_tools: another one for chats with tools, where a model has two.
+        constants: what the template may refer to beside the chat, e.g. ``bos_token``.
+
+    Raises:
+        ValueError: the text is no template.
+    """
+
+    def __init__(self, source: str, with_tools: str = "", constants: Mapping[str, str] | None = None) -> None:
+        environment = _environment()
+        self.source = source
+        try:
+            self._plain = environment.from_string(source)
+            self._tools = environment.from_string(with_tools) if with_tools else self._plain
+        except TemplateError as error:
+            line = getattr(error, "lineno", None)
+            raise ValueError(f"line {line}: {error}" if line else str(error)) from error
+        self._constants = dict(constants or {})
+        self._reserved = {"messages", "tools", "documents", *self._constants, *environment.globals}
+        self._read = meta.find_undeclared_variables(environment.parse(source))
+        self._read |= meta.find_undeclared_variables(environment.parse(with_tools))
+
+    def render(self, content: PromptContent, arguments: TemplateArguments = ()) -> str:
+        """The text that an engine tokenizes for a chat, up to where the answer begins.
+
+        Args:
+            content: the chat.
+            arguments: the client's; they cannot stand for the chat, constants or functions.
+
+        Raises:
+            RenderError: the template refuses the chat or fails.
+        """
+        template = self._tools if content.tools else self._plain
+        allowed = {name: value for name, value in arguments if name not in self._reserved}
+        try:
+            return template.render(
+                messages=content.messages,
+                tools=content.tools or None,
+                documents=content.documents or None,
+                **self._constants,
+                **{"add_generation_prompt": True, **allowed},
+            )
+        except Exception as error:
+            # A template is a program of somebody else's: on a strange chat it can fail in any way.
+            raise RenderError(f"{type(error).__name__}: {error}") from error
+
+    def first_arguments(self) -> FirstArguments:
+        """Arguments that change what stands before the first message, each with values that do not.
+
+        Found by rendering some chats for each argument that the template reads.
+        """
+        heads = list(self._heads())
+        first = {}
+        for name in sorted(self._read - self._reserved - {"add_generation_prompt"}):
+            same = frozenset(value for value in _VALUES if not self._stands_first(heads, name, value))
+            if len(same) < len(set(_VALUES)):
+                first[name] = same
+        return first
+
+    def _heads(self) -> Iterator[tuple[PromptContent, str]]:
+        """Those of the chats that the template takes, and the text of each up to the first that is said."""
+        for chat in _CHATS:
+            with suppress(RenderError):
+                head, said, _ = self.render(chat).partition(_FIRST_SAID)
+                if said:
+                    yield chat, head + said
+
+    def _stands_first(
+        self, heads: Sequence[tuple[PromptContent, str]], name: str, value: str | float | bool
+    ) -> bool:
+        for chat, head in heads:
+            with suppress(RenderError):  # of this value
+                if not self.render(chat, ((name, value),)).startswith(head):
+                    return True
+        return False

@@ -1,1 +1,0 @@
-"""The `epp tune` and `epp weights` commands: the tuner's I/O, composed from `tuner`, `decide` and `sim`."""

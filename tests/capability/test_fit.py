@@ -1,0 +1,235 @@
+"""Fits: chances near the truth, honest intervals, nothing beyond what was seen; the command and its inputs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from epp.clock import ManualClock
+from epp.config.capability import parse_capability
+from epp.config.load import parse_config
+from epp.config.pool import parse_pool
+from epp.errors import EppError
+from epp.extproc.types import HttpRequest, Refusal
+from epp.learn.capability import command as fit_command
+from epp.learn.capability.fit import fit
+from epp.learn.capability.results import Row, read_rows, write_rows
+from epp.learn.capability.split import halves
+from epp.records.verdicts import Verdict, verdict_record
+from epp.schedule.decision import to_record
+from epp.server.app import App
+from epp.signals.capability import Cell
+from epp.types import MAX_MODEL_CHARS
+from tests.kit.records import command, decided, recorder_to
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
+    from epp.config.capability import CapabilityFile, ChanceEntry
+
+LENGTHS = (4096, 8192, 16384, 32768, 65536)
+LANGUAGES = ("en", "ja", "zh")
+
+
+def truth(model: str, language: str, tokens: int) -> float:
+    step = float(np.log2(tokens / 4096))
+    if model == "cliff":
+        return 0.95 if tokens <= 16384 else 0.1
+    return float(1.0 / (1.0 + np.exp(-(3.0 - step - 0.5 * LANGUAGES.index(language)))))
+
+
+def answers(questions: int = 100, seed: int = 1, models: tuple[str, ...] = ("slope", "cliff")) -> list[Row]:
+    rng = np.random.default_rng(seed)
+    return [
+        Row(f"q{number}", model, language, tokens + int(rng.integers(-200, 200)), bool(rng.random() < chance))
+        for number in range(questions)
+        for language in LANGUAGES
+        for tokens in LENGTHS
+        for model in models
+        for chance in [truth(model, language, tokens)]
+    ]
+
+
+def by_cell(parsed: CapabilityFile) -> Mapping[tuple[str, Cell], ChanceEntry]:
+    """Entries by model and cell."""
+    return {
+        (model, Cell(entry.language, entry.bucket_tokens, entry.task)): entry
+        for model, entries in parsed.models.items()
+        for entry in entries
+    }
+
+
+def test_chances_are_near_the_truth_and_intervals_hold_it() -> None:
+    covered, off, count = 0, [], 0
+    for seed in range(3):
+        for (model, cell), entry in by_cell(fit(answers(seed=seed), seed)).items():
+            real = truth(model, cell.language, cell.bucket_tokens)
+            covered += entry.low <= real <= entry.high
+            off.append(abs(entry.success - real))
+            count += 1
+    assert np.mean(off) < 0.05
+    assert covered / count > 0.85
+
+
+def test_a_cliff_is_found_and_the_fit_beats_a_constant() -> None:
+    fitted = fit(answers(), 0)
+    entries = by_cell(fitted)
+    assert entries["cliff", Cell("ja", 16384)].success > 0.8
+    assert entries["cliff", Cell("ja", 32768)].success < 0.3
+    report = fitted.report
+    assert report is not None
+    assert report.log_loss is not None
+    assert report.base_log_loss is not None
+    assert report.calibration_error is not None
+    assert report.log_loss < 0.8 * report.base_log_loss
+    assert report.calibration_error < 0.06
+    assert report.fit_rows + report.test_rows == len(answers())
+
+
+def test_nothing_is_told_beyond_what_was_seen() -> None:
+    rows = [row for row in answers() if not (row.language == "zh" and row.prompt_tokens > 10_000)]
+    rows = [row for row in rows if not (row.language == "ja" and 6_000 < row.prompt_tokens < 12_000)]
+    entries = by_cell(fit(rows, 0))
+    lengths = {language: [c.bucket_tokens for m, c in entries if (m, c.language) == ("slope", language)]
+               for language in LANGUAGES}  # fmt: skip
+    assert lengths == {"en": list(LENGTHS), "ja": list(LENGTHS), "zh": [4096, 8192]}
+    hole = entries["slope", Cell("ja", 8192)]
+    assert hole.rows == 0
+    around = entries["slope", Cell("ja", 4096)]
+    assert hole.high - hole.low > around.high - around.low
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_model_that_was_always_right_or_never_is_not_certain(correct: bool) -> None:
+    rows = [Row(f"q{n}", "m", "en", 4096, correct) for n in range(40)]
+    (entry,) = fit(rows, 0).models["m"]
+    assert (entry.success > 0.9) is correct
+    assert 0.0 < entry.success < 1.0
+    assert entry.low < entry.success < entry.high
+
+
+def test_fewer_answers_are_wider_intervals() -> None:
+    few, many = (by_cell(fit(answers(n), 0))["slope", Cell("en", 16384)] for n in (10, 200))
+    assert few.high - few.low > 1.5 * (many.high - many.low)
+
+
+def test_halves_part_questions_and_not_answers() -> None:
+    rows = answers(21)
+    one, other = halves(rows, 3)
+    assert not {row.question for row in one} & {row.question for row in other}
+    assert (len({row.question for row in one}), len({row.question for row in other})) == (11, 10)
+    assert halves(rows, 3) == (one, other)
+    assert halves(rows, 4) != (one, other)
+
+
+def test_tasks_are_apart() -> None:
+    rows = [Row(f"q{n}", "m", "en", 4096, True, "easy") for n in range(60)]
+    rows += [Row(f"r{n}", "m", "en", 4096, False, "hard") for n in range(60)]
+    entries = by_cell(fit(rows, 0))
+    assert entries["m", Cell("en", 4096, "easy")].success > 0.8
+    assert entries["m", Cell("en", 4096, "hard")].success < 0.2
+
+
+def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, out = tmp_path / "results.jsonl", tmp_path / "capability.yaml"
+    write_rows(results, answers(30))
+    assert command(fit_command, results, "--out", out) == 0
+    parsed = parse_capability(out.read_bytes(), "capability.yaml")
+    assert parsed == fit(answers(30), 0)
+    assert "held-out answers" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capability.yaml", "results.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no checked answers"),
+        ('{"question": "q", "model": "m"}\n', "line 1.*language"),
+        (
+            '{"question":"q","model":"m","language":"en","prompt_tokens":0,"correct":true}',
+            "line 1.*prompt_tokens",
+        ),
+        (
+            '{"question":"q","model":"m","language":"en","prompt_tokens":9,"correct":true,"more":1}',
+            "one question",
+        ),
+        ("nonsense", "line 1"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(text)
+    with pytest.raises(EppError, match=words):
+        fit(read_rows(path), 0)
+
+
+def test_flight_records_with_feedback_are_checked_answers(tmp_path: Path) -> None:
+    requests = decided(6, "laar")
+    with recorder_to(tmp_path) as (recorder, _):
+        for decision, ask in requests:
+            recorder.decision(decision, ask)
+        recorder.verdict(Verdict(id=requests[1][0].id, correct=False), 1.0)
+        recorder.verdict(Verdict(id=requests[1][0].id, correct=True), 2.0)
+        recorder.verdict(Verdict(id="unknown", correct=True), 3.0)
+    lines = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert sum(line["kind"] == "feedback" for line in lines) == 3
+    if not requests[1][0].request.language:  # these asks name no language: nothing to learn by
+        with pytest.raises(EppError, match="no checked answers"):
+            read_rows(tmp_path)
+
+
+def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str, Any]) -> Path:
+    """Two decisions and a verdict on the second, some of their fields replaced."""
+    records = [to_record(taken) for taken, _ in decided(2, "laar")]
+    records[1]["request"]["language"] = "en"
+    records[1] |= decision
+    records.append(verdict_record(Verdict(id=records[1]["id"], correct=True), 1.0) | feedback)
+    path = folder / "records-20260101T000000.000000Z-1-00000000.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("decision", "feedback", "words"),
+    [
+        ({"served_model": "m" * 513}, {}, r"line 2: .*decision.* length <= 512 - at `\$\.model`"),
+        ({"request": {"language": "en"}}, {}, "line 2: .*decision.* lacks 'prompt_tokens'"),
+        ({"request": 1}, {}, "line 2: .*decision"),
+        ({}, {"correct": "yes"}, r"line 3: .*feedback.*bool.* at `\$\.correct`"),
+        ({}, {"id": ["x"]}, r"line 3: .*feedback.* at `\$\.id`"),
+    ],
+)
+def test_a_record_that_makes_no_answer_is_named(
+    tmp_path: Path, decision: dict[str, Any], feedback: dict[str, Any], words: str
+) -> None:
+    path = judged_folder(tmp_path, decision=decision, feedback=feedback)
+    with pytest.raises(EppError, match=words) as caught:
+        read_rows(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_longest_name_is_the_same_in_configuration_requests_records_and_capability(
+    tmp_path: Path,
+) -> None:
+    public, engine = "p" * MAX_MODEL_CHARS, "e" * MAX_MODEL_CHARS
+    specs = parse_pool(
+        json.dumps({"endpoints": [{"address": "10.0.0.1:8000", "models": {public: engine}}]}), "e"
+    )
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    app.picker.set_pool([spec.endpoint() for spec in specs.values()], 0.0)
+    chat = {"model": public, "messages": [{"role": "user", "content": "what is the answer to all of this?"}]}
+    request = HttpRequest("POST", "/v1/chat/completions", {}, json.dumps(chat).encode())
+    decided = app.core.decide(request)
+    assert not isinstance(decided, Refusal)
+    record = to_record(decided.decision)
+    assert record["request"]["model"] == public
+    judged_folder(tmp_path, decision=record, feedback={"id": record["id"]})
+    (row,) = read_rows(tmp_path)
+    assert (row.model, row.language, row.correct) == (engine, "en", True)
+    cell = {"language": "en", "bucket_tokens": 1024, "success": 0.9}
+    assert list(parse_capability(json.dumps({"models": {engine: [cell]}}), "c").models) == [row.model]

@@ -1,0 +1,164 @@
+"""A policy that learns while it serves, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+
+from epp.cli import main
+from epp.lab.compare.console import lesson_sentence
+from epp.lab.compare.learned import Held, Learning, Lesson, run_learned, trained_on
+from epp.lab.compare.plan import Cell, Source
+from epp.lab.compare.simulate import Outcome, PolicyChoice, Task, run_task
+from epp.lab.sim.run import run_window
+from epp.lab.sim.scenario import FleetSpec, parse_fleet
+from epp.lab.workloads.tool_agent import ToolAgent, generate
+from epp.learn.reward_model.gate import Verdict
+from epp.learn.reward_model.rounds import Round
+from epp.learn.reward_model.settings import Data, Gate, LearnerSettings, Network
+from epp.policies.lodestar import Lodestar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.lab.sim.results import WindowResult
+
+SETTINGS = LearnerSettings(
+    network=Network(hidden=(16,), epochs=8, learning_rate=3e-3, min_class_rows=10),
+    data=Data(first=250, every=150, recent=400, replay=200),
+    gate=Gate(held_out=60, min_effective=5.0),
+)
+LOAD = generate(ToolAgent(duration_s=60.0, rate_rps=12.0, divisor=4), 1)
+TRAINING_S = 3.0
+
+
+def pool() -> FleetSpec:
+    return replace(parse_fleet("a30*2,v100*3"), scrape_interval_s=0.2)
+
+
+@cache
+def learned() -> tuple[WindowResult, Lesson]:
+    return run_learned(LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S), seed=1)
+
+
+def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
+    result, lesson = learned()
+    assert all(request.ok for request in result.requests)
+    first = lesson.rounds[0]
+    assert first.told.seen == SETTINGS.data.first
+    assert lesson.first_model_s >= first.at_s + TRAINING_S
+    words = [(at_s, code) for at_s, code, _ in lesson.chosen]
+    assert {code for at_s, code in words if at_s < lesson.first_model_s} == {1}  # no model
+    after = [code for at_s, code in words if at_s >= lesson.first_model_s]
+    assert after.count(0) > len(after) / 2
+    assert sum(lesson.picks.values()) == len(LOAD)
+    assert 0.5 < lesson.share("model") <= 1.0
+
+
+def test_what_it_predicts_is_what_came() -> None:
+    result, lesson = learned()
+    predicted = np.array([foretold for _, _, foretold in lesson.chosen])
+    seen = np.array([request.ttft_ms for request in result.requests], float)
+    known = ~np.isnan(predicted)
+    assert known.sum() > 100
+    assert np.corrcoef(predicted[known], seen[known])[0, 1] > 0.4
+
+
+def test_equal_runs_are_equal() -> None:
+    again, lesson = run_learned(LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S), seed=1)
+    result, first = learned()
+    assert again.digest() == result.digest()
+    assert lesson.picks == first.picks
+
+
+def test_until_there_is_a_model_it_is_the_heuristic() -> None:
+    patient = msgspec.structs.replace(SETTINGS, data=Data(first=100_000))
+    policy = Lodestar(explore=0.0)
+    result, lesson = run_learned(LOAD, pool(), policy, Learning(patient), seed=1)
+    plain = run_window(LOAD, pool(), "prefix-cache-and-load", seed=1)
+    assert [r.endpoint for r in result.requests] == [r.endpoint for r in plain.requests]
+    assert math.isnan(lesson.first_model_s)
+    assert lesson.rounds == []
+
+
+def test_frozen_it_holds_no_further_round() -> None:
+    _, lesson = run_learned(
+        LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S, freeze_at_s=30.0), seed=1
+    )
+    assert lesson.rounds
+    assert max(held.at_s for held in lesson.rounds) < 30.0
+    assert len(lesson.rounds) < len(learned()[1].rounds)
+
+
+def test_a_model_learned_offline_decides_from_the_first_request() -> None:
+    other = generate(ToolAgent(duration_s=40.0, rate_rps=12.0, divisor=4), 2)
+    model = trained_on(other, pool(), Lodestar(), SETTINGS, seed=2)
+    assert model is not None
+    assert model.seen > 0.95 * len(other)
+    _, lesson = run_learned(LOAD[:120], pool(), Lodestar(), Learning(model=model, freeze_at_s=0.0), seed=1)
+    assert lesson.picks.get("no-model", 0) == 0
+    assert lesson.picks["model"] > 60
+    assert lesson.rounds == []
+
+
+def outcome_of(name: str) -> Outcome:
+    cell = Cell("calls", Source(workload="toolagent-like", until_s=12.0), warmup_s=0.0)
+    choice = PolicyChoice(name, learning=Learning(SETTINGS, TRAINING_S) if name == "lodestar" else None)
+    return run_task(Task(cell, pool(), choice, 1))
+
+
+@pytest.mark.parametrize("name", ["lodestar", "prefix-cache-and-load"])
+def test_a_task_brings_its_lesson_back(name: str) -> None:
+    outcome = outcome_of(name)
+    assert outcome.figures.requests > 200
+    assert (outcome.lesson is not None) == (name == "lodestar")
+
+
+class TestCommand:
+    def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
+        line = ["replay", "--workload", "toolagent-like", "--fleet", "a30*2,v100*3", "--seconds", "25"]
+        line += ["--policy", "lodestar,prefix-cache-and-load", "--seeds", "1", "--workers", "1"]
+        assert main([*line, "--warmup", "5", "--out", str(out), *flags]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    def test_a_comparison_says_what_was_learned(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        text = self.run(capsys, tmp_path, "--learn-first", "200", "--learn-every", "200")
+        assert "Against lodestar" in text
+        assert "lodestar learned within each run: of" in text
+        assert "lodestar learned within" in (tmp_path / "report.html").read_text()
+
+    def test_too_short_a_run_says_that_nothing_was(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        text = self.run(capsys, tmp_path)
+        assert "of 0 models its gate let 0 through, and its fallback decided throughout" in text
+
+    def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SystemExit):
+            main(["replay", "--workload", "toolagent-like", "--learn-first", "x", "--out", str(tmp_path)])
+
+
+def test_words_for_every_case() -> None:
+    verdict = Verdict(False, "refused: no answered requests to learn from")
+    refused = Lesson(
+        rounds=[Held(10.0, math.nan, Round(1, 0.0, 100, 80, 0, 20, verdict))], picks={"no-model": 9}
+    )
+    passed = Lesson(
+        rounds=[Held(10.0, 20.0, Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed")))],
+        picks={"no-model": 50, "model": 90, "explored": 4, "out-of-distribution": 6},
+    )
+    assert lesson_sentence("a", [refused]) == (
+        "a learned within each run: of 1 models its gate let 0 through, and its fallback decided throughout"
+    )
+    assert lesson_sentence("b", [passed, refused]) == (
+        "b learned within each run: of 2 models its gate let 1 through; the first after 20 to 20 s, in 1 of 2 runs; "
+        "then decided by the model 90.0%, at random 4.0%, by the fallback 6.0%"
+    )

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from epp.apis.types import MeasuredPrompt
+from epp.keyed_uniform import keyed_uniform
+from epp.prefix_cache.index import PrefixIndex
+
+BLOCK = 10.0
+
+
+def chain(path: tuple[int, ...]) -> list[int]:
+    """A chained hash per prefix of the path, as the hasher makes them."""
+    return [int(keyed_uniform(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
+
+
+def prompt(*path: int, tail: int = 0) -> MeasuredPrompt:
+    return MeasuredPrompt(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
+
+
+def cached(index: PrefixIndex, asked: MeasuredPrompt, *slots: int) -> list[float]:
+    found: list[float] = index.match(asked).cached_tokens(np.array(slots, dtype=np.intp)).tolist()
+    return found
+
+
+def test_the_longest_common_prefix_is_found_for_all_slots_at_once() -> None:
+    index = PrefixIndex()
+    index.insert(0, prompt(1, 2, 3, 4))
+    index.insert(1, prompt(1, 2, 9))
+    index.insert(2, prompt(7))
+    assert cached(index, prompt(1, 2, 3, 4, 5), 0, 1, 2, 3) == [40.0, 20.0, 0.0, 0.0]
+    assert cached(index, prompt(1, 2, 9, 9), 0, 1, 2, 3) == [20.0, 30.0, 0.0, 0.0]
+
+
+def test_a_match_never_exceeds_the_prompt() -> None:
+    index = PrefixIndex()
+    index.insert(0, prompt(1, 2, 3))
+    short = MeasuredPrompt(0, 17, chain((1, 2)), BLOCK)
+    assert cached(index, short, 0) == [17.0]
+
+
+def test_matching_changes_nothing() -> None:
+    index = PrefixIndex(capacity_tokens=20)
+    index.insert(0, prompt(1))
+    index.insert(0, prompt(2))
+    index.match(prompt(1))
+    index.insert(0, prompt(3))
+    assert cached(index, prompt(1), 0) == [0.0], "1 was the least recently inserted"
+
+
+def test_the_least_recently_used_path_goes_first_leaf_before_root() -> None:
+    index = PrefixIndex(capacity_tokens=60)
+    index.insert(0, prompt(1, 2, 3, 4))
+    index.insert(0, prompt(1, 9))
+    index.insert(0, prompt(5, 6, 7))  # 80 tokens with it: two blocks too many
+    assert cached(index, prompt(1, 2, 3, 4), 0) == [20.0]
+    assert cached(index, prompt(1, 9), 0) == [20.0]
+    assert cached(index, prompt(5, 6, 7), 0) == [30.0]
+
+
+def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
+    index = PrefixIndex(capacity_tokens=30)
+    index.insert(0, prompt(*range(10)))
+    assert cached(index, prompt(*range(10)), 0) == [30.0]
+    assert index.tokens(0) == 30.0
+
+
+def test_forgetting_a_slot_leaves_nothing_behind_and_others_alone() -> None:
+    index = PrefixIndex()
+    for slot in range(3):
+        index.insert(slot, prompt(1, 2, slot))
+    index.set_capacity(1, 1000)
+    index.forget(1)
+    assert cached(index, prompt(1, 2, 1), 0, 1, 2) == [20.0, 0.0, 20.0]
+    index.forget(0)
+    index.forget(2)
+    assert (index.stats().segments, index.stats().blocks, index.stats().tokens) == (0, 0, 0.0)
+    assert index.capacity(1) == 500_000, "a slot is reused: its capacity is unknown again"
+
+
+def test_the_bound_over_all_slots_counts_distinct_tokens() -> None:
+    index = PrefixIndex(capacity_tokens=1000, max_tokens=100)
+    for slot in range(5):
+        index.insert(slot, prompt(1, 2, 3))
+    assert index.stats().tokens == 30.0
+    for number in range(50):
+        index.insert(number % 5, prompt(100 + number, 2, 3, 4))
+        assert index.stats().tokens <= 100.0
+
+
+def test_an_answer_is_credited_to_who_gave_it_when_the_prompt_goes_on() -> None:
+    index = PrefixIndex()
+    first = prompt(1, 2, 3, tail=4)
+    index.insert(0, first)
+    index.insert(1, first)
+    index.note_answer(0, first, 25)
+    assert cached(index, prompt(1, 2, 3, 4, 5, 6, 7), 0, 1) == [59.0, 30.0]
+    assert cached(index, prompt(1, 2, 3, 4, 5), 0, 1) == [50.0, 30.0], "never more than the prompt has"
+    assert cached(index, first, 0, 1) == [30.0, 30.0], "the same prompt again does not go on"
+    assert cached(index, prompt(1, 2, 8, 8, 8, 8), 0, 1) == [20.0, 20.0], "another branch"
+    index.forget(0)
+    index.insert(0, first)
+    assert cached(index, prompt(1, 2, 3, 4, 5, 6), 0) == [30.0], "an answer goes with what it hangs on"
+
+
+def test_insert_tells_how_much_was_used_since_the_prefix_was() -> None:
+    index = PrefixIndex()
+    assert math.isnan(index.insert(0, prompt(1, 2, 3)))
+    assert index.insert(0, prompt(1, 2, 3)) == 0.0
+    index.insert(0, prompt(7, 8, 9, 10))
+    index.insert(0, prompt(7, 8, 9, 10))
+    assert index.insert(0, prompt(1, 2, 4)) == 80.0, "what was used twice counts twice: the bound is upper"
+    assert index.insert(0, prompt(7)) == 30.0
+    assert math.isnan(index.insert(1, prompt(1, 2, 3))), "another slot"
+
+
+def test_single_misses_change_nothing_and_misses_of_what_is_old_shrink_the_belief() -> None:
+    index = PrefixIndex(capacity_tokens=100_000)
+    for turn in range(200):
+        for number in range(40):
+            index.confirm(0, 5000, 5000, 1000.0 * number)
+        if turn < 5:
+            index.confirm(0, 5000, 0, 60_000.0)
+            index.confirm(0, 5000, 5000, 60_000.0)
+            assert index.capacity(0) == 100_000, "as many hits as misses"
+    for number in range(40):
+        index.confirm(0, 5000, 0, 50_000.0 + 1000 * number)
+        index.confirm(0, 5000, 5000, 20_000.0)
+        if number < 3:
+            assert index.capacity(0) == 100_000
+    assert 50_000 <= index.capacity(0) <= 70_000, "rather too large than too small"
+    for _ in range(300):
+        index.confirm(0, 5000, 0, 100.0)
+    assert index.capacity(0) == 25_000, "never below a quarter"
+    for _ in range(400):
+        index.confirm(0, 5000, 5000, 10_000.0)
+    assert index.capacity(0) == 100_000, "old evidence fades, and the larger belief is tried again"
+    for _ in range(50):
+        index.confirm(0, 100, 0, 50_000.0)
+    assert index.capacity(0) == 100_000, "small expectations say nothing"
+
+
+def test_an_engines_own_word_needs_more_to_be_doubted() -> None:
+    misses = []
+    for stated in (False, True):
+        index, number = PrefixIndex(capacity_tokens=10_000), 0
+        if stated:
+            index.set_capacity(0, 10_000)
+        while index.capacity(0) == 10_000:
+            index.confirm(0, 5000, 0, 6000.0)
+            number += 1
+        misses.append(number)
+    assert 5 <= misses[0] < misses[1]
+
+
+@pytest.mark.parametrize("slots", [3, 1000])
+def test_few_and_many_slots_answer_alike(slots: int) -> None:
+    index = PrefixIndex()
+    for slot in range(0, slots, 2):
+        index.insert(slot, prompt(1, 2, *([3] if slot % 4 else [])))
+    found = cached(index, prompt(1, 2, 3), *range(slots))
+    assert found == [0.0 if slot % 2 else 30.0 if slot % 4 else 20.0 for slot in range(slots)]
+
+
+@pytest.mark.parametrize("bad", [{"capacity_tokens": 0}, {"max_tokens": 0}])
+def test_bounds_must_be_positive(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        PrefixIndex(**bad)
+
+
+class AgainstAPlainModel(RuleBasedStateMachine):
+    """The index against one ordered dictionary of blocks per slot: same hits, same evictions."""
+
+    CAPACITY = 80
+    paths = st.lists(st.integers(0, 2), min_size=1, max_size=10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex(capacity_tokens=self.CAPACITY)
+        self.model: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(4)]
+
+    @rule(slot=st.integers(0, 3), path=paths)
+    def insert(self, slot: int, path: list[int]) -> None:
+        asked = prompt(*path)
+        self.index.insert(slot, asked)
+        held = self.model[slot]
+        for block in reversed(asked.blocks):  # leaf first: the root is the most recently used
+            held[block] = None
+            held.move_to_end(block)
+        while len(held) * BLOCK > self.CAPACITY:
+            held.popitem(last=False)
+
+    @rule(slot=st.integers(0, 3))
+    def forget(self, slot: int) -> None:
+        self.index.forget(slot)
+        self.model[slot].clear()
+
+    @rule(path=paths)
+    def match(self, path: list[int]) -> None:
+        asked = prompt(*path)
+        expected = []
+        for held in self.model:
+            depth = 0
+            while depth < len(asked.blocks) and asked.blocks[depth] in held:
+                depth += 1
+            expected.append(depth * BLOCK)
+        assert cached(self.index, asked, 0, 1, 2, 3) == expected
+
+    @invariant()
+    def sizes_agree(self) -> None:
+        for slot, held in enumerate(self.model):
+            assert self.index.tokens(slot) == pytest.approx(len(held) * BLOCK)
+        distinct = set().union(*self.model)
+        assert self.index.stats().blocks == len(distinct)
+
+
+TestAgainstAPlainModel = AgainstAPlainModel.TestCase
+TestAgainstAPlainModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,163 @@
+"""Decisions of a learned model on file: run again with the versions that are kept, told to people, trained on."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from epp.config.reward_model import dump_reward_model, version_path
+from epp.errors import EppError
+from epp.ops.explain import explain
+from epp.policies.lodestar import Lodestar
+from epp.records import verify as record_verify
+from epp.records.model_versions import ModelVersions
+from epp.records.schema import decision_of
+from epp.records.verify import verify
+from epp.schedule.decision import to_record
+from epp.schedule.model_watch import WINDOW, ModelWatch
+from epp.schedule.rerun import rerun
+from tests.kit.records import ask_of, command, decided, picker_of, record_all
+from tests.kit.reward_models import linear_model, random_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.policies.reward_model import RewardModel
+    from epp.schedule.decision import Decision
+
+MODEL = random_model(4)
+OTHER = random_model(5)
+
+
+def learned(model: RewardModel, count: int = 12, **fields: Any) -> list[Decision]:
+    """Decisions of a picker that has such a model from the start."""
+    picker = picker_of("lodestar")
+    picker.replace_policy(Lodestar(model, **fields))
+    return [picker.pick(ask_of(index % 4, 40 + index), float(index), 1e9) for index in range(count)]
+
+
+def through_json(decision: Decision) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(to_record(decision), default=list))
+    return made
+
+
+def keep(folder: Path, *models: RewardModel) -> None:
+    folder.mkdir(exist_ok=True)
+    for model in models:
+        version_path(folder / "reward.json", model.version).write_bytes(dump_reward_model(model))
+
+
+def test_run_again_with_the_version_that_decided(tmp_path: Path) -> None:
+    keep(tmp_path, MODEL, OTHER)
+    records = [through_json(d) for model in (MODEL, OTHER) for d in learned(model, explore=0.3)]
+    verdict = verify(records, ModelVersions([tmp_path]))
+    assert (verdict.identical, verdict.differences, verdict.models_gone) == (24, [], {})
+
+
+def test_a_model_that_is_gone_is_no_difference(tmp_path: Path) -> None:
+    keep(tmp_path, MODEL)
+    version_path(tmp_path / "reward.json", OTHER.version).write_bytes(b"torn")
+    records = [through_json(d) for model in (MODEL, OTHER) for d in learned(model)]
+    verdict = verify(records, ModelVersions([tmp_path / "nowhere", tmp_path]))
+    assert (verdict.identical, verdict.differences) == (12, [])
+    assert verdict.models_gone == {OTHER.version: 12}
+
+
+def test_a_file_that_says_another_version_is_not_it(tmp_path: Path) -> None:
+    version_path(tmp_path / "reward.json", OTHER.version).write_bytes(dump_reward_model(MODEL))
+    assert ModelVersions([tmp_path]).get(OTHER.version) is None
+    assert ModelVersions([tmp_path]).get("../../etc/passwd") is None
+
+
+def test_last_bits_of_a_prediction_are_no_difference_and_more_is(tmp_path: Path) -> None:
+    keep(tmp_path, MODEL)
+    record = through_json(learned(MODEL, 1)[0])
+    for factor, same in ((1 + 1e-6, True), (1 + 1e-2, False)):
+        changed = {**record, "costs": [cost * factor for cost in record["costs"]]}
+        assert bool(verify([changed], ModelVersions([tmp_path])).differences) != same
+
+
+def test_the_command_finds_the_versions_above_the_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ask_of(1)
+    record_all(tmp_path / "records", [(d, ask) for model in (MODEL, OTHER) for d in learned(model)])
+    with pytest.raises(EppError, match="nothing was verified"):
+        command(record_verify, tmp_path / "records")
+    keep(tmp_path / "models", MODEL)
+    assert command(record_verify, tmp_path / "records") == 0
+    out = capsys.readouterr().out
+    assert f"12 decisions of reward model {OTHER.version} not verifiable" in out
+    assert "12 decisions run again: all identical" in out
+    (one,) = (tmp_path / "records").iterdir()
+    assert command(record_verify, one) == 0
+    assert "12 decisions run again: all identical" in capsys.readouterr().out
+    keep(tmp_path / "elsewhere", MODEL, OTHER)
+    assert command(record_verify, tmp_path / "records", "--models", tmp_path / "elsewhere") == 0
+    assert "24 decisions run again: all identical" in capsys.readouterr().out
+
+
+def test_the_snapshot_is_the_training_row() -> None:
+    for decision in learned(MODEL):
+        again = decision_of(through_json(decision))
+        seen = MODEL.inputs(decision.request, decision.fleet)
+        assert MODEL.inputs(again.request, again.fleet).tolist() == seen.tolist()
+        predicted = MODEL.predict(seen)[:, 0]
+        assert decision.ranking.terms["predicted_ms"].tolist() == predicted.tolist()
+
+
+def shown(decision: Decision) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    for part in explain(through_json(decision)):
+        console.print(part)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO above
+    return text
+
+
+def test_people_are_told_predictions_and_who_judged() -> None:
+    model = linear_model({"rtt_ms": 2.0}, low={"rtt_ms": 20.0}, high={"rtt_ms": 45.0})
+    (decision,) = learned(model, 1, explore=0.0)
+    text = shown(decision)
+    assert f"reward model {model.version}" in text
+    assert "predicted ms" in text
+    assert "predicted 40.0 ms" in text
+    assert "out-of-distribution" in text
+    assert "100.0%" in text
+    (explored,) = learned(model, 1, explore=1.0)
+    assert "drawn from all, to learn" in shown(explored)
+    assert "by the heuristic: no-model" in shown(decided(1, "lodestar")[0][0])
+
+
+def test_the_watch_says_nothing_before_it_has_seen_enough() -> None:
+    model = linear_model(
+        {"rtt_ms": 1.0},
+        low={"rtt_ms": 900.0},
+        high={"rtt_ms": 1100.0},
+        mean=np.array([1000.0]),
+        std=np.ones(1),
+    )
+    watch = ModelWatch(60.0)
+    assert watch.withdrawn(0.0) == ""
+    watch.watch(model)
+    decision = replace(learned(model, 1)[0])
+    for _ in range(WINDOW // 2 - 1):
+        watch.seen(decision)
+    assert watch.withdrawn(model.trained_at_s) == ""
+    watch.seen(decision)
+    assert watch.withdrawn(model.trained_at_s) == "mismatch"
+    assert watch.mismatched() == ("rtt_ms",)
+    watch.watch(MODEL)
+    assert watch.withdrawn(MODEL.trained_at_s) == ""
+    assert watch.withdrawn(MODEL.trained_at_s + 61.0) == "stale"
+
+
+def test_another_policy_may_be_asked_about_a_learned_decision() -> None:
+    decision = learned(MODEL, 1)[0]
+    again = rerun(decision, Lodestar(OTHER))
+    assert again.params == {"model": OTHER.version}

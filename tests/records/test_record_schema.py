@@ -1,0 +1,225 @@
+"""Records are the decisions: number for number, so that they run again to the same end; and documented."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from epp.errors import EppError
+from epp.ops import records_show as record_show
+from epp.policies.registry import POLICIES, create
+from epp.records.files import read_records
+from epp.records.restore import read_seeds
+from epp.records.schema import RecordError, decision_of, join
+from epp.records.verdicts import Verdict
+from epp.records.verify import verify
+from epp.schedule.decision import to_record
+from epp.schedule.rerun import rerun
+from epp.types import NUMERIC_COLUMNS
+from tests.kit.fleets import fleet_view, with_unknown
+from tests.kit.records import HASHER, POOL, command, decided, outcome_of, record_all, recorder_to
+
+if TYPE_CHECKING:
+    from epp.schedule.decision import Decision
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "records.md"
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def through_json(decision: Decision) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_record(decision)))
+    return record
+
+
+@given(st.lists(FINITE, min_size=3, max_size=3), st.lists(FINITE, min_size=3, max_size=3))
+def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
+    decision = decided(1)[0][0]
+    ranking = replace(decision.ranking, costs=np.array(costs))
+    fleet = with_unknown(fleet_view(3, rtt_ms=rtt_ms), "engine_waiting", 1)
+    again = decision_of(through_json(replace(decision, ranking=ranking, fleet=fleet)))
+    assert again.ranking.costs.tobytes() == ranking.costs.tobytes()
+    for name in NUMERIC_COLUMNS:
+        assert getattr(again.fleet, name).tobytes() == getattr(fleet, name).tobytes()
+    assert {name: mask.tolist() for name, mask in again.fleet.unknown.items()} == {
+        "engine_waiting": [False, True, False]
+    }
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("settings", [{}, {"tie_band": 0.5, "seed": 7}, {"fallbacks": 0}])
+def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[str, Any]) -> None:
+    for decision, _ in decided(40, policy, **settings):
+        again = rerun(decision_of(through_json(decision)), create(policy))
+        for name in ("id", "request", "chosen", "fallbacks", "tied", "held_back", "weights_version"):
+            assert getattr(again, name) == getattr(decision, name), name
+        assert np.array_equal(again.ranking.costs, decision.ranking.costs)
+        assert np.array_equal(again.probabilities(), decision.probabilities())
+
+
+def test_a_policy_runs_again_with_its_parameters() -> None:
+    chosen = []
+    for params in ({"load": "tokens"}, {}):
+        policy = create("power-of-two", params)
+        decisions = [rerun(decision, policy) for decision, _ in decided(40, "power-of-two")]
+        assert [decision.params for decision in decisions] == [params] * 40
+        assert verify(map(through_json, decisions)).differences == []
+        chosen.append([decision.chosen for decision in decisions])
+        old = [{k: v for k, v in through_json(d).items() if k != "params"} for d in decisions]
+        assert bool(verify(old).differences) == bool(params)  # what records without them cannot tell
+    assert chosen[0] != chosen[1]
+
+
+def test_slow_start_runs_again_too() -> None:
+    decision = decided(1)[0][0]
+    held_back = set()
+    for number in range(50):
+        warming = replace(
+            decision,
+            id=f"w-{number}",
+            shares=np.array([0.1, 0.5, 1.0]),
+            request=replace(decision.request, decision_id=f"w-{number}"),
+        )
+        first = rerun(warming, create("gorgo"))
+        again = rerun(decision_of(through_json(first)), create("gorgo"))
+        assert (again.chosen, again.held_back) == (first.chosen, first.held_back)
+        assert verify([through_json(first)]).differences == []
+        held_back.add(first.held_back)
+    assert len(held_back) > 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chosen": 2}, "chose"),
+        ({"fallbacks": [2, 1]}, "fallbacks"),
+        ({"tied": 99}, "tied"),
+        ({"costs": [0.0, 0.0, 0.0]}, "costs differ"),
+        ({"probabilities": [0.0, 1.0, 0.0]}, "probabilities differ"),
+        ({"weights": {"rtt_weight": 9.0, "queue_weight": 0.5, "prefill_weight": 1.0}}, "differ"),
+        ({"policy": "no-such-policy"}, "unknown policy"),
+        ({"costs": [1.0]}, "1 values for 3 endpoints"),
+        ({"chosen": 9}, "chosen 9"),
+        ({"basis": "guess"}, "cannot be read"),
+        ({"request": {}}, "cannot be read"),
+        ({"signals": {}}, "cannot be read"),
+    ],
+)
+def test_a_record_that_was_changed_is_found_out(change: dict[str, Any], words: str) -> None:
+    decision = next(decision for decision, _ in decided(20) if decision.chosen == 0)
+    verdict = verify([{**through_json(decision), **change}, through_json(decision)])
+    assert verdict.identical == 1
+    (difference,) = verdict.differences
+    assert words in difference
+
+
+def test_a_record_without_its_fields_is_a_record_error() -> None:
+    with pytest.raises(RecordError, match="cannot be read"):
+        decision_of({"kind": "decision", "id": "x"})
+
+
+def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
+    decisions = [to_record(decision) for decision, _ in decided(4)]
+    ends = [{"kind": "outcome", "id": decisions[index]["id"]} for index in (2, 0)]
+    records = [{"kind": "file"}, {"kind": "outcome", "id": "rotated away"}, *decisions, *ends]
+    joined = list(join(records))
+    assert [request.decision["id"] for request in joined] == ["id-2", "id-0", "id-1", "id-3"]
+    assert [request.outcome is None for request in joined] == [False, False, True, True]
+
+
+def test_every_key_is_documented(tmp_path: Path) -> None:
+    requests = decided(2)
+    record_all(tmp_path, requests)
+    with recorder_to(tmp_path) as (recorder, _):
+        recorder.verdict(Verdict(id="id-0", correct=True), 1.0)
+    documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
+    keys = set()
+    for path in tmp_path.iterdir():
+        for text in path.read_text().splitlines():
+            record = json.loads(text)
+            kind = record["kind"]
+            for name, value in record.items():
+                keys.add(f"{kind}.{name}")
+                if name in ("request", "signals"):
+                    keys |= {f"{kind}.{name}.{inner}" for inner in value}
+    assert keys == documented
+    assert outcome_of(requests[0][0]).id == "id-0"
+
+
+@given(st.lists(st.sampled_from(["llama-a", "llama-b"]), min_size=3, max_size=3))
+def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
+    decision = replace(decided(1)[0][0], served_models=tuple(served), fallbacks=(0, 1, 2))
+    record = through_json(decision)
+    assert record["served_model"] == served[decision.chosen]
+    again = rerun(decision_of(record), create(decision.policy))
+    assert again.served_models == tuple(served)
+    assert all(served[row] == served[again.chosen] for row in again.fallbacks)
+
+
+def test_records_from_before_there_were_such_names_are_read() -> None:
+    record = through_json(decided(1)[0][0])
+    assert record["served_model"] == record["request"]["model"]
+    del record["served_model"], record["served_models"]
+    assert decision_of(record).served_models == ()
+
+
+#: What the first version knew.
+SIGNALS_1 = (
+    "rtt_ms", "cached_tokens", "uncached_tokens", "queued_tokens", "pending_uncached_tokens",
+    "running_requests", "decoding_requests", "engine_running", "engine_waiting", "engine_kv_usage",
+    "engine_used_tokens", "engine_age_ms",
+)  # fmt: skip
+REQUEST_1 = (
+    "model", "prompt_tokens", "body_bytes", "max_output_tokens", "affinity_key", "prefix_key", "sequence",
+)  # fmt: skip
+
+
+def as_version_1(record: dict[str, Any]) -> dict[str, Any]:
+    """The record as the first version wrote it."""
+    new = {"served", "attempts", "honoured", "itl_ms", "chunks", "response_bytes", "sources", "text_bytes"}
+    old = {name: value for name, value in record.items() if name not in new} | {"schema": 1}
+    for name, known in (("signals", SIGNALS_1), ("request", REQUEST_1)):
+        if name in old:
+            old[name] = {inner: old[name][inner] for inner in known}
+    return old
+
+
+def test_records_of_the_first_version_are_read_verified_restored_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = decided(12)
+    record_all(tmp_path, requests)
+    (file,) = tmp_path.iterdir()
+    old = [as_version_1(json.loads(line)) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in old))
+    records = list(read_records(tmp_path))
+    assert [record["schema"] for record in records] == [1] * 25
+    assert verify(records).identical == 12
+    assert decision_of(records[1]).fleet.hit_ratio.tolist() == [1.0, 1.0, 1.0]
+    restored = read_seeds(
+        tmp_path,
+        key_id=HASHER.key_id,
+        since_wall_s=0.0,
+        slots={endpoint.address: slot for slot, endpoint in enumerate(POOL)},
+        capacities=dict.fromkeys(range(3), 1e6),
+        hurry=lambda: False,
+    )
+    assert (restored.requests, restored.foreign_files) == (12, 0)
+    assert command(record_show, tmp_path) == 0
+    assert "12 of 12 requests" in capsys.readouterr().out
+
+
+def test_records_of_a_version_to_come_are_refused(tmp_path: Path) -> None:
+    record_all(tmp_path, decided(1))
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text().replace('"schema":2', '"schema":3'))
+    with pytest.raises(EppError, match="schema 3; this version reads 1 and 2"):
+        list(read_records(tmp_path))

@@ -1,0 +1,229 @@
+"""The learner's files: a process that dies at any write, a full disk, torn files, a second learner."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.config.reward_model import parse_reward_model, version_path
+from epp.errors import EppError
+from epp.learn.reward_model.loop import STATUS_S
+from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.store import decode, encode, memory_of, saved_of
+from epp.learn.sidecar.lock import LockHeldError
+from epp.schedule.decision import to_record
+from tests.kit.learning import Traffic, settings_of
+from tests.kit.learnworld import LearnWorld
+from tests.kit.tunework import CrashError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> LearnWorld:
+    """A learner after three rounds, killed."""
+    world = LearnWorld(tmp_path_factory.mktemp("lived") / "world")
+    world.start()
+    world.run(160)
+    world.die()
+    return world
+
+
+def test_records_become_a_model_with_its_versions_beside_it(lived: LearnWorld) -> None:
+    model = lived.published()
+    assert model is not None
+    assert model.round == 3
+    assert model.seen <= 160
+    versions = lived.paths.versions()
+    assert version_path(lived.paths.model, model.version) in versions
+    assert len(versions) == 3
+    for path in versions:
+        assert parse_reward_model(path.read_bytes(), path.name).version in path.name
+    assert [said.split(",")[0] for said in lived.told] == ["round 1", "round 2", "round 3"]
+    status = json.loads(lived.paths.status.read_bytes())
+    assert status["model"]["version"] == model.version
+
+
+def test_a_learner_that_was_killed_goes_on_and_nothing_counts_twice(
+    lived: LearnWorld, tmp_path: Path
+) -> None:
+    world = lived.copied(tmp_path / "again")
+    loop = world.start()
+    assert loop.learner.memory.rounds == 3
+    world.run(40)
+    assert loop.learner.memory.seen == 200
+    assert loop.learner.memory.rounds == 4
+    assert len(set(world.paths.versions())) == 4
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
+@pytest.mark.parametrize("write", [0, 1, 2, 3, 4, 5, 6])
+def test_killed_at_any_write_it_goes_on_as_if_nothing_had_been(
+    lived: LearnWorld, tmp_path: Path, write: int, after: bool
+) -> None:
+    world = lived.copied(tmp_path / "w")
+    world.disk.dies_in, world.disk.after = write, after
+    try:
+        world.start()
+        world.run(60)
+    except CrashError:
+        pass
+    world.published()  # whole, or what was there before
+    seen = 160 + world.recorded._asked
+    world.die()
+    loop = world.start()
+    world.run(40)
+    assert loop.learner.memory.seen == seen + 40
+    model, incumbent = world.published(), loop.incumbent
+    assert incumbent is not None
+    assert model == incumbent
+    assert version_path(world.paths.model, incumbent.version).exists()
+
+
+def test_a_full_disk_costs_nothing_but_freshness(lived: LearnWorld, tmp_path: Path) -> None:
+    world = lived.copied(tmp_path / "full")
+    before = world.published()
+    loop = world.start()
+    world.disk.full = True
+    world.run(80)
+    assert world.published() == before
+    assert sum("cannot write the learner's memory" in sentence for sentence in world.told) == 1
+    assert loop.learner.memory.rounds == 5
+    world.disk.full = False
+    world.run(40)
+    assert world.published() == loop.incumbent
+    assert loop.incumbent is not None
+    assert loop.incumbent != before
+    world.die()
+    loop = world.start()
+    loop.tick()
+    assert loop.learner.memory.seen == 280
+
+
+def test_a_model_file_that_somebody_took_or_changed_is_written_again(
+    lived: LearnWorld, tmp_path: Path
+) -> None:
+    world = lived.copied(tmp_path / "taken")
+    loop = world.start()
+    loop.tick()
+    model, content = world.paths.model, world.paths.model.read_bytes()
+    for harm in (model.unlink, lambda: model.write_bytes(content[:-9])):
+        harm()
+        world.clock.advance(STATUS_S)
+        loop.tick()
+        assert model.read_bytes() == content
+    assert sum("brought back to what the learner says" in said for said in world.told) == 2
+    loop.tick()
+    assert sum("brought back" in said for said in world.told) == 2
+
+
+def test_a_memory_of_other_features_begins_anew(lived: LearnWorld, tmp_path: Path) -> None:
+    world = lived.copied(tmp_path / "other")
+    world.settings = settings_of(network={"features": ("kv_usage",)})
+    assert world.start().learner.memory.seen == 0
+    assert "other features" in world.told[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", None])
+def test_a_memory_that_cannot_be_used_is_not_begun_anew(
+    lived: LearnWorld, tmp_path: Path, content: bytes | None
+) -> None:
+    world = lived.copied(tmp_path / "unreadable")
+    content = world.paths.memory.read_bytes()[:-100] if content is None else content
+    world.paths.memory.write_bytes(content)
+    with pytest.raises(EppError, match="it is damaged, or of another version of epp"):
+        world.start()
+    assert world.paths.memory.read_bytes() == content
+
+
+def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
+    chosen = settings_of(network={"epochs": 2})
+    learner = Learner(chosen)
+    for logged in Traffic().many(480):
+        learner.add(logged)
+        if learner.due():
+            learner.train(1.0)
+    world = LearnWorld(tmp_path / "w", chosen)
+    feed = world.start().feed.state
+    saved = decode(encode(saved_of(learner.memory, feed, chosen)))
+    again = Learner(chosen, memory=memory_of(saved, chosen))
+    more = Traffic(5).many(100)
+    models = []
+    for each in (learner, again):
+        for logged in more:
+            each.add(logged)
+        models.append(each.train(2.0))
+    assert models[0] == models[1]  # the same model, bit for bit
+    assert models[0] is not None
+    assert learner.last == again.last
+
+
+def test_a_second_learner_is_refused(tmp_path: Path) -> None:
+    world = LearnWorld(tmp_path / "w")
+    world.start()
+    with pytest.raises(LockHeldError, match="a learner runs on this file already"):
+        LearnWorld.start(world)
+
+
+def test_damaged_records_are_passed_over_and_a_half_line_waits_for_its_end(tmp_path: Path) -> None:
+    world = LearnWorld(tmp_path / "w")
+    loop = world.start()
+    world.run(20)
+    world.recorded.append(
+        b'{"schema":2,"kind":"decision","id":"x"}\nnot json\n{"schema":2,"kind":"outcome"}\n'
+    )
+    whole = world.recorded.file.read_bytes().splitlines(keepends=True)[0]
+    world.recorded.append(whole[:50])
+    loop.tick()
+    assert loop.learner.memory.seen == 20
+    assert loop.feed.state.damaged == 3
+    world.recorded.append(whole[50:])
+    world.run(20)
+    assert loop.learner.memory.seen == 40
+
+
+def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
+    world = LearnWorld(tmp_path / "w")
+    world.recorded.write(70)
+    world.start().tick()
+    assert world.published() is not None
+
+
+def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.learn.reward_model.publish.KEPT_VERSIONS", 2)
+    world = LearnWorld(tmp_path / "w")
+    loop = world.start()
+    world.run(240)
+    model = world.published()
+    assert model is not None
+    assert len(world.paths.versions()) == 2
+    assert version_path(world.paths.model, model.version) in world.paths.versions()
+    loop.learner.memory.incumbent = None
+    loop.tick()
+    assert not world.paths.model.exists()
+    assert len(world.paths.versions()) == 2
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0, -600.0])
+def test_a_step_of_the_clock_teaches_nothing(tmp_path: Path, step_s: float) -> None:
+    world = LearnWorld(tmp_path / "world")
+    loop = world.start()
+    world.run(20)
+    under_way = [to_record(world.recorded.decision()) for _ in range(3)]
+    world.recorded.append("".join(json.dumps(record) + "\n" for record in under_way).encode())
+    loop.tick()
+    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (3, 20)
+    guard = loop.learner.memory.guard
+    guard.newest_wall_s = world.clock.wall_s()
+    world.clock._offset_s += step_s
+    loop.tick()
+    assert guard.newest_wall_s <= world.clock.wall_s(), "the guard goes by the clock as it is now"
+    assert (len(loop.feed.state.waiting), loop.learner.memory.seen) == (0, 20), (
+        "nobody has waited for an hour"
+    )
+    assert sum("clock stepped" in sentence for sentence in world.told) == 1

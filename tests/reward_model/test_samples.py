@@ -1,0 +1,167 @@
+"""What becomes of each kind of request: a target, a lower bound, or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from epp.learn.reward_model.feed import LogFeed
+from epp.learn.reward_model.fitting import targets_of
+from epp.learn.reward_model.samples import log_of
+from epp.policies.prefix_cache import PrefixCacheAndLoad
+from epp.policies.reward_model import DEFAULT_FEATURES, inputs
+from epp.schedule.decision import Basis, outcome_record, to_record
+from tests.kit.learning import Recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NONE = {"ttft_ms": math.nan, "itl_ms": math.nan}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    ("fields", "ttft_ms", "waited_ms", "failed"),
+    [
+        ({"ttft_ms": 80.0}, 80.0, math.nan, False),
+        ({"ttft_ms": 120_000.0, "e2e_ms": 130_000.0}, 120_000.0, math.nan, False),  # slow, and kept
+        ({"ttft_ms": 80.0, "cause": "upstream-reset"}, 80.0, math.nan, False),  # broken after its first token
+        ({**NONE, "cause": "timed-out", "status": 504, "e2e_ms": 9000.0}, math.nan, 9000.0, True),
+        ({**NONE, "cause": "unreachable", "status": 503, "e2e_ms": 3.0}, math.nan, 3.0, True),
+        ({**NONE, "cause": "client-gone", "status": None, "e2e_ms": 700.0}, math.nan, 700.0, False),
+    ],
+)  # fmt: skip
+def test_a_request_is_a_target_or_a_lower_bound(
+    recorded: Recorded, fields: dict[str, Any], ttft_ms: float, waited_ms: float, failed: bool
+) -> None:
+    decision = recorded.decision()
+    found = log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES)
+    assert found is not None
+    assert found.sample.ttft_ms == pytest.approx(ttft_ms, nan_ok=True)
+    assert found.sample.waited_ms == pytest.approx(waited_ms, nan_ok=True)
+    assert found.sample.failed is failed
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**NONE, "cause": "completed", "status": 400},  # the client's fault
+        {**NONE, "cause": "unobserved", "status": None},  # nobody watched
+        {**NONE, "cause": "completed", "status": 200},  # nobody saw the first token
+        {"served": "10.9.9.9:1"},  # somebody whose state was not looked at
+    ],
+)
+def test_some_requests_say_nothing(recorded: Recorded, fields: dict[str, Any]) -> None:
+    decision = recorded.decision()
+    assert log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES) is None
+
+
+def test_what_no_policy_priced_says_nothing(recorded: Recorded) -> None:
+    decision = replace(recorded.decision(), basis=Basis.BALANCE)
+    assert log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES) is None
+
+
+def test_a_request_that_was_given_up_waiting_for_took_at_least_so_long(recorded: Recorded) -> None:
+    found = log_of(recorded.decision(), None, DEFAULT_FEATURES, waited_ms=60_000.0)
+    assert found is not None
+    assert found.sample.waited_ms == pytest.approx(60_000.0, rel=1e-4)
+    assert not found.sample.answered
+
+
+def test_the_training_row_is_the_snapshot_of_the_decision(recorded: Recorded) -> None:
+    for _ in range(5):
+        decision = recorded.decision()
+    found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
+    assert found is not None
+    asked = inputs(decision.request, decision.fleet, DEFAULT_FEATURES, ())
+    assert np.array_equal(found.sample.row, asked[decision.chosen])
+    assert np.array_equal(found.rows, asked)
+    running = DEFAULT_FEATURES.index("running_requests")
+    assert found.rows[:, running].sum() == 4  # those before, and not the request itself
+
+
+def test_another_endpoint_than_was_picked_teaches_and_proves_nothing(recorded: Recorded) -> None:
+    decision = recorded.decision()
+    other = (decision.chosen + 1) % len(decision.fleet)
+    outcome = recorded.outcome(decision, served=decision.fleet.endpoints[other])
+    found = log_of(decision, outcome, DEFAULT_FEATURES)
+    assert found is not None
+    assert np.array_equal(found.sample.row, found.rows[other])
+    assert not found.served_pick
+
+
+def test_chances_are_the_policys_own_where_it_tells_them(recorded: Recorded) -> None:
+    decision = recorded.decision()
+    told = np.array([0.1, 0.2, 0.7])
+    terms = {**decision.ranking.terms, "probability": told}
+    explored = replace(decision, ranking=replace(decision.ranking, terms=terms))
+    found = log_of(explored, recorded.outcome(decision), DEFAULT_FEATURES)
+    assert found is not None
+    assert found.chances.tolist() == told.tolist()
+    warming = replace(explored, shares=np.array([1.0, 0.5, 1.0]))
+    found = log_of(warming, recorded.outcome(decision), DEFAULT_FEATURES)
+    assert found is not None
+    assert not found.chances.any()  # slow start blurs them: nothing is claimed
+
+
+def test_a_quick_failure_is_no_fast_answer(recorded: Recorded) -> None:
+    samples = []
+    for ttft_ms in np.linspace(100.0, 1000.0, 50):
+        decision = recorded.decision()
+        found = log_of(decision, recorded.outcome(decision, ttft_ms=float(ttft_ms)), DEFAULT_FEATURES)
+        assert found is not None
+        samples.append(found.sample)
+    for fields in (
+        {**NONE, "cause": "unreachable", "status": 503, "e2e_ms": 2.0},
+        {**NONE, "cause": "client-gone", "status": None, "e2e_ms": 2.0},
+    ):
+        decision = recorded.decision()
+        found = log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES)
+        assert found is not None
+        samples.append(found.sample)
+    targets = targets_of(samples, ("ttft_ms",), 0.99)
+    assert targets.bounds[:, 0].tolist() == [False] * 50 + [True, True]
+    assert targets.values[50, 0] > 980.0  # as slow as the slowest, at least
+    assert targets.values[51, 0] == pytest.approx(2.0)
+
+
+def test_a_record_read_back_teaches_the_same(recorded: Recorded) -> None:
+    decision = recorded.decision()
+    outcome = recorded.outcome(decision)
+    direct = log_of(decision, outcome, DEFAULT_FEATURES)
+    recorded.append(json.dumps(to_record(decision)).encode() + b"\n")
+    recorded.append(json.dumps(outcome_record(outcome, decision.at_wall_s + 1.0)).encode() + b"\n")
+    feed = LogFeed(recorded.file.parent, features=DEFAULT_FEATURES, tell=print)
+    (read,) = feed.new(decision.at_wall_s, give_up_s=300.0)
+    assert direct is not None
+    assert np.array_equal(read.rows, direct.rows)
+    assert np.array_equal(read.sample.row, direct.sample.row)
+    assert read.sample.ttft_ms == pytest.approx(direct.sample.ttft_ms, abs=0.001)
+    assert (read.chosen, read.served_pick) == (direct.chosen, direct.served_pick)
+    assert read.chances.tolist() == direct.chances.tolist()
+
+
+def test_it_is_known_what_the_heuristic_would_have_done_and_whether_a_model_chose(recorded: Recorded) -> None:
+    for _ in range(3):
+        decision = recorded.decision()
+    found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
+    assert found is not None
+    assert not found.learned
+    weights = PrefixCacheAndLoad.default_weights()
+    costs = PrefixCacheAndLoad().rank(decision.request, decision.fleet, weights, 0).costs
+    assert found.heuristic.tolist() == ((costs == costs.min()) / (costs == costs.min()).sum()).tolist()
+    for code in (0.0, 5.0):
+        terms = {"fallback": np.full(3, code)}
+        learned = replace(decision, policy="lodestar", ranking=replace(decision.ranking, terms=terms))
+        found = log_of(learned, recorded.outcome(decision), DEFAULT_FEATURES)
+        assert found is not None
+        assert found.learned is (code == 0.0)

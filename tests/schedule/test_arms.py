@@ -1,0 +1,212 @@
+"""Arms of a trial as the picker serves them: who gets which, what wins, what is stamped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.apis.types import MeasuredPrompt
+from epp.config.load import parse_weights
+from epp.errors import ConfigError
+from epp.learn.tuner.plan import Plan, Split, Switchback, render_plan
+from epp.learn.tuner.samples import read_stamp
+from epp.policies.gorgo import Gorgo
+from epp.policies.least_request import LeastRequest
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.arms import Arms
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.prompt_roots import PromptRoots
+from epp.schedule.weights import WeightBook
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+
+if TYPE_CHECKING:
+    from epp.learn.tuner.plan import Trial
+
+START = 1_700_000_000.0
+OLD = {"rtt_weight": 0.5, "queue_weight": 0.2}
+NEW = {"rtt_weight": 0.3, "queue_weight": 0.4}
+
+
+def split(**changes: Any) -> Split:
+    values: dict[str, Any] = {"id": "c1-screen", "weights": NEW, "valid_from_wall_s": START}
+    return Split(**{**values, "valid_until_wall_s": START + 3600.0, "share": 0.3, **changes})
+
+
+def switchback(**changes: Any) -> Switchback:
+    values: dict[str, Any] = {"id": "c1-switch", "weights": NEW, "valid_from_wall_s": START}
+    return Switchback(**{**values, "valid_until_wall_s": START + 36_000.0, "block_s": 40.0, **changes})
+
+
+def book(trial: Trial | None = None, *, overrides: bytes | None = None) -> WeightBook:
+    weights = WeightBook(
+        policy="gorgo", specs=Gorgo.weight_specs, configured={}, bounds={}, source="epp.yaml"
+    )
+    weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=trial)), "weights.yaml")
+    weights.update("override", overrides, "overrides.yaml")
+    return weights
+
+
+def picker(weights: WeightBook) -> Picker:
+    numbers = iter(range(10**6))
+    made = Picker(
+        fleet=Fleet(PrefixIndex()),
+        policy=Gorgo(),
+        balance=LeastRequest(),
+        weights=weights,
+        settings=PickerSettings(),
+        new_id=lambda: f"d{next(numbers)}",
+    )
+    made.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
+    return made
+
+
+def test_a_session_keeps_its_arm_and_the_decision_says_so() -> None:
+    serving = picker(book(split()))
+    arms: dict[str, set[str]] = {}
+    for number in range(400):
+        session = f"s{number % 100}"
+        prompt = MeasuredPrompt(1, 1000, [number], 64.0)
+        decision = serving.pick(Ask(prompt=prompt, session=session), 0.0, START + number)
+        stamp = read_stamp(decision.arm)
+        assert stamp is not None
+        assert stamp.trial == "c1-screen"
+        assert stamp.block == number // 60
+        expected = NEW if stamp.arm == "candidate" else OLD
+        assert decision.weights.items() >= expected.items()
+        arms.setdefault(session, set()).add(stamp.arm)
+    assert all(len(found) == 1 for found in arms.values())
+    share = Counter(next(iter(found)) for found in arms.values())["candidate"]
+    assert 15 <= share <= 45
+
+
+def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
+    serving = picker(book(switchback()))
+    by_block: dict[int, set[str]] = {}
+    for second in range(0, 800, 5):
+        decision = serving.pick(Ask(), 0.0, START + second)
+        stamp = read_stamp(decision.arm)
+        assert stamp is not None
+        by_block.setdefault(second // 40, set()).add(stamp.arm)
+    assert all(len(arms) == 1 for arms in by_block.values())
+    for pair in range(10):
+        assert by_block[2 * pair] != by_block[2 * pair + 1]
+
+
+def test_outside_of_a_trial_nothing_is_stamped() -> None:
+    serving = picker(book(split()))
+    for wall_s in (START - 1.0, START + 3600.0):
+        decision = serving.pick(Ask(session="s"), 0.0, wall_s)
+        assert not decision.arm
+        assert decision.weights.items() >= OLD.items()
+    assert not picker(book()).pick(Ask(session="s"), 0.0, START).arm
+
+
+def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
+    decision = picker(book(switchback())).pick(Ask(opaque=True), 0.0, START)
+    assert decision.policy == "least-request"
+    assert not decision.arm
+
+
+def test_overrides_win_over_both_arms() -> None:
+    weights = book(switchback(), overrides=b"weights: {queue_weight: 3.0}")
+    for found in (weights.current, weights.arm_weights):
+        assert found.values["queue_weight"] == 3.0
+    assert weights.current.values["rtt_weight"] == 0.5
+    assert weights.arm_weights.values["rtt_weight"] == 0.3
+    assert weights.current.version != weights.arm_weights.version
+
+
+def test_versions_name_the_weights_whichever_arm_has_them() -> None:
+    before, after = book(split()), book()
+    after.update("tuner", render_plan(Plan(weights=NEW, policy="gorgo")), "w")
+    assert before.arm_weights.version == after.current.version
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        split(weights={"queue_weight": 0.0}),
+        split(weights={"rtt_weight": 50.0}),
+        split(weights={"nope": 1.0}),
+    ],
+)
+def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split) -> None:
+    weights = book(split())
+    before = weights.current, weights.arm_weights, weights.trial
+    with pytest.raises(ConfigError, match=r"weights\.yaml"):
+        weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=bad)), "weights.yaml")
+    assert (weights.current, weights.arm_weights, weights.trial) == before
+
+
+def test_an_operator_may_go_beyond_the_tuners_bounds() -> None:
+    assert book(overrides=b"weights: {queue_weight: 0.0}").current.values["queue_weight"] == 0.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_prefix_of_either_file_leaves_weights_within_bounds(data: st.DataObject) -> None:
+    plan = render_plan(Plan(weights=OLD, policy="gorgo", trial=data.draw(st.sampled_from([None, split()]))))
+    overrides = b"version: 1\npolicy: gorgo\nweights:\n  rtt_weight: 1.5\n  queue_weight: 0.75\n"
+    weights = book(switchback())
+    for layer, text in (("tuner", plan), ("override", overrides)):
+        cut = text[: data.draw(st.integers(0, len(text)))]
+        try:
+            weights.update(layer, cut, layer)
+        except ConfigError:
+            continue
+        if layer == "override":
+            parse_weights(cut, layer, policy="gorgo", bounds=weights.bounds)
+    for found in (weights.current, weights.arm_weights):
+        for name, value in found.values.items():
+            assert weights.bounds[name][0] <= value <= weights.bounds[name][1]
+    values, stamp = weights.choose(START + 1.0, "s")
+    assert values in (weights.current, weights.arm_weights)
+    assert not stamp or read_stamp(stamp) is not None
+
+
+def prompt(template: int, conversation: int, turn: int, length: int = 5) -> MeasuredPrompt:
+    """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
+    shared = [template * 1_000_000 + depth for depth in range(length)]
+    own = [template * 1_000_000 + conversation * 1000 + 100 + depth for depth in range(turn)]
+    return MeasuredPrompt(7, 4000, [*shared, *own], 64.0)
+
+
+def learned() -> PromptRoots:
+    roots = PromptRoots()
+    for number in range(120):
+        roots.root(prompt(number % 3 + 1, 500 + number, 2))
+    return roots
+
+
+def test_the_root_of_a_conversation_lies_below_its_template() -> None:
+    roots = learned()
+    found = [roots.root(prompt(2, 9, turn)) for turn in range(1, 6)]
+    assert found == [2_009_100] * 5
+    assert roots.root(prompt(2, 10, 1)) == 2_010_100
+
+
+def test_a_prompt_that_ends_in_its_template_has_no_root() -> None:
+    assert learned().root(prompt(2, 9, 0)) is None
+    assert learned().root(MeasuredPrompt(7, 10, [], 64.0)) is None
+
+
+def test_nothing_is_drawn_before_templates_can_show() -> None:
+    roots = PromptRoots()
+    assert [roots.root(prompt(1, number, 1)) for number in range(20)] == [None] * 20
+
+
+def test_requests_without_sessions_are_drawn_by_their_root() -> None:
+    arms = Arms(book(split(share=0.5)), "{:x}".format)
+    for number in range(150):
+        arms.choose(Ask(prompt=prompt(1, 500 + number, 2)), START)
+    found = {}
+    for number in range(40):
+        stamps = {arms.choose(Ask(prompt=prompt(1, number, turn)), START)[1] for turn in range(1, 5)}
+        assert len(stamps) == 1
+        found[number] = stamps.pop()
+    assert len(set(found.values())) == 2

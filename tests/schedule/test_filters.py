@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from epp.config.schema import RegionRule
+from epp.errors import NoEndpointError
+from epp.schedule.filters import Eligibility, Wants, allowed_regions
+from epp.signals.endpoint import Endpoint
+
+POOL = [
+    Endpoint("a:1", region="eu", models=frozenset({"llama"}), context_tokens=8000),
+    Endpoint("b:1", region="us", models=frozenset({"llama", "qwen"})),
+    Endpoint("c:1", region="us", context_tokens=4000),
+    Endpoint("d:1", region="ap", draining=True),
+]
+
+
+@pytest.fixture
+def filters() -> Eligibility:
+    eligibility = Eligibility()
+    eligibility.set_pool(list(enumerate(POOL)))
+    return eligibility
+
+
+@pytest.mark.parametrize(
+    ("wants", "slots", "excluded"),
+    [
+        (Wants(), [0, 1, 2], {"draining": ("d:1",)}),
+        (Wants(model="qwen"), [1, 2], {"draining": ("d:1",), "model": ("a:1",)}),
+        (Wants(model="gpt"), [2], {"draining": ("d:1",), "model": ("a:1", "b:1")}),
+        (Wants(regions=frozenset({"us"})), [1, 2], {"draining": ("d:1",), "region": ("a:1",)}),
+        (Wants(context_tokens=5000), [0, 1], {"draining": ("d:1",), "context": ("c:1",)}),
+    ],
+)
+def test_each_rule_removes_and_says_whom(
+    filters: Eligibility, wants: Wants, slots: list[int], excluded: dict[str, tuple[str, ...]]
+) -> None:
+    found = filters.candidates(wants, None)
+    assert found.slots.tolist() == slots
+    assert found.excluded == excluded
+
+
+def test_health_is_a_mask_by_slot(filters: Eligibility) -> None:
+    found = filters.candidates(Wants(), np.array([True, False, True, True]))
+    assert found.slots.tolist() == [0, 2]
+    assert found.excluded["health"] == ("b:1",)
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "slots", "excluded"),
+    [
+        ({1: 130.0}, [0, 2], ("b:1",)),
+        ({0: 140.0, 1: 130.0, 2: 150.0}, [1], ("a:1", "c:1")),
+        ({3: 130.0}, [0, 1, 2], None),
+    ],
+)
+def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
+    filters: Eligibility, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
+) -> None:
+    found = filters.candidates(Wants(), None, retry_after)
+    assert found.slots.tolist() == slots
+    assert found.excluded.get("retry-after") == excluded
+
+
+@pytest.mark.parametrize(
+    ("wants", "healthy", "rule"),
+    [
+        (Wants(regions=frozenset({"mars"})), None, "region"),
+        (Wants(regions=frozenset()), None, "region"),
+        (Wants(model="qwen", regions=frozenset({"eu"})), None, "region"),
+        (Wants(model="gpt", regions=frozenset({"eu"})), None, "region"),
+        (Wants(model="llama", regions=frozenset({"eu"}), context_tokens=9000), None, "context"),
+        (Wants(), np.zeros(4, dtype=np.bool_), "health"),
+    ],
+)
+def test_nobody_left_names_the_rule(
+    filters: Eligibility, wants: Wants, healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None, rule: str
+) -> None:
+    with pytest.raises(NoEndpointError) as caught:
+        filters.candidates(wants, healthy)
+    assert caught.value.rule == rule
+
+
+def test_an_empty_pool_has_its_own_rule_and_recovers() -> None:
+    eligibility = Eligibility()
+    with pytest.raises(NoEndpointError, match="no endpoints"):
+        eligibility.candidates(Wants(), None)
+    eligibility.set_pool([(0, POOL[1])])
+    assert eligibility.candidates(Wants(), None).slots.tolist() == [0]
+
+
+def test_unknown_model_names_do_not_grow_memory(filters: Eligibility) -> None:
+    for number in range(5000):
+        filters.candidates(Wants(model=f"m{number}"), None)
+    assert len(filters._memory) <= 1024
+
+
+def test_region_rules_match_and_intersect() -> None:
+    rules = [
+        RegionRule(allow=["eu", "us"], model="llama*"),
+        RegionRule(allow=["eu"], header="X-Tenant", value="acme"),
+        RegionRule(allow=["ap"], path_prefix="/ap/"),
+    ]
+    cases = [
+        (("llama-3", "/v1", {}), {"eu", "us"}),
+        (("llama-3", "/v1", {"x-tenant": "acme"}), {"eu"}),
+        (("qwen", "/ap/v1", {"x-tenant": "acme"}), set()),
+        (("qwen", "/v1", {"x-tenant": "other"}), None),
+    ]
+    for (model, path, headers), expected in cases:
+        found = allowed_regions(rules, model=model, path=path, headers=headers)
+        assert found == (None if expected is None else frozenset(expected))
+
+
+NAMED = [
+    Endpoint("a:1", models=frozenset({"chat", "sql"}), served_names={"chat": "llama-a", "sql": "lora"}),
+    Endpoint("b:1", models=frozenset({"chat"}), served_names={"chat": "llama-b"}, context_tokens=100),
+    Endpoint("c:1", models=frozenset({"chat", "sql"}), served_names={"chat": "llama-a"}),
+    Endpoint("d:1"),
+]
+
+
+def test_candidates_say_what_their_engines_call_the_model() -> None:
+    eligibility = Eligibility()
+    eligibility.set_pool(list(enumerate(NAMED)))
+    assert eligibility.candidates(Wants("chat"), None).served_models == (
+        "llama-a",
+        "llama-b",
+        "llama-a",
+        "chat",
+    )
+    assert eligibility.candidates(Wants("chat", 200), None).served_models == ("llama-a", "llama-a", "chat")
+    healthy = np.array([False, True, True, True])
+    assert eligibility.candidates(Wants("chat"), healthy).served_models == ("llama-b", "llama-a", "chat")
+    assert eligibility.candidates(Wants("sql"), None).served_models == ("lora", "sql", "sql")
+    assert eligibility.candidates(Wants("sql"), np.array([False, True, True, True])).served_models == (
+        "sql",
+        "sql",
+    )
+    assert eligibility.candidates(Wants("other"), None).served_models == ()
+
+
+def test_a_model_whose_endpoints_all_drain_exists() -> None:
+    eligibility = Eligibility()
+    eligibility.set_pool(
+        [
+            (0, Endpoint("a:1", models=frozenset({"m"}), draining=True)),
+            (1, Endpoint("b:1", models=frozenset({"n"}))),
+        ]
+    )
+    for model, rule in (("m", "draining"), ("x", "model")):
+        with pytest.raises(NoEndpointError) as caught:
+            eligibility.candidates(Wants(model), None)
+        assert caught.value.rule == rule

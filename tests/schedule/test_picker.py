@@ -1,0 +1,207 @@
+"""The picker as one: filter, price, draw, reserve, and the reports that come later."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from epp.apis.types import MeasuredPrompt
+from epp.apis.usage import Usage
+from epp.errors import NoEndpointError
+from epp.policies.registry import create
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.decision import Basis, to_record
+from epp.schedule.picker import Ask, Picker, PickerSettings
+from epp.schedule.rerun import rerun
+from epp.schedule.weights import WeightBook
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+
+POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
+RTTS = {"a:1": 20.0, "b:1": 100.0, "c:1": 200.0}
+
+
+def build(policy: str = "gorgo", pool: list[Endpoint] | None = None, **settings: float) -> Picker:
+    chosen = create(policy)
+    numbers = count()
+    picker = Picker(
+        fleet=Fleet(PrefixIndex()),
+        policy=chosen,
+        balance=create("least-request"),
+        weights=WeightBook(policy=policy, specs=chosen.weight_specs, configured={}, bounds={}, source="t"),
+        settings=PickerSettings(**{"warmup_s": 0.0, **settings}),  # type: ignore[arg-type]
+        new_id=lambda: f"id-{next(numbers)}",
+    )
+    picker.set_pool(POOL if pool is None else pool, 0.0)
+    for address, rtt_ms in RTTS.items():
+        picker.fleet.assume_rtt(address, rtt_ms)
+    return picker
+
+
+def prompt(seed: int, blocks: int = 40) -> MeasuredPrompt:
+    return MeasuredPrompt(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
+
+
+def column(picker: Picker, name: str) -> list[float]:
+    values: list[float] = getattr(picker.fleet.ledger, name)[:3].tolist()
+    return values
+
+
+def test_a_burst_does_not_herd_because_each_pick_reserves_at_once() -> None:
+    picker = build()
+    picked = [picker.pick(Ask(prompt=prompt(n)), 0.0, 0.0).endpoint for n in range(30)]
+    assert {name: picked.count(name) for name in ("a:1", "b:1", "c:1")} == pytest.approx(
+        {"a:1": 10, "b:1": 10, "c:1": 10}, abs=1
+    )
+
+
+def test_the_next_turn_goes_where_the_prefix_is() -> None:
+    picker = build()
+    first = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    picker.end(first.id, "completed", 1.0)
+    for other in range(2, 8):
+        picker.end(picker.pick(Ask(prompt=prompt(other)), 1.0, 1.0).id, "completed", 1.0)
+    second = picker.pick(Ask(prompt=prompt(1, 44)), 2.0, 2.0)
+    assert second.endpoint == first.endpoint
+    assert second.uncached_tokens == 4 * 64
+
+
+def test_what_is_reserved_is_given_back_in_two_steps() -> None:
+    picker = build()
+    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    assert sum(column(picker, "pending_uncached_tokens")) == 40 * 64
+    assert picker.first_token(decision.id, 0.5)
+    assert sum(column(picker, "pending_uncached_tokens")) == 0
+    assert sum(column(picker, "queued_tokens")) == 40 * 64
+    assert not picker.first_token(decision.id, 0.6), "only once"
+    outcome = picker.end(decision.id, "completed", 2.0)
+    assert outcome is not None
+    assert (outcome.ttft_ms, outcome.e2e_ms, outcome.endpoint) == (500.0, 2000.0, decision.endpoint)
+    assert sum(column(picker, "running_requests")) == 0
+    assert picker.end(decision.id, "completed", 3.0) is None, "only once"
+    assert not picker.first_token(decision.id, 3.0)
+
+
+def test_a_lease_that_is_never_ended_expires_and_is_told() -> None:
+    picker = build()
+    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    assert picker.expire(10.0) == []
+    (outcome,) = picker.expire(10_000.0)
+    assert (outcome.id, outcome.cause) == (decision.id, "expired")
+    assert picker.in_flight == 0
+    assert sum(column(picker, "running_requests")) == 0
+
+
+def test_a_restart_clears_what_hung_on_the_old_process() -> None:
+    picker = build()
+    first = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    picker.fleet.restart(first.endpoint, 1.0)
+    assert sum(column(picker, "running_requests")) == 0
+    again = picker.pick(Ask(prompt=prompt(1)), 2.0, 2.0)
+    assert again.uncached_tokens == 40 * 64
+    assert picker.usage(first.id, Usage(2560, 10, 0)), "a late report of the old process"
+    picker.end(first.id, "completed", 3.0)
+    assert sum(column(picker, "running_requests")) == 1, "it takes nothing from the new one"
+
+
+def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came_back() -> None:
+    picker = build(pool=POOL[:2])
+    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    first, second = [decision.endpoint, *({"a:1", "b:1"} - {decision.endpoint})]
+    slot = picker.fleet.slot_of(first)
+    assert slot is not None
+    others = [endpoint for endpoint in POOL if endpoint.address != first]
+    picker.served(decision.id, second)
+    picker.set_pool(others, 1.0)
+    assert picker.fleet.address_of(slot) == "c:1", "the slot is another's"
+    picker.set_pool(POOL, 2.0)
+    picker.served(decision.id, first)
+    picker.fleet.index.insert(slot, prompt(1))
+    before = picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0]
+    picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
+    assert picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0] == before
+    picker.end(decision.id, "completed", 3.0)
+
+
+def test_usage_credits_the_answer_to_the_next_turn() -> None:
+    picker = build(pool=POOL[:1])
+    decision = picker.pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
+    picker.end(decision.id, "completed", 1.0)
+    assert picker.pick(Ask(prompt=prompt(1, 44)), 2.0, 2.0).uncached_tokens == 4 * 64 - 100
+
+
+def test_a_body_that_is_not_understood_is_balanced() -> None:
+    picker = build()
+    opaque = picker.pick(Ask(opaque=True, body_bytes=10), 0.0, 0.0)
+    assert (opaque.basis, opaque.policy) == (Basis.BALANCE, "least-request")
+    assert picker.pick(Ask(), 0.0, 0.0).policy == "gorgo", "a request without a body is the policy's"
+    assert build("round-robin").pick(Ask(opaque=True), 0.0, 0.0).policy == "round-robin"
+
+
+def test_slow_start_ramps_the_share_of_a_new_endpoint() -> None:
+    picker = build("round-robin", pool=POOL[:2], warmup_s=100.0)
+    picker.set_pool(POOL, 1000.0)
+
+    def share(now_s: float) -> float:
+        names = [picker.pick(Ask(), now_s, now_s).endpoint for _ in range(600)]
+        return names.count("c:1") / len(names)
+
+    assert share(1010.0) == pytest.approx(0.1 / 3, abs=0.03)
+    assert share(1050.0) == pytest.approx(0.5 / 3, abs=0.05)
+    assert share(1101.0) == pytest.approx(1 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ask", "rule"),
+    [(Ask(model="nope"), "model"), (Ask(prompt=prompt(1), max_output_tokens=10_000), "context")],
+)
+def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: Ask, rule: str) -> None:
+    pool = [Endpoint("a:1", models=frozenset({"llama"}), context_tokens=4096)]
+    picker = build(pool=pool)
+    with pytest.raises(NoEndpointError) as caught:
+        picker.pick(ask, 0.0, 0.0)
+    assert caught.value.rule == rule
+    assert picker.in_flight == 0
+
+
+def test_an_empty_pool_recovers() -> None:
+    picker = build(pool=[])
+    with pytest.raises(NoEndpointError):
+        picker.pick(Ask(), 0.0, 0.0)
+    picker.set_pool(POOL, 1.0)
+    assert picker.pick(Ask(), 1.0, 1.0).endpoint in RTTS
+
+
+def test_what_first_tokens_usually_take_is_of_earlier_prompts_of_the_model() -> None:
+    picker = build("gorgo-ms")
+    told = []
+    for number in range(25):
+        decision = picker.pick(Ask(prompt=prompt(number), model="m"), 0.0, 0.0)
+        told.append((decision.request.usual_first_token_ms, decision.ranking.least_first_token_ms))
+        picker.end(decision.id, "completed", 0.0)
+        picker.pick(Ask(model="m"), 0.0, 0.0)
+    assert [usual for usual, _ in told[:20]] == [0.0] * 20
+    assert told[20][0] == pytest.approx(sum(least for _, least in told[:20]) / 20)
+    assert picker.pick(Ask(prompt=prompt(99), model="other"), 0.0, 0.0).request.usual_first_token_ms == 0.0
+
+
+@pytest.mark.parametrize(
+    "policy", ["gorgo", "gorgo-ms", "least-request", "round-robin", "random", "session-affinity"]
+)
+def test_a_decision_run_again_is_the_same_decision(policy: str) -> None:
+    picker = build(policy)
+    for number in range(25):
+        decision = picker.pick(Ask(prompt=prompt(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
+        again = rerun(decision, create(policy))
+        assert to_record(again) == to_record(decision)
+        assert decision.probabilities()[decision.chosen] > 0
+        assert np.isclose(decision.probabilities().sum(), 1.0)
+
+
+def test_fallbacks_follow_in_the_order_of_cost() -> None:
+    decision = build().pick(Ask(prompt=prompt(1)), 0.0, 0.0)
+    assert decision.destination == "a:1,b:1,c:1"
+    assert build(fallbacks=0).pick(Ask(prompt=prompt(1)), 0.0, 0.0).destination == "a:1"

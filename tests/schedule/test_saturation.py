@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from epp.config.schema import Saturation
+from epp.prefix_cache.index import PrefixIndex
+from epp.schedule.saturation import Shedding, saturation
+from epp.signals.endpoint import Endpoint
+from epp.signals.fleet import Fleet
+from epp.signals.metrics_text import EngineSample
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("waiting", "kv_usage", "expected"),
+    [
+        ([], [], 1.0),  # an empty pool
+        ([0.0], [0.0], 0.0),
+        ([5.0], [0.0], 1.0),  # at the queue's threshold
+        ([0.0], [0.8], 1.0),  # at the cache's
+        ([2.5], [0.8], 1.0),  # the larger of both
+        ([5.0, 0.0], [0.0, 0.4], 0.75),  # the mean over endpoints
+        ([NAN, 0.0], [NAN, 0.0], 0.5),  # who tells nothing counts as saturated
+        ([NAN], [0.4], 0.5),  # who tells one thing is judged by it
+        ([10.0, 0.0], [0.0, 0.0], 1.0),  # above 1 where it is, so that one overfull endpoint weighs more
+    ],
+)
+def test_saturation_is_the_mean_of_the_fuller_of_queue_and_cache(
+    waiting: list[float], kv_usage: list[float], expected: float
+) -> None:
+    assert saturation(np.array(waiting), np.array(kv_usage), Saturation()) == pytest.approx(expected)
+
+
+def fleet(*waiting: float, draining: bool = False) -> Fleet:
+    made = Fleet(PrefixIndex())
+    made.apply([Endpoint(f"10.0.0.{n}:80", draining=draining) for n in range(len(waiting))], 0.0)
+    for slot, queue in enumerate(waiting):
+        made.engine.update(slot, EngineSample("vllm", 1.0, queue, 0.1, 1000), 0.0)
+    return made
+
+
+PRIORITIES = {"batch": -1, "chat": 5, "plain": 0}
+NEW, OLD = "x-llm-d-inference-objective", "x-gateway-inference-objective"
+
+
+@pytest.mark.parametrize(
+    ("headers", "dropped"),
+    [
+        ({NEW: "batch"}, True),
+        ({OLD: "batch"}, True),
+        ({NEW: "chat"}, False),
+        ({NEW: "plain"}, False),
+        ({NEW: "unknown"}, False),
+        ({}, False),
+        ({NEW: "chat", OLD: "batch"}, False),  # the newer name wins
+        ({NEW: "", OLD: "batch"}, True),
+    ],
+)
+def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str], dropped: bool) -> None:
+    shedding = Shedding(fleet(9.0), Saturation(), lambda name: PRIORITIES.get(name, 0))
+    assert bool(shedding.refusal(headers, 0.0)) is dropped
+
+
+def test_nobody_is_dropped_below_saturation_or_with_other_thresholds() -> None:
+    priority = PRIORITIES.__getitem__
+    assert not Shedding(fleet(4.0), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
+    assert Shedding(fleet(4.0), Saturation(queue_requests=4), priority).refusal({NEW: "batch"}, 0.0)
+    assert not Shedding(fleet(9.0), Saturation(queue_requests=10), priority).refusal({NEW: "batch"}, 0.0)
+
+
+def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:
+    priority = PRIORITIES.__getitem__
+    assert Shedding(fleet(0.0, draining=True), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
+    assert Shedding(fleet(0.0), Saturation(), priority).refusal({NEW: "batch"}, 1e6), "stale"

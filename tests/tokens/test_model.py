@@ -1,0 +1,237 @@
+"""Loading, counting and remembering: what an operator and a conversation see."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from epp.apis.anthropic import MessagesParser
+from epp.apis.content import prompt_content
+from epp.apis.openai import ChatParser
+from epp.apis.types import NotCountableError
+from epp.config.schema import ModelTokenizer
+from epp.errors import ConfigError
+from epp.tokens.load import load_model
+from epp.tokens.template import ChatTemplate, RenderError
+from epp.tokens.token_offsets import token_offsets
+from tests.kit.tokenizers import DATA, folder
+from tests.tokens.texts import chat, chat_body
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epp.tokens.model import TokenizerModel
+
+PARSER = ChatParser()
+WEATHER = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Łódź"}'}, "id": "c1"}
+
+
+def load(source: str, base: Path = DATA, **more: Any) -> TokenizerModel:
+    return load_model("m", ModelTokenizer(source=source, **more), base, "epp.yaml")
+
+
+def canonical(messages: list[dict[str, Any]], **more: Any) -> bytes:
+    return PARSER.parse(chat_body(messages, **more), {}).canonical
+
+
+def test_tools_and_calls_are_rendered() -> None:
+    messages: list[dict[str, Any]] = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "How is"}, {"type": "text", "text": "the weather?"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [WEATHER]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain."},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    (text,) = load("bytes").rendered(canonical(messages, tools=tools))
+    assert text.decode() == (
+        '<|im_start|>system\nTools:{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}'
+        "<|im_end|>\n<|im_start|>user\nHow is\nthe weather?<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>weather {"city": "Łódź"}</tool_call><|im_end|>\n<|im_start|>tool\nRain.<|im_end|>\n'
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_anthropic_messages_are_the_chat_that_engines_make_of_them() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    }
+    theirs = MessagesParser().parse(json.dumps(body).encode(), {}).canonical
+    ours = canonical([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+    made = load("bytes")
+    assert made.rendered(theirs) == made.rendered(ours)
+
+
+def test_media_cost_their_estimate() -> None:
+    made = load("bytes")
+    text = {"type": "text", "text": "What is this?"}
+    image = {"type": "image_url", "image_url": {"url": "https://example.test/a.png"}}
+    with_image = canonical([{"role": "user", "content": [text, image]}])
+    media = prompt_content(with_image).media_tokens
+    assert media > 0
+    without = made.count(canonical([{"role": "user", "content": [text]}]), 256).tokens
+    assert made.count(with_image, 256).tokens == without + media
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "more"),
+    [
+        ("pieces", [{"role": "oracle", "content": "hm"}], {}),
+        ("bytes", [{"role": "user", "content": "hm"}], {"chat_template": "{{ messages }}"}),
+    ],
+)
+def test_chats_that_nothing_renders_are_not_countable(
+    source: str, messages: list[Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(NotCountableError, match="template"):
+        load(source).count(canonical(messages, **more), 256)
+
+
+def test_what_is_no_chat_and_no_text_is_not_countable() -> None:
+    with pytest.raises(NotCountableError, match="content"):
+        load("bytes").count(b"\xffQ", 256)
+
+
+def test_offsets_of_blocks_follow_the_text() -> None:
+    made = load("bytes")
+    dense, words = "".join(f"{number:04}" for number in range(2000)), "word and word " * 600
+    prompt = canonical([{"role": "user", "content": dense}, {"role": "user", "content": words}])
+    counted = made.count(prompt, 256)
+    offsets = counted.token_offsets
+    assert len(offsets) == len(prompt) // 256
+    assert list(offsets) == sorted(offsets)
+    assert offsets[-1] <= counted.tokens
+    in_dense = made.count(canonical([{"role": "user", "content": dense}]), 256).tokens
+    assert offsets[len(dense) // 256 - 1] == pytest.approx(in_dense, rel=0.05)
+
+
+def test_offsets_of_nothing_are_none() -> None:
+    assert token_offsets(b"", b"", [], [], 256) == []
+    assert token_offsets(b"\xffPshort", b"short", [5], [2], 256) == []
+
+
+class TestTemplates:
+    def test_what_templates_expect_is_there(self) -> None:
+        source = (
+            "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% generation %}{{ m.content }}"
+            "{% endgeneration %}{% endfor %}{{ tools | tojson(indent=1) }}{{ strftime_now('%%') }}{{ bos_token }}"
+        )
+        content = prompt_content(canonical([{"role": "user", "content": text} for text in "abc"]))
+        content.tools = [{"é": 1}]
+        assert (
+            ChatTemplate(source, constants={"bos_token": "<s>"}).render(content)
+            == 'ab[\n {\n  "é": 1\n }\n]%<s>'
+        )
+
+    def test_the_sandbox_holds(self) -> None:
+        content = prompt_content(canonical([{"role": "user", "content": "a"}]))
+        for source in (
+            "{{ messages.append(1) }}",
+            "{{ ''.__class__.__mro__ }}",
+            "{{ raise_exception('no') }}",
+        ):
+            with pytest.raises(RenderError):
+                ChatTemplate(source).render(content)
+
+    def test_chats_with_tools_have_their_own_where_there_is_one(self) -> None:
+        plain, tools = canonical(chat(1)), canonical(chat(1), tools=[{"type": "function"}])
+        template = ChatTemplate("plain", "tools")
+        assert [template.render(prompt_content(data)) for data in (plain, tools)] == ["plain", "tools"]
+
+
+class TestConfiguration:
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> Path:
+        shutil.copytree(folder("bytes"), tmp_path / "good")
+        shutil.copytree(folder("bytes"), tmp_path / "bad")
+        return tmp_path
+
+    def error(self, base: Path, **more: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load("bad", base, **more)
+        assert str(caught.value).startswith("epp.yaml: tokens.models.m.")
+        return str(caught.value)
+
+    def test_a_folder_that_is_not_there(self, base: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"m\.source: .*absent does not exist \(give a folder or a hub id\)"
+        ):
+            load("absent", base)
+
+    def test_what_is_looked_for_at_the_hub_is_said_before(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub = pytest.importorskip("huggingface_hub")
+        caplog.set_level(logging.INFO)
+
+        def unreachable(*_: object, **__: object) -> str:
+            assert f"{base}/models/typo does not exist; models/typo is looked for at the hub" in caplog.text
+            raise OSError("no network")
+
+        monkeypatch.setattr(hub, "snapshot_download", unreachable)
+        with pytest.raises(
+            ConfigError, match=r"models/typo is no folder, and cannot be had from the hub: no n"
+        ):
+            load("models/typo", base)
+        assert not logging.getLogger("huggingface_hub").handlers, "it would say all twice"
+
+    def test_a_broken_tokenizer_file(self, base: Path) -> None:
+        (base / "bad" / "tokenizer.json").write_text('{"version": "1.0"')
+        assert "is no tokenizer" in self.error(base)
+
+    def test_a_broken_configuration_file(self, base: Path) -> None:
+        (base / "bad" / "tokenizer_config.json").write_text("{")
+        assert "must be valid JSON" in self.error(base)
+
+    def test_a_model_that_takes_no_chats(self, base: Path) -> None:
+        (base / "bad" / "tokenizer_config.json").unlink()
+        with pytest.raises(NotCountableError, match="template"):
+            load("bad", base, chat_template="none").count(canonical(chat(1)), 256)
+
+    def test_arguments_of_clients_reach_the_template_and_replace_nothing_else(self, base: Path) -> None:
+        text = (
+            "{{ messages | length }} {{ bos_token }} {{ thinking }} {{ effort }} {{ range(2) | list }}"
+            "{% if add_generation_prompt %} go{% endif %}"
+        )
+        (base / "mine.jinja").write_text(text)
+        (base / "good" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+        counted = load("good", base, chat_template="mine.jinja")
+        asked = PARSER.parse(
+            chat_body(
+                [{"role": "user", "content": "hm"}],
+                chat_template_kwargs={
+                    "thinking": False, "effort": 0.5, "messages": "x", "bos_token": "y", "range": "z",
+                    "list": [1], "long": "x" * 300,
+                },
+                reasoning_effort="low",
+            ),
+            {},
+        )  # fmt: skip
+        assert {name for name, _ in asked.template_arguments} >= {"thinking", "effort", "reasoning_effort"}
+        assert not {"list", "long"} & {name for name, _ in asked.template_arguments}
+        rendered = counted.rendered(asked.canonical, asked.template_arguments)
+        assert rendered == [b"1 <s> False 0.5 [0, 1] go"]
+        silent = counted.rendered(asked.canonical, (("add_generation_prompt", False),))
+        assert silent == [b"1 <s>   [0, 1]"]
+
+    def test_a_template_with_a_mistake(self, base: Path) -> None:
+        (base / "bad" / "chat_template.jinja").write_text("fine\n{% for m in messages %}")
+        assert "chat_template.jinja is no template: line 2" in self.error(base)
+        assert "m.chat_template: " in self.error(base, chat_template="absent.jinja")
+
+    def test_the_file_beside_wins_over_the_one_inside_and_the_configured_over_both(self, base: Path) -> None:
+        prompt = canonical(chat(1))
+        (base / "good" / "chat_template.jinja").write_text("beside")
+        assert load("good", base).rendered(prompt) == [b"beside"]
+        (base / "mine.jinja").write_text("mine")
+        assert load("good", base, chat_template="mine.jinja").rendered(prompt) == [b"mine"]

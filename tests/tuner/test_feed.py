@@ -1,0 +1,328 @@
+"""Samples out of folders of records: rotation, damage, other schemas, restarts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from epp.clock import ManualClock
+from epp.learn.sidecar.feed import State
+from epp.learn.tuner.feed import SampleFeed
+from epp.records.files import file_name
+from epp.schedule.decision import outcome_record, to_record
+from tests.kit.records import WALL_S, decided, outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from epp.learn.tuner.samples import Sample
+
+LATER_S = WALL_S + 10_000.0
+
+
+def lines(number: int = 6, prefix: str = "id") -> list[dict[str, Any]]:
+    out = []
+    for decision, ask in decided(number, prefix=prefix):
+        out.append(to_record(decision, session=ask.session))
+        out.append(outcome_record(outcome_of(decision), decision.at_wall_s + 0.1))
+    return out
+
+
+def text(records: list[dict[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def path_of(folder: Path, number: int = 0) -> Path:
+    return folder / file_name(WALL_S + number, compressed=False)
+
+
+def feed_of(folder: Path, told: list[str] | None = None, state: State | None = None) -> SampleFeed:
+    said = [] if told is None else told
+    return SampleFeed(folder, policy="gorgo", tell=said.append, state=state or State())
+
+
+def taken(feed: SampleFeed, now_wall_s: float = WALL_S, give_up_s: float = 1e9) -> list[Sample]:
+    return list(feed.new(now_wall_s, give_up_s=give_up_s))
+
+
+def test_each_request_is_one_sample_over_rotations_and_interleaved_pickers(tmp_path: Path) -> None:
+    records, others = lines(6), lines(4, "other")
+    first, second, other = path_of(tmp_path), path_of(tmp_path, 1), path_of(tmp_path, 2)
+    feed = feed_of(tmp_path)
+    first.write_bytes(text(records[:5]))
+    other.write_bytes(text(others[:3]))
+    found = taken(feed)
+    second.write_bytes(text(records[5:8]))
+    with other.open("ab") as file:
+        file.write(text(others[3:]))
+    found += taken(feed)
+    first.unlink()  # rotated away
+    with second.open("ab") as file:
+        file.write(text(records[8:]))
+    found += taken(feed)
+    assert sorted(sample.id for sample in found) == [
+        *(f"id-{n}" for n in range(6)),
+        *(f"other-{n}" for n in range(4)),
+    ]
+    assert taken(feed) == []
+    assert first.name not in feed.state.lines
+
+
+def test_a_folder_that_is_empty_for_a_moment_does_not_count_again(tmp_path: Path) -> None:
+    records, folder, away = lines(4), tmp_path / "records", tmp_path / "away"
+    folder.mkdir()
+    path_of(folder).write_bytes(text(records))
+    path_of(folder, 1).write_bytes(b'{"kind": "file", "schema": 999}\n')
+    told: list[str] = []
+    feed = feed_of(folder, told)
+    assert len(taken(feed)) == 4
+    folder.rename(away)
+    folder.mkdir()  # what a volume is mounted on
+    assert taken(feed) == []
+    restarted = feed_of(folder, state=msgspec.json.decode(msgspec.json.encode(feed.state), type=State))
+    assert taken(restarted) == []
+    folder.rmdir()
+    away.rename(folder)
+    assert taken(feed) == []
+    assert taken(restarted) == []
+    assert feed.state.seen == restarted.state.seen == 4
+    assert len(told) == 1  # of the file under another schema
+
+
+def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> None:
+    records = lines(6)
+    path = path_of(tmp_path)
+    path.write_bytes(text(records[:6]))
+    feed = SampleFeed(tmp_path, policy="gorgo", tell=lambda _: None)
+    with path.open("ab") as file:
+        file.write(text(records[6:]))
+    assert [sample.id for sample in taken(feed)] == ["id-3", "id-4", "id-5"]
+
+
+def test_a_restart_goes_on_at_the_same_line(tmp_path: Path) -> None:
+    records = lines(6)
+    path = path_of(tmp_path)
+    path.write_bytes(text(records[:5]))  # a decision waits for its outcome
+    feed = feed_of(tmp_path)
+    found = taken(feed)
+    kept = msgspec.json.decode(msgspec.json.encode(feed.state), type=State)
+    with path.open("ab") as file:
+        file.write(text(records[5:]))
+    found += taken(feed_of(tmp_path, state=kept))
+    assert [sample.id for sample in found] == [f"id-{n}" for n in range(6)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_cuts_and_damage_cost_the_lines_they_hit(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("records")
+    whole = text(lines(4))
+    cut = data.draw(st.integers(0, len(whole)))
+    path = path_of(folder)
+    path.write_bytes(whole[:cut])
+    feed = feed_of(folder)
+    found = taken(feed)
+    assert len(found) <= 4
+    if data.draw(st.booleans()):  # it was only slow
+        with path.open("ab") as file:
+            file.write(whole[cut:])
+        assert len(found) + len(taken(feed)) == 4
+    else:  # it was killed; what comes is in another file
+        path_of(folder, 9).write_bytes(b'{"half": \n\xff\xfe\n[1]\n' + text(lines(2, "next")))
+        assert [sample.id for sample in taken(feed)] == ["next-0", "next-1"]
+        assert feed.state.damaged == 3
+
+
+def test_another_schema_is_told_once_and_passed_over(tmp_path: Path) -> None:
+    records = lines(2)
+    path_of(tmp_path).write_bytes(text([{**records[0], "schema": 99}, *records[1:]]))
+    path_of(tmp_path, 1).write_bytes(text(lines(2, "good")))
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert [sample.id for sample in taken(feed)] == ["good-0", "good-1"]
+    taken(feed)
+    assert len(told) == 1
+    assert "schema 99" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("decision", "at", "inf"),
+        ("decision", "at", "nan"),
+        ("outcome", "ttft_ms", "inf"),
+        pytest.param("outcome", "e2e_ms", 10**400, id="outcome-e2e_ms-400 digits"),
+    ],
+)
+def test_a_time_that_is_none_costs_its_line_alone(tmp_path: Path, kind: str, field: str, value: Any) -> None:
+    """It stopped the tuner, which read it again when it was started."""
+    records = [*lines(1), *lines(2, "next")]
+    next(record for record in records if record["kind"] == kind)[field] = value
+    # Of this size msgspec writes no integers.
+    path_of(tmp_path).write_text("".join(json.dumps(record) + "\n" for record in records))
+    feed = feed_of(tmp_path)
+    assert [sample.id for sample in taken(feed)] == ["next-0", "next-1"]
+    assert feed.state.damaged == 1
+
+
+def test_a_line_that_names_no_schema_costs_itself_alone(tmp_path: Path) -> None:
+    damage = b'{"kind": "decision"}\n{"kind": "outcome", "schema": [1]}\n'
+    path_of(tmp_path).write_bytes(damage + text(lines(2)))
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert [sample.id for sample in taken(feed)] == ["id-0", "id-1"]
+    assert (feed.state.damaged, told) == (2, [])
+
+
+class Unmade(SampleFeed):
+    """A feed that finds every decision damaged."""
+
+    error: type[Exception]
+
+    def make(self, *_: Any) -> Sample | None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, ValueError, IndexError, AttributeError])
+def test_damage_of_what_is_given_up_waiting_for_costs_itself_alone(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    feed = Unmade(tmp_path, policy="gorgo", tell=print, state=State())
+    feed.error = error
+    path_of(tmp_path).write_bytes(text(lines(3)[:-1]))
+    assert taken(feed, LATER_S, give_up_s=1.0) == []
+    assert (feed.state.damaged, feed.state.given_up) == (3, 1)
+
+
+def test_records_of_schema_1_are_read(tmp_path: Path) -> None:
+    old = []
+    for record in lines(3):
+        old.append({key: value for key, value in record.items() if key not in ("served", "itl_ms")})
+        old[-1]["schema"] = 1
+    path_of(tmp_path).write_bytes(text(old))
+    assert len(taken(feed_of(tmp_path))) == 3
+
+
+def test_decisions_of_other_policies_and_without_a_prompt_do_not_count(tmp_path: Path) -> None:
+    records = lines(3)
+    records[0] = {**records[0], "policy": "random"}
+    records[2] = {**records[2], "basis": "balance"}
+    path_of(tmp_path).write_bytes(text(records))
+    assert [sample.id for sample in taken(feed_of(tmp_path))] == ["id-2"]
+
+
+def test_missing_outcomes_are_given_up_after_a_time_as_still_running(tmp_path: Path) -> None:
+    records = lines(3)
+    path_of(tmp_path).write_bytes(text([records[0], *records[2:]]))
+    feed = feed_of(tmp_path)
+    assert len(taken(feed)) == 2
+    found = taken(feed, LATER_S, give_up_s=60.0)
+    assert [(sample.id, sample.censored, sample.answered) for sample in found] == [("id-0", True, False)]
+    path_of(tmp_path, 1).write_bytes(text([records[1]]))
+    assert taken(feed, LATER_S) == []
+    assert feed.state.unmatched == 1
+
+
+def test_nobody_is_given_up_while_there_are_lines_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_BATCH", 4)
+    path_of(tmp_path).write_bytes(text(lines(3, "old")))
+    records, newer = lines(1), path_of(tmp_path, 1)
+    newer.write_bytes(text(records[:1]))
+    feed = feed_of(tmp_path)
+    assert len([*taken(feed), *taken(feed)]) == 3
+    kept = msgspec.json.decode(msgspec.json.encode(feed.state), type=State)
+    with newer.open("ab") as file:
+        file.write(text(records[1:]))  # in time, while no tuner ran
+    again = feed_of(tmp_path, state=kept)
+    assert taken(again, LATER_S, give_up_s=60.0) == []
+    assert again.behind, "the older file's lines were all that this look took"
+    assert [(s.id, s.answered) for s in taken(again, LATER_S, give_up_s=60.0)] == [("id-0", True)]
+    assert (again.behind, again.state.given_up, again.state.unmatched) == (False, 0, 0)
+
+
+def test_requests_that_too_many_wait_beside_are_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_WAITING", 2)
+    records = lines(5)
+    path_of(tmp_path).write_bytes(text(records[::2]))  # no outcomes
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert taken(feed) == []
+    assert (len(feed.state.waiting), feed.state.dropped) == (2, 3)
+    assert told == ["more than 2 requests wait for outcomes: the oldest do not count"]
+
+
+def test_endpoints_that_too_many_are_kept_of_are_counted_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner keeps the inputs of every candidate."""
+
+    class Whole(SampleFeed):
+        def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+            kept = super().keep(record)
+            return None if kept is None else {**kept, "endpoints": record["endpoints"]}
+
+    records = lines(8)
+    each = len(records[0]["endpoints"])
+    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_WAITING_ENDPOINTS", 3 * each)
+    path_of(tmp_path).write_bytes(text([*records[:8:2], *records[7:8]]))
+    told: list[str] = []
+    feed = Whole(tmp_path, policy="gorgo", tell=told.append, state=State())
+    assert len(taken(feed)) == 1
+    assert (list(feed.state.waiting), feed.state.dropped) == (["id-1", "id-2"], 1)
+    again = Whole(tmp_path, policy="gorgo", tell=told.append, state=feed.state)
+    path_of(tmp_path, 1).write_bytes(text(records[8::2]))
+    assert taken(again) == []
+    assert (list(again.state.waiting), again.state.dropped) == (["id-5", "id-6", "id-7"], 4)
+    assert len(set(told)) == 1
+    assert len(taken(again, WALL_S + 1e6, 1.0)) == 3
+    assert again._endpoints == 0
+
+
+def test_no_folder_is_waited_for(tmp_path: Path) -> None:
+    told: list[str] = []
+    feed = feed_of(tmp_path / "later", told)
+    assert taken(feed) == taken(feed) == []
+    assert len(told) == 1
+    (tmp_path / "later").mkdir()
+    path_of(tmp_path / "later").write_bytes(text(lines(2)))
+    assert len(taken(feed)) == 2
+
+
+def test_what_is_dispatched_around_a_step_of_the_clock_does_not_count(tmp_path: Path) -> None:
+    records = lines(8)
+    path = path_of(tmp_path)
+    path.write_bytes(text(records[:5]))
+    feed = feed_of(tmp_path)
+    assert len(taken(feed)) == 2
+    clock = ManualClock(wall_s=WALL_S + 4.0)
+    assert feed.check_clock(clock, wait_s=2.0) == 0.0
+    clock._offset_s += 2996.0
+    assert feed.check_clock(clock, wait_s=2.0) == 2996.0
+    with path.open("ab") as file:
+        file.write(text(records[5:]))
+    assert [sample.id for sample in taken(feed)] == ["id-7"]
+
+
+def test_what_a_clock_that_runs_ahead_has_dated_does_not_count(tmp_path: Path) -> None:
+    path_of(tmp_path).write_bytes(text(lines(3)))
+    path_of(tmp_path, 1).write_bytes(
+        text([{**record, "at": record["at"] + 3600.0} for record in lines(5, "ahead")])
+    )
+    told: list[str] = []
+    feed = feed_of(tmp_path, told)
+    assert {sample.id[:2] for sample in taken(feed, WALL_S + 30.0)} == {"id"}
+    assert (feed.state.seen, feed.state.stepped) == (3, 5)
+    said = "requests are dated more than 60 s ahead of this machine's clock and do not count: synchronise"
+    assert [sentence[: len(said)] for sentence in told] == [said]
