@@ -87,9 +87,10 @@ image-constraints: ## pin the image's packages at their newest, into deploy/imag
 	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
 	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, import-linter and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end

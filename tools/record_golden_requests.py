@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "prompt" / "golden"
+GOLDEN = Path(__file__).parent.parent / "tests" / "apis" / "golden"
 #: Credentials, what differs from run to run, and what tells of the machine that recorded.
 DROPPED = re.compile(
     r"authorization|x-api-key|host|content-length|idempotency-key|x-stainless-(os|arch|runtime.*)"

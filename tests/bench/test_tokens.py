@@ -11,7 +11,7 @@ from epp.errors import ConfigError, EppError
 from epp.lab.bench import tokens
 from epp.lab.bench.figures import Figures
 
-FIXTURES = Path(__file__).parent.parent / "tokenizer" / "data"
+FIXTURES = Path(__file__).parent.parent / "tokens" / "data"
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from epp.apis.types import Parser
 
-GOLDEN = Path(__file__).parent.parent / "prompt" / "golden"
+GOLDEN = Path(__file__).parent.parent / "apis" / "golden"
 #: Canonical bytes are at most so many times the body's, beside what media and pairs may add: JSON's shortest
 #: escape of a character that has no UTF-8 apart, every piece has a frame's mark.
 _MOST_TIMES, _MOST_MORE = 8, MAX_REQUEST_TOKENS * 4 + 4 * MAX_REPEATED_CHARS + 1024

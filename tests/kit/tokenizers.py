@@ -24,7 +24,7 @@ from tokenizers import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
-DATA = ROOT / "tests" / "tokenizer" / "data"
+DATA = ROOT / "tests" / "tokens" / "data"
 KINDS = ("bytes", "gpt2", "pieces", "first", "unigram")
 VOCABULARY = 1200
 CHAT_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

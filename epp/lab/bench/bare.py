@@ -1,9 +1,10 @@
 """The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-`python -m epp.lab.bench.bare grpcio [HOST:PORT]`: two messages in and two out on grpc.aio, messages decoded and
-answers made, nothing decided. `builtin` is its twin on the picker's own transport (docs/transport.md), so
-that the cost of deciding can be told from what that transport saves. Both on uvloop. The pick is the address
-given, or one that nobody has. Prints its own address; ends when its standard input does.
+`python -m epp.lab.bench.bare grpcio [HOST:PORT]`: two messages in and two out on grpc.aio, messages
+decoded and answers made, nothing decided. `builtin` is its twin on the picker's own transport
+(docs/transport.md), so that the cost of deciding can be told from what that transport saves. Both on
+uvloop. The pick is the address given, or one that nobody has. Prints its own address; ends when its
+standard input does.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def _check_against(arguments: argparse.Namespace) -> None:
     Raises:
         EppError: naming the flag.
     """
-    if not (arguments.against / "epp" / "bench").is_dir():
-        raise EppError(f"--against {arguments.against}: no source tree with epp/lab/bench in it")
+    if not (arguments.against / "epp").is_dir():
+        raise EppError(f"--against {arguments.against}: no source tree with epp in it")
     if arguments.address:
         raise EppError("--against measures the pickers of two trees; --address is another one: leave one out")
     if arguments.baseline is not None:

@@ -1,4 +1,4 @@
-"""The learned policy as a candidate of the tuner's machine: `epp.learn.reward_model.challenger` in a rehearsal's place.
+"""Offer the learned policy to the tuner's machine as a candidate, in place of rehearsed weights.
 
 Owns nothing but the clock that the rule is asked with.
 """

@@ -1,4 +1,4 @@
-"""Requests out of the flight recorder's folder as the tuner counts them, each once (`epp.learn.sidecar.feed`).
+"""Read requests from the flight recorder's folder as the tuner counts them, each once.
 
 A tuner begins at the end of what is there: what came before its first start is history, not evidence.
 Requests of a picker whose clock runs ahead do not count: nobody knows which block they were in.
