@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable
 
-    from epp.server.turns import Peer, Turn
+    from epp.server.turns import Peer
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,6 @@ class Acceptor(Generic[P]):
         tls: for connections, None for plaintext.
         on_refused: told of each connection that is closed because there are enough.
         end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
-        queue: takes what is to wait for its turn: the handshakes of a peer over its budget.
 
     Attributes:
         open: connections that have begun.
@@ -87,17 +86,14 @@ class Acceptor(Generic[P]):
         tls: ssl.SSLContext | None,
         on_refused: Callable[[], None],
         end_idle: Callable[[Iterable[P]], P | None] | None = None,
-        queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._on_refused = on_refused
-        self._end_idle, self._queue = end_idle, queue
+        self._end_idle = end_idle
         self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
-        #: The sockets that nothing has been begun with.
-        self._untouched: dict[P, socket.socket] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._peers = Peers()
         #: Who holds a place, and whose it is.
@@ -118,7 +114,7 @@ class Acceptor(Generic[P]):
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
-        for connection in [*self._beginning, *self._untouched]:
+        for connection in list(self._beginning):
             self._end_beginning(connection)
 
     def begun(self, connection: P, certificate: bytes | None = None) -> Peer | None:
@@ -157,7 +153,7 @@ class Acceptor(Generic[P]):
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
-            if not self._has_room(peer):
+            if (self._tls is not None and peer.is_over_budget(now_s)) or not self._has_room(peer):
                 self._on_refused()
                 accepted.close()
                 log.warning("a connection was closed at once: no place was left for its peer", extra=REPEATED)
@@ -166,11 +162,9 @@ class Acceptor(Generic[P]):
             connection = self._new_protocol()
             peer.connections[connection] = None
             self._places[connection] = peer
-            self._untouched[connection] = accepted
-            if self._queue is not None and self._tls is not None and peer.is_over_budget(now_s):
-                self._queue(peer, partial(self._begin, connection))
-            else:
-                self._begin(connection)
+            task = self._beginning[connection] = self._loop.create_task(self._connect(connection, accepted))
+            # Cancelled before its first step, nobody else would close it.
+            task.add_done_callback(partial(self._connected, connection, accepted))
 
     def _has_room(self, peer: Peer) -> bool:
         """Whether a peer may have one more place, after an idle connection was ended where none was left."""
@@ -183,7 +177,7 @@ class Acceptor(Generic[P]):
         if self._end_idle is None:
             return False
         for peer in peers:
-            ended = next((each for each in peer.connections if each not in self.open), None)
+            ended = next((each for each in peer.connections if each in self._beginning), None)
             if ended is not None:
                 self._end_beginning(ended)
                 return True
@@ -195,13 +189,7 @@ class Acceptor(Generic[P]):
 
     def _end_beginning(self, connection: P) -> None:
         """Close a connection that has not begun."""
-        task = self._beginning.get(connection)
-        if task is not None:
-            task.cancel()
-        accepted = self._untouched.pop(connection, None)
-        if accepted is not None:  # the task has not taken its first step: nobody else would close it
-            accepted.close()
-            self._beginning.pop(connection, None)
+        self._beginning.pop(connection).cancel()
         self._release(connection)
 
     def _release(self, connection: P) -> None:
@@ -209,14 +197,9 @@ class Acceptor(Generic[P]):
         if peer is not None:
             del peer.connections[connection]
 
-    def _begin(self, connection: P) -> None:
-        """Begin a connection whose socket waits, unless it was ended meanwhile."""
-        if connection in self._untouched:
-            self._beginning[connection] = self._loop.create_task(self._connect(connection))
-
-    async def _connect(self, connection: P) -> None:
-        accepted, peer = self._untouched.pop(connection), self._places[connection]
+    async def _connect(self, connection: P, accepted: socket.socket) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
+        peer = self._places[connection]
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s
@@ -226,9 +209,12 @@ class Acceptor(Generic[P]):
         finally:
             if self._tls is not None:
                 peer.units -= _HANDSHAKE_UNITS  # only now: one that stalls has cost nothing
-            self._beginning.pop(connection, None)
-            if connection not in self.open:
-                self._release(connection)
+
+    def _connected(self, connection: P, accepted: socket.socket, _: asyncio.Task[None]) -> None:
+        self._beginning.pop(connection, None)
+        if connection not in self.open:
+            accepted.close()
+            self._release(connection)
 
     def _pause(self) -> None:
         for bound in self._sockets:

@@ -44,7 +44,7 @@ from epp.server.secret import hash_secret
 from epp.server.served_tokenizers import ServedTokenizers
 from epp.server.sockets import told_of
 from epp.server.tasks import Tasks
-from epp.server.tls import http_context
+from epp.server.tls import server_context
 from epp.server.tokenizers import Tokenizers, load_models
 from epp.signals.fleet import Fleet
 from epp.tokens.estimate import EstimateCounter
@@ -332,7 +332,7 @@ class App:
         self.grpc_address = await self._grpc.start()
         if listen.first_token:
             section, follow = "listen.first_token_tls", self._certificates.append
-            tls = http_context(listen.first_token_tls, self._base, source, follow, section)
+            tls = server_context(listen.first_token_tls, self._base, source, section, follow)
             with told_of(source, "listen.first_token", listen.first_token):
                 self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))

@@ -21,7 +21,7 @@ from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
 from epp.server.sockets import told_of
-from epp.server.tls import grpc_credentials, rpc_context
+from epp.server.tls import GRPC_SECTION, grpc_credentials, server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ class GrpcServer:
                 room=self._grpcio_share,
                 single={PROCESS} if self._sampler.may_leave else (),
             )
-        context = rpc_context(tls, base, source, self._follow)
+        context = server_context(tls, base, source, GRPC_SECTION, self._follow)
         return RpcServer(
             methods,
             max_receive_bytes=receive,

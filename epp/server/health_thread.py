@@ -21,7 +21,7 @@ from epp.server.health import HealthState, health_service
 from epp.server.http import HttpServer
 from epp.server.rpc_server import RpcServer
 from epp.server.sockets import told_of
-from epp.server.tls import http_context
+from epp.server.tls import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -121,7 +121,7 @@ class HealthThread:
             ConfigError: an address cannot be bound, or a certificate not be used.
         """
         listen, source = self._listen, self._source
-        tls = http_context(listen.http_tls, self._base, source, self._follow)
+        tls = server_context(listen.http_tls, self._base, source, "listen.http_tls", self._follow)
         self._on_stall = on_stall
         self._picker_loop, self._picker_thread = asyncio.get_running_loop(), threading.get_ident()
         self._loop = asyncio.new_event_loop()

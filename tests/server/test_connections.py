@@ -16,7 +16,7 @@ from epp.clock import ManualClock
 from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor, allow_files, allowed_connections
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import rpc_context
+from epp.server.tls import GRPC_SECTION, server_context
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.http2 import message
@@ -140,7 +140,7 @@ async def test_a_connection_that_never_carried_a_call_makes_room_before_those_th
 
 
 async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None:
-    context = rpc_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
+    context = server_context(ServerTls(self_signed=True), tmp_path, "epp.yaml", GRPC_SECTION)
     server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context, max_connections=2)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
@@ -164,7 +164,10 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
     (tmp_path / "ca.crt").write_bytes(b"".join(cert.read_bytes() for cert, _ in pairs))
     mutual = ServerTls(cert_file="one.crt", key_file="one.key", client_ca_file="ca.crt")
     server = RpcServer(
-        {}, max_receive_bytes=1000, max_send_bytes=1000, tls=rpc_context(mutual, tmp_path, "epp.yaml")
+        {},
+        max_receive_bytes=1000,
+        max_send_bytes=1000,
+        tls=server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION),
     )
     address = await server.start("127.0.0.1:0")
     clients = []
