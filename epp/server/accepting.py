@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable
 
-    from epp.server.turns import Peer
+    from epp.server.turns import Peer, Turn
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class Acceptor(Generic[P]):
         tls: for connections, None for plaintext.
         on_refused: told of each connection that is closed because there are enough.
         end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
+        queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
 
     Attributes:
         open: connections that have begun.
@@ -86,10 +87,11 @@ class Acceptor(Generic[P]):
         tls: ssl.SSLContext | None,
         on_refused: Callable[[], None],
         end_idle: Callable[[Iterable[P]], P | None] | None = None,
+        queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._on_refused = on_refused
-        self._end_idle = end_idle
+        self._end_idle, self._queue = end_idle, queue
         self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
@@ -153,7 +155,7 @@ class Acceptor(Generic[P]):
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
-            if (self._tls is not None and peer.is_over_budget(now_s)) or not self._has_room(peer):
+            if not self._has_room(peer):
                 self._on_refused()
                 accepted.close()
                 log.warning("a connection was closed at once: no place was left for its peer", extra=REPEATED)
@@ -200,6 +202,10 @@ class Acceptor(Generic[P]):
     async def _connect(self, connection: P, accepted: socket.socket) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
         peer = self._places[connection]
+        if self._queue is not None and self._tls is not None and peer.is_over_budget(self._loop.time()):
+            turn = asyncio.Event()
+            self._queue(peer, turn.set)
+            await turn.wait()
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s

@@ -94,6 +94,7 @@ class RpcServer:
             tls=self._tls,
             on_refused=self._on_refused,
             end_idle=self._end_idle,
+            queue=self.queue,
         )
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
         for bound in sockets:
