@@ -21,7 +21,6 @@ from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.http2 import message
 from tests.kit.rawpeer import RawPeer, Serving
-from tests.kit.transports import GRPCIO
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -38,25 +37,6 @@ async def answered(peer: RawPeer, number: int = 1) -> bool:
     peer.write(peer.client.data(number, asked, end=True))
     await until(lambda: peer.ended() or (number in peer.told and peer.told[number].status))
     return not peer.ended()
-
-
-async def test_on_grpcio_connections_beyond_the_bound_are_closed(tmp_path: Path) -> None:
-    serving = await Serving.start(tmp_path, listen={"transport": GRPCIO, "max_connections": 3})
-    inside = [await RawPeer.connect(serving.address) for _ in range(3)]
-    for peer in inside:
-        assert await answered(peer)
-    for _ in range(20):
-        outside = await RawPeer.connect(serving.address)
-        await until(outside.ended)
-        await outside.close()
-    assert not any(peer.ended() for peer in inside)
-    await inside.pop().close()
-    async with asyncio.timeout(30):
-        while not await answered(late := await RawPeer.connect(serving.address)):
-            await late.close()
-    for peer in (*inside, late):
-        await peer.close()
-    await serving.stop()
 
 
 async def busy(serving: Serving, source: str) -> RawPeer:
@@ -232,29 +212,6 @@ async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
     gc.collect()
     assert not recwarn.list
     assert not acceptor._beginning
-
-
-async def test_without_a_file_to_accept_with_the_loop_does_not_turn_about_the_socket(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("epp.server.accepting._PAUSE_S", 3600.0)
-    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000)
-    host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
-    acceptor, loop = server._acceptor, asyncio.get_running_loop()
-    assert acceptor is not None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client:
-        client.setblocking(False)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
-        try:
-            await loop.sock_connect(client, (host, int(port)))
-            await until(lambda: "no connection can be taken" in caplog.text)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not loop.remove_reader(acceptor._sockets[0]), "nobody listens until the pause is over"
-        acceptor._go_on()
-        assert await loop.sock_recv(client, 9), "its greeting"
-    await server.stop(0)
 
 
 def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

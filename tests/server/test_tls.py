@@ -32,16 +32,6 @@ def write_pair(folder: Path, name: str) -> None:
 FILES = ServerTls(cert_file="tls.crt", key_file="tls.key", reload=True)
 
 
-def test_a_certificate_of_our_own_is_valid_now_and_belongs_to_its_key() -> None:
-    key, cert = self_signed(NOW)
-    parsed = x509.load_pem_x509_certificate(cert)
-    assert parsed.not_valid_before_utc < NOW < parsed.not_valid_after_utc - dt.timedelta(days=3000)
-    pair = Pair((b"", b""), None)
-    pair.take((key, cert))
-    assert pair.pem == (key, cert)
-    assert self_signed(NOW)[0] != key, "made anew every time"
-
-
 def test_a_replaced_pair_is_taken_and_half_of_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
     first, second = self_signed(NOW), self_signed(NOW)
     pair = Pair(first, None)
@@ -66,20 +56,6 @@ def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
     with pytest.raises(ConfigError, match="not a certificate and its key"):
         grpc_credentials(FILES, tmp_path, "epp.yaml")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"cert_file": "x"},
-        {"self_signed": True, "cert_file": "x", "key_file": "y"},
-        {"self_signed": True, "reload": True},
-    ],
-)
-def test_half_a_configuration_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="self_signed"):
-        ServerTls(**values)  # type: ignore[arg-type]
 
 
 async def presented(address: str) -> str:
@@ -131,10 +107,3 @@ def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="ca.crt")
     with pytest.raises(ConfigError, match="client_ca_file"):
         server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION)
-
-
-@pytest.mark.parametrize("listener", ["http_tls", "first_token_tls"])
-def test_listeners_whose_clients_verify_take_no_certificate_of_their_own(listener: str) -> None:
-    with pytest.raises(ConfigError, match=rf"listen\.{listener}\.self_signed: unknown key .*cert_file"):
-        parse_config(f"listen: {{{listener}: {{self_signed: true}}}}", "epp.yaml")
-    assert f"`listen.{listener}.self_signed`" not in (ROOT / "docs" / "configuration.md").read_text()
