@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -89,14 +88,6 @@ def test_padding_may_be_cut_anywhere(padding: int) -> None:
         assert described(events)[1:] == [(MessageReceived, 1, whole[5:]), (CallEnded, 1, b"")]
 
 
-@given(data=st.binary(max_size=400))
-def test_noise_raises_nothing(data: bytes) -> None:
-    for begin in (b"", frames.PREFACE, frames.PREFACE + settings()):
-        connection = serving()
-        connection.receive(begin + data, 0.0)
-        sent(connection)
-
-
 @given(data=_streams, cuts=st.lists(st.integers(0, 3000), max_size=10), chosen=st.integers(0, 3))
 def test_every_call_ends_once_and_what_is_written_are_frames(
     data: bytes, cuts: list[int], chosen: int
@@ -121,15 +112,3 @@ def test_every_call_ends_once_and_what_is_written_are_frames(
         open_now.discard(event.call)
     assert not open_now
     assert all(call.over for call in ended)
-
-
-def test_what_a_connection_holds_is_bounded_by_its_windows() -> None:
-    """A stream of tiny frames that never makes a message must not cost more than what it says."""
-    connection, client = serving(), Client()
-    (started,) = connection.receive(client.hello() + client.headers(1), 0.0)
-    connection.receive(client.data(1, message(b"x" * 90_000)[:5]), 0.0)
-    tiny = client.data(1, b"x")
-    for _ in range(900):
-        assert not connection.receive(tiny * 99, 0.0)
-    assert sys.getsizeof(started.call.reader._held) < 200_000
-    assert len(sent(connection)) <= 4, "settings, the connection's window, and no frame a frame"

@@ -11,7 +11,7 @@ from epp.transport.calls import CallCancelled, CallDrained, CallEnded, CallStart
 from epp.transport.frames import ErrorCode
 from epp.transport.limits import Limits, Rate
 from epp.transport.status import Status
-from tests.kit.http2 import PATH, REQUEST, Client, Fields, greeted, message, only, sent, serving, settings
+from tests.kit.http2 import PATH, REQUEST, Client, Fields, greeted, message, only, sent, settings
 
 if TYPE_CHECKING:
     from epp.transport.calls import Call
@@ -201,10 +201,6 @@ def test_what_breaks_a_connection(frame: bytes, code: ErrorCode) -> None:
     assert not connection.receive(client.headers(5), 0.0)
 
 
-def test_another_protocol_is_refused() -> None:
-    assert broken(serving(), b"GET / HTTP/1.1\r\nhost: x\r\n\r\n") == ErrorCode.PROTOCOL_ERROR
-
-
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -222,23 +218,6 @@ def test_a_malformed_request_costs_its_stream_alone(fields: Fields, code: ErrorC
     assert not connection.receive(begin + frames.frame(frames.CONTINUATION, 4, 3, block[20:]), 0.0)
     assert [(frame.number, frame.code) for frame in sent(connection)] == [(1, code), (3, code)]
     assert opened(connection, client, 5).number == 5
-
-
-@pytest.mark.parametrize("pieces", [(b"abc",), (b"abcd", b"ef")])
-def test_content_length_is_held_to(pieces: tuple[bytes, ...]) -> None:
-    connection, client = greeted()
-    connection.receive(client.headers(1, (*REQUEST, (b"content-length", b"5"))), 0.0)
-    for at, piece in enumerate(pieces):
-        connection.receive(client.data(1, piece, end=at == len(pieces) - 1), 0.0)
-    assert [frame.code for frame in only(sent(connection), frames.RST_STREAM)] == [ErrorCode.PROTOCOL_ERROR]
-
-
-def test_too_many_streams_are_refused_one_by_one() -> None:
-    connection, client = greeted(Limits(max_streams=1))
-    opened(connection, client, 1)
-    assert not connection.receive(client.headers(3), 0.0)
-    (refused,) = sent(connection)
-    assert (refused.number, refused.code) == (3, ErrorCode.REFUSED_STREAM)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hpack import Encoder
 
 from epp.transport import frames
 from epp.transport.calls import CallCancelled
-from epp.transport.connection import RecentStreamIds
 from epp.transport.frames import ErrorCode, Setting
 from epp.transport.headers import encode
 from epp.transport.status import Status
@@ -60,14 +59,6 @@ def test_a_setting_told_a_thousand_times_in_one_frame_touches_every_stream_once(
         costs.append(lines_run(partial(connection.receive, frame, 0.0)))
         assert {stream.send_window for stream in connection.streams} == {200}
     assert costs[1] < costs[0] * 2
-
-
-def test_the_newest_streams_that_ended_are_remembered_and_found_by_a_hash() -> None:
-    recent = RecentStreamIds(100)
-    for number in range(1000):
-        recent.add(number)
-        assert all(newer in recent for newer in range(max(0, number - 99), number + 1))
-        assert len(recent) <= 200
 
 
 def huffman(count: int) -> bytes:
