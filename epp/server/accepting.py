@@ -16,7 +16,9 @@ import resource
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from epp.config.address import UNIX, join_address, split_address
 from epp.server.logs import REPEATED
+from epp.server.sockets import listening_sockets
 from epp.server.turns import Peers, address_key
 
 if TYPE_CHECKING:
@@ -102,11 +104,20 @@ class Acceptor(Generic[P]):
         self._places: dict[P, Peer] = {}
         self.open: set[P] = set()
 
-    def listen(self, bound: socket.socket) -> None:
-        """Take the connections of one more socket, which listens."""
-        bound.setblocking(False)
-        self._sockets.append(bound)
-        self._loop.add_reader(bound, self._accept, bound)
+    def listen(self, address: str) -> str:
+        """Listen on ``host:port`` or ``unix:/path``; the same with the port that it really has.
+
+        Raises:
+            OSError: the address cannot be bound.
+            ValueError: it is not an address.
+        """
+        self._sockets = listening_sockets(address)
+        for bound in self._sockets:
+            bound.setblocking(False)
+        self._go_on()
+        if address.startswith(UNIX):
+            return address
+        return join_address(split_address(address)[0], self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Take no more, and end handshakes; what is open stays."""

@@ -42,7 +42,7 @@ from epp.server.resolve import Resolver
 from epp.server.restore import IndexRestore
 from epp.server.secret import hash_secret
 from epp.server.served_tokenizers import ServedTokenizers
-from epp.server.sockets import told_of
+from epp.server.sockets import located
 from epp.server.tasks import Tasks
 from epp.server.tls import server_context
 from epp.server.tokenizers import Tokenizers, load_models
@@ -333,8 +333,8 @@ class App:
         if listen.first_token:
             section, follow = "listen.first_token_tls", self._certificates.append
             tls = server_context(listen.first_token_tls, self._base, source, section, follow)
-            with told_of(source, "listen.first_token", listen.first_token):
-                self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
+            with located(source, "listen.first_token", listen.first_token):
+                self.first_token_address = self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
         if self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())

@@ -20,7 +20,7 @@ from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import told_of
+from epp.server.sockets import located
 from epp.server.tls import GRPC_SECTION, grpc_credentials, server_context
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class GrpcServer:
             ConfigError: an address cannot be bound.
         """
         listen = self._config.listen
-        with told_of(self._source, "listen.grpc", listen.grpc):
+        with located(self._source, "listen.grpc", listen.grpc):
             bound = await self._listener.start(listen.grpc)
         self._started = True
         return bound

@@ -20,7 +20,7 @@ from aiohttp import web
 from epp.server.health import HealthState, health_service
 from epp.server.http import HttpServer
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import told_of
+from epp.server.sockets import located
 from epp.server.tls import server_context
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ class HealthThread:
             max_connections=self._max_connections,
             on_refused=self._refused("grpc"),
         )
-        with told_of(source, "listen.http", listen.http):
+        with located(source, "listen.http", listen.http):
             http = await self._in_thread(self._http.start(listen.http))
         if not listen.health:
             return http, ""
-        with told_of(source, "listen.health", listen.health):
+        with located(source, "listen.health", listen.health):
             return http, await self._in_thread(self._health.start(listen.health))
 
     def _refused(self, listener: str) -> Callable[[], None]:

@@ -8,16 +8,14 @@ the gRPC listener may have, and none that is silent for long.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from aiohttp import web
 
-from epp.config.address import join_address, split_address
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.schedule.decision import to_record
 from epp.server.metrics import CONTENT_TYPE
-from epp.server.sockets import listening_socket
 from epp.server.watched import watching
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ class HttpServer:
         app: the routes.
         tls: for connections, None for plaintext.
         max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
+        on_refused: called for each of those.
     """
 
     def __init__(
@@ -127,18 +125,10 @@ class HttpServer:
             OSError: the address cannot be bound.
         """
         await self._runner.setup()
-        speaks = self._runner.server
-        assert speaks is not None  # noqa: S101  # it was set up
-        host, port = split_address(address)
-        bound = listening_socket(host, port)
-        self._acceptor = watching(
-            speaks,
-            most=self._max_connections,
-            tls=self._tls,
-            on_refused=self._on_refused,
-        )
-        self._acceptor.listen(bound)
-        return join_address(host, bound.getsockname()[1])
+        speaks = cast("web.Server", self._runner.server)
+        most, on_refused = self._max_connections, self._on_refused
+        self._acceptor = watching(speaks, most=most, tls=self._tls, on_refused=on_refused)
+        return self._acceptor.listen(address)
 
     async def stop(self) -> None:
         """Take no more connections; end the open ones once they have their answers."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
-from epp.server.sockets import listening_sockets
 from epp.server.turns import Peer, Turns
 from epp.transport.connection import Connection
 from epp.transport.messages import UNBOUNDED
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from epp.server.turns import Turn
     from epp.transport.messages import BodilessLimit, Room
 
-#: Connections that the system holds ready; the same as for gRPC's listeners would be.
-_BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
 #: A connection on which no stream was open for so long is ended. An Envoy without requests opens another one
@@ -86,8 +82,6 @@ class RpcServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        host, port = split_address(address)
-        sockets = listening_sockets(host, port, backlog=_BACKLOG)
         self._acceptor = Acceptor(
             lambda: RpcConnection(self),
             most=self._max_connections,
@@ -97,10 +91,7 @@ class RpcServer:
             queue=self.queue,
         )
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
-        for bound in sockets:
-            port = bound.getsockname()[1]
-            self._acceptor.listen(bound)
-        return join_address(host, port)
+        return self._acceptor.listen(address)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, give the open ones ``grace_s``, then cut them."""

@@ -33,7 +33,7 @@ from epp.transport.calls import (
 )
 from epp.transport.frames import ErrorCode, ProtocolError, Setting, StreamError
 from epp.transport.headers import HeadReader, encode
-from epp.transport.limits import Bucket, Limits, announced
+from epp.transport.limits import PING_FRAMES, SETTINGS_FRAMES, Bucket, Limits, announced
 from epp.transport.messages import UNBOUNDED, MessageError, MessageReader, NoRoomError
 from epp.transport.reading import FrameReader
 from epp.transport.sending import UNCOUNTED_BYTES, Sender
@@ -112,7 +112,6 @@ class Connection:
         self._their_window = frames.DEFAULT_WINDOW_BYTES
         self._table_bytes = frames.DEFAULT_TABLE_BYTES
         self._draining = self._drained = False
-        self._pings, self._settings = Bucket(limits.pings), Bucket(limits.settings)
         self._idle, self._useless = Bucket(limits.idle_frames), Bucket(limits.useless_streams)
         self.failed, self.closed = "", False
         self.sender.control(frames.settings(announced(limits)))
@@ -292,8 +291,7 @@ class Connection:
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
         """A SETTINGS frame."""
-        if not self._settings.take(self._now_s):
-            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS frames")
+        self.on_idle(SETTINGS_FRAMES)
         self.reader.charge(len(self._calls) >> _STREAMS_UNIT_BITS)
         for name, value in dict(values).items():  # the last of a name holds: each may touch every stream
             self._set(name, value)
@@ -303,13 +301,12 @@ class Connection:
 
     def on_ping(self, data: bytes, *, answer: bool) -> None:
         """A PING frame; after the answer to ours all has come that the other side opened before."""
-        if answer:
-            if self._draining and data == _DRAIN_PING:
-                self.refuse_more()
-        elif self._pings.take(self._now_s):
+        if answer and self._draining and data == _DRAIN_PING:
+            self.refuse_more()
+            return
+        self.on_idle(PING_FRAMES)
+        if not answer:
             self.sender.control(frames.frame(frames.PING, frames.ACK, 0, data))
-        else:
-            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many PING frames")
 
     def on_window_update(self, number: int, step_bytes: int) -> None:
         """A WINDOW_UPDATE frame: we may send more."""
@@ -329,10 +326,10 @@ class Connection:
         elif self.sender.grew(call):
             self._drained_of([call])
 
-    def on_idle(self) -> None:
-        """A frame that says nothing."""
-        if not self._idle.take(self._now_s):
-            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that say nothing")
+    def on_idle(self, frames_counted: int = 1) -> None:
+        """A frame that says nothing, or asks for work."""
+        if not self._idle.take(self._now_s, frames_counted):
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _request(self, number: int, block: bytes, *, end: bool) -> None:
         head = self._heads.request(block)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.envoy.settings import TlsFiles, Variant
 from epp.errors import ConfigError, EppError
-from epp.server.sockets import listening_socket, told_of
+from epp.server.sockets import listening_sockets, located
 from tests.kit.certificates import self_signed
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.replicas import QUICK, quick_config
@@ -77,7 +77,7 @@ async def test_the_grpc_side_speaks_tls_when_configured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["grpc", "http", "first_token", "health"])
 async def test_a_port_that_is_taken_is_told_by_file_and_key(tmp_path: Path, key: str) -> None:
-    with listening_socket("127.0.0.1", 0) as taken:
+    with listening_sockets("127.0.0.1:0")[0] as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (tmp_path / "endpoints.yaml").write_text("endpoints: []")
         second = PickerProcess(tmp_path, listen={**CONFIG["listen"], key: address})
@@ -87,8 +87,8 @@ async def test_a_port_that_is_taken_is_told_by_file_and_key(tmp_path: Path, key:
 
 
 def test_an_address_of_another_machine_has_its_own_advice() -> None:
-    with pytest.raises(ConfigError) as caught, told_of("epp.yaml", "listen.grpc", "192.0.2.1:9002"):
-        listening_socket("192.0.2.1", 9002)
+    with pytest.raises(ConfigError) as caught, located("epp.yaml", "listen.grpc", "192.0.2.1:9002"):
+        listening_sockets("192.0.2.1:9002")
     assert str(caught.value) == (
         "epp.yaml: listen.grpc: cannot listen on 192.0.2.1:9002: Cannot assign requested address"
         " (no address of this machine; 0.0.0.0 or [::] listens on all that it has)"

@@ -70,6 +70,7 @@ class ObservedPicker(ExtProcServer):
         super().__init__()
         self.als = AccessLogReceiver(told)
         self.first_tokens = FirstTokenReceiver(told)
+        self.first_token_port = 0
         self.ids: list[str] = []
         self._reports_server: grpc.aio.Server | None = None
 
@@ -89,7 +90,8 @@ class ObservedPicker(ExtProcServer):
             await super().start()
         finally:
             grpc.aio.server = original
-        await self.first_tokens.start("127.0.0.1", self.first_tokens.port)
+        address = self.first_tokens.listen(f"127.0.0.1:{self.first_token_port}")
+        self.first_token_port = int(address.rpartition(":")[2])
 
     async def stop(self) -> None:
         self.als.end_streams()
@@ -187,7 +189,7 @@ async def running(variant: Variant = Variant.STANDALONE, **changes: Any) -> Asyn
             "variant": variant,
             "message_timeout_ms": 5000,
             "report_interval_ms": 20,
-            "first_token_port": picker.first_tokens.port,
+            "first_token_port": picker.first_token_port,
         }
         chosen = settings(endpoints, picker.port, **(values | changes))
         envoy = await stack.enter_async_context(EnvoyProcess(chosen))

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from epp.clock import ManualClock
+from epp.config.address import split_address
 from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor, allow_files, allowed_connections
 from epp.server.rpc_server import RpcServer
@@ -201,10 +202,8 @@ async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
         tls=None,
         on_refused=lambda: None,
     )
-    bound = socket.create_server(("127.0.0.1", 0))
-    acceptor.listen(bound)
-    with socket.create_connection(bound.getsockname()) as client:
-        acceptor._accept(bound)
+    with socket.create_connection(split_address(acceptor.listen("127.0.0.1:0"))) as client:
+        acceptor._accept(acceptor._sockets[0])
         acceptor.close()
         await asyncio.sleep(0)
         client.setblocking(False)
