@@ -1,9 +1,9 @@
 """Takes the connections of a listener, as many at once as are allowed, and closes what comes beyond.
 
-Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server can
-refuse nobody: with TLS it tells of a connection only after the handshake, and each that is in one holds a
-file all the same. Where idle connections can be ended, no peer holds all places: the oldest idle connection
-of the peer with the most makes room.
+Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server
+reports a connection only after its TLS handshake, and each that is in one holds a file all the same. Where
+idle connections can be ended, no peer holds all places: the oldest idle connection of the peer with the most
+makes room.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def allow_files() -> None:
 
 
 def allowed_connections(wanted: int) -> int:
-    """So many connections, or fewer where this process may open too few files for them and its other work."""
+    """Reduce a number of connections to what the files leave that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or wanted <= soft // _FILES_SHARE:
         return wanted
@@ -70,10 +70,10 @@ class Acceptor(Generic[P]):
     """The listening sockets of one listener.
 
     Args:
-        new_protocol: makes what serves a connection; that one tells `begun` and `gone`.
+        new_protocol: makes what serves a connection; that one calls `begun` and `gone`.
         most: connections at once, those in their handshakes included.
         tls: for connections, None for plaintext.
-        on_refused: told of each connection that is closed because there are enough.
+        on_refused: called for each connection that is closed because there are enough.
         end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
         queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
 
@@ -146,7 +146,7 @@ class Acceptor(Generic[P]):
         return peer
 
     def gone(self, connection: P) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self.open.discard(connection)
         self._release(connection)
 

@@ -43,7 +43,7 @@ class AccessLogReceiver:
     """Decodes the log's streams, one for each Envoy worker, and hands reports on.
 
     Args:
-        reports: told of every finished request.
+        reports: takes every finished request.
 
     Attributes:
         received: reports handed on.

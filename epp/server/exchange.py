@@ -81,7 +81,7 @@ class Exchange:
 
     @property
     def decided(self) -> bool:
-        """Whether it carries a decision whose end has not been told."""
+        """Whether it carries a decision that has not ended."""
         return bool(self._decision_id)
 
     @property

@@ -1,4 +1,4 @@
-"""Receives the first tokens that Envoy tells of while answers still run: ``POST /first-token/<decision>``.
+"""Receives Envoy's reports of first tokens while answers still run: ``POST /first-token/<decision>``.
 
 Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because this call comes once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
@@ -45,9 +45,9 @@ class FirstTokenReceiver:
     """A listener for first tokens.
 
     Args:
-        reports: told of each.
+        reports: takes each.
         max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
+        on_refused: called for each of those.
 
     Attributes:
         received: calls taken.

@@ -8,8 +8,7 @@ closed, reset, cancelled, failed - ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.extproc.body_budget import Share
     from epp.server.core import Core
+    from epp.server.grpcio_server import GrpcioServer
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.observation import Observation
@@ -43,16 +43,6 @@ _LONGEST_PIECE_BYTES = 32 * 1024 * 1024
 _DRAIN_POLL_S = 0.05
 #: Twice the interval at which Envoy, as we configure it, sends its access log.
 _LAST_REPORTS_S = 0.25
-
-
-class Listener(Protocol):
-    """What a transport does."""
-
-    async def start(self, address: str) -> str:
-        """Listen; the address with the port that it really has."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no new calls, give the open ones ``grace_s``, then cut them."""
 
 
 class GrpcServer:
@@ -119,7 +109,7 @@ class GrpcServer:
         self._started = True
         return bound
 
-    def _listen(self, base: Path) -> Listener:
+    def _listen(self, base: Path) -> RpcServer | GrpcioServer:
         methods = grpc_methods(self._metrics, self._health, self._new_exchange, self.access_log)
         receive, send = self._max_receive_bytes, self._max_send_bytes
         tls, source = self._config.listen.tls, self._source
@@ -144,9 +134,8 @@ class GrpcServer:
             tls=context,
             new_room=self._bodies.share,
             max_connections=self._max_connections,
-            on_refused=partial(self._closed, "limit"),
             bodiless=BODILESS,
-            on_ended=self._closed,
+            on_closed=self._closed,
             on_throttled=self._metrics.value("epp_connections_throttled_seconds_total").inc,
         )
 

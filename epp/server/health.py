@@ -114,8 +114,8 @@ class Watch(Handler):
     async def _watch(self, name: str) -> None:
         while True:
             serving, status = self._state.serving, self._status(name)
-            told = _Response.SERVICE_UNKNOWN if status is None else status
-            self._call.send(_Response(status=told).SerializeToString())
+            answer = _Response(status=_Response.SERVICE_UNKNOWN if status is None else status)
+            self._call.send(answer.SerializeToString())
             self._flush()
             if name == LIVENESS or status is None:  # a process whose liveness changes ends
                 return

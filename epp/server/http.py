@@ -8,7 +8,7 @@ the gRPC listener may have, and none that is silent for long.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -16,21 +16,14 @@ from aiohttp import web
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.schedule.decision import to_record
 from epp.server.metrics import CONTENT_TYPE
-from epp.server.watched import watching
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
     from epp.records.verdicts import Verdict
     from epp.schedule.decision import Decision
-    from epp.server.accepting import Acceptor
     from epp.server.health_thread import HealthThread
     from epp.server.metrics import Metrics
-    from epp.server.watched import Watched
-
-#: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
-_UNANSWERED_S = 5.0
 
 
 def build_app(
@@ -70,14 +63,14 @@ def build_app(
         if verdict is None:
             return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
         try:
-            told = parse_verdict(request.match_info["id"], await request.read())
+            given = parse_verdict(request.match_info["id"], await request.read())
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        if not decided(told.id):
+        if not decided(given.id):
             words = "unknown decision: this picker process has not made it; ask the one that did"
             return web.json_response({"error": words}, status=404)
-        verdict(told, time.time())
-        return web.json_response({"recorded": told.id}, status=202)
+        verdict(given, time.time())
+        return web.json_response({"recorded": given.id}, status=202)
 
     app = web.Application(client_max_size=MAX_VERDICT_BYTES)
     app.add_routes(
@@ -94,44 +87,3 @@ def build_app(
 
 def _probed(failure: str) -> web.Response:
     return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)
-
-
-class HttpServer:
-    """The listener of an application's routes.
-
-    Args:
-        app: the routes.
-        tls: for connections, None for plaintext.
-        max_connections: at once; those beyond are closed as they come.
-        on_refused: called for each of those.
-    """
-
-    def __init__(
-        self,
-        app: web.Application,
-        *,
-        tls: ssl.SSLContext | None,
-        max_connections: int,
-        on_refused: Callable[[], None],
-    ) -> None:
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_UNANSWERED_S)
-        self._tls, self._max_connections, self._on_refused = tls, max_connections, on_refused
-        self._acceptor: Acceptor[Watched] | None = None
-
-    async def start(self, address: str) -> str:
-        """Listen; the address with the port that it really has.
-
-        Raises:
-            OSError: the address cannot be bound.
-        """
-        await self._runner.setup()
-        speaks = cast("web.Server", self._runner.server)
-        most, on_refused = self._max_connections, self._on_refused
-        self._acceptor = watching(speaks, most=most, tls=self._tls, on_refused=on_refused)
-        return self._acceptor.listen(address)
-
-    async def stop(self) -> None:
-        """Take no more connections; end the open ones once they have their answers."""
-        if self._acceptor is not None:
-            self._acceptor.close()
-        await self._runner.cleanup()

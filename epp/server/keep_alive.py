@@ -130,7 +130,7 @@ class _Connection(asyncio.Protocol):
         self._max_body_bytes = max_body_bytes
         self._waiting: asyncio.Future[Answer] | None = None
         self._parser = HttpResponseParser(self)
-        # Not the loop's time, which uvloop tells in whole milliseconds.
+        # Not the loop's time, which uvloop has in whole milliseconds.
         self._asked_s = self._came_s = 0.0
         self._pieces: list[bytes] = []
         self._head_bytes = self._body_bytes = 0

@@ -189,7 +189,7 @@ class RpcConnection(asyncio.Protocol):
         self._later = self._loop.call_later(_OVER_BUDGET_S, self._server.queue, self._peer, self.turn)
 
     def _end_flood(self) -> None:
-        self._server.on_ended("flood")
+        self._server.on_closed("flood")
         self.abort()
 
     def pause_writing(self) -> None:

@@ -7,6 +7,7 @@ they are cut. Serves what it is given, by path; the calls of a connection are `e
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.config.listen import MAX_CONNECTIONS
@@ -44,11 +45,10 @@ class RpcServer:
         tls: for connections, None for plaintext.
         new_room: makes what a connection holds messages out of that nobody has taken yet.
         max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
         bodiless: limit of messages without a body, None for none of its own.
-        on_ended: told of each connection that is ended: ``idle``, ``room`` (it was idle, and its place was
+        on_closed: called with why a connection is closed: ``limit``, ``idle``, ``room`` (its place was
             needed) or ``flood`` (its peer was over its budget, and it went on).
-        on_throttled: told of the seconds for which a connection is not read.
+        on_throttled: called with the seconds for which a connection is not read.
     """
 
     def __init__(
@@ -60,16 +60,15 @@ class RpcServer:
         tls: ssl.SSLContext | None = None,
         new_room: Callable[[Reclaim], Room] = lambda _: UNBOUNDED,
         max_connections: int = MAX_CONNECTIONS,
-        on_refused: Callable[[], None] = lambda: None,
         bodiless: BodilessLimit | None = None,
-        on_ended: Callable[[str], None] = lambda _: None,
+        on_closed: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
         self.methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
-        self._max_connections, self._on_refused = max_connections, on_refused
-        self.on_ended, self.on_throttled = on_ended, on_throttled
+        self._max_connections = max_connections
+        self.on_closed, self.on_throttled = on_closed, on_throttled
         self._turns, self._turning = Turns(), False
         self._sweep: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor[RpcConnection] | None = None
@@ -86,7 +85,7 @@ class RpcServer:
             lambda: RpcConnection(self),
             most=self._max_connections,
             tls=self._tls,
-            on_refused=self._on_refused,
+            on_refused=partial(self.on_closed, "limit"),
             end_idle=self._end_idle,
             queue=self.queue,
         )
@@ -152,7 +151,7 @@ class RpcServer:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def closed(self, connection: RpcConnection) -> None:
-        """It is gone."""
+        """Forget a connection that is gone."""
         if self._acceptor is not None:
             self._acceptor.gone(connection)
         if not self._connections and self._gone is not None:
@@ -178,7 +177,7 @@ class RpcServer:
             return None
         connection = min(idle, key=lambda each: (each.was_used, each.used_s))
         connection.end()
-        self.on_ended("room")
+        self.on_closed("room")
         return connection
 
     def _end_long_idle(self) -> None:
@@ -188,5 +187,5 @@ class RpcServer:
                 connection.end()
             elif unused_s > _IDLE_S:
                 connection.drain()
-                self.on_ended("idle")
+                self.on_closed("idle")
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)

@@ -50,26 +50,6 @@ def located(source: str, key: str, address: str) -> Iterator[None]:
         raise ConfigError(source, key, f"cannot listen on {address}: {why}", fix) from error
 
 
-def unix_socket(path: str, *, backlog: int) -> socket.socket:
-    """A Unix socket for this user and group; a socket that a dead process left there goes.
-
-    Raises:
-        OSError: the path cannot be bound.
-    """
-    bound = socket.socket(socket.AF_UNIX)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(Path(path).stat().st_mode):
-                Path(path).unlink()
-        bound.bind(path)
-        Path(path).chmod(_UNIX_MODE)  # before it listens: nobody has come yet
-        bound.listen(backlog)
-    except OSError as error:
-        bound.close()
-        raise OSError(error.errno, f"cannot listen on {UNIX}{path}: {error}") from error
-    return bound
-
-
 def listening_sockets(address: str) -> list[socket.socket]:
     """A bound socket for each address of ``host:port``, on one port, or one for ``unix:/path``.
 

@@ -167,7 +167,7 @@ class CallEnded(CallEvent):
 
 
 class CallDrained(CallEvent):
-    """Nothing that was sent waits any more."""
+    """All that was sent is on its way."""
 
 
 class NoRoom(CallEvent):
@@ -175,4 +175,4 @@ class NoRoom(CallEvent):
 
 
 class CallCancelled(CallEvent):
-    """The call is over, and not by us, or the last of it was not sent."""
+    """The call was ended by the other side, or the last of it was not sent."""

@@ -49,7 +49,7 @@ class RequestHead:
         method: of the request.
         path: of the request.
         fields: the others, names in lower case; of those that come twice the first.
-        content_length: negative where it is not told.
+        content_length: negative where there is none.
     """
 
     __slots__ = ("content_length", "fields", "method", "path")

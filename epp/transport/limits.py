@@ -19,7 +19,7 @@ PING_FRAMES, SETTINGS_FRAMES = 5, 100
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many at once, and so many a second in the long run."""
+    """A burst, and what a second adds to it."""
 
     burst: float
     per_s: float
@@ -58,7 +58,7 @@ class Limits:
 
 
 def announced(limits: Limits) -> dict[Setting, int]:
-    """What of them the other side is told."""
+    """Make the settings that the other side is sent."""
     return {
         Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
         Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,

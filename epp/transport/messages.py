@@ -45,13 +45,13 @@ class NoRoomError(Exception):
 
 
 class Room(Protocol):
-    """What many calls may hold together of messages that nobody has taken yet."""
+    """Counts what many calls hold together of messages that wait."""
 
     def take_part(self, size: int) -> bool:
-        """Hold so many bytes more; False where there is no room."""
+        """Hold bytes; False where there is no room."""
 
     def give_back(self, size: int) -> None:
-        """So many are held no more."""
+        """Give back held bytes."""
 
 
 class Unbounded:
@@ -62,7 +62,7 @@ class Unbounded:
         return True
 
     def give_back(self, size: int) -> None:
-        """Nothing was counted."""
+        """Forget them: nothing was counted."""
 
 
 UNBOUNDED = Unbounded()

@@ -7,7 +7,7 @@ import gc
 import logging
 import resource
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -109,7 +109,8 @@ async def test_a_connection_that_never_carried_a_call_makes_room_before_those_th
     third = await RawPeer.connect(serving.address)
     assert await answered(third)
     await until(unused.ended)
-    for connection in serving.app._grpc._listener._connections:  # type: ignore[attr-defined]
+    listener: Any = serving.app._grpc._listener
+    for connection in listener._connections:
         connection.used_s -= 2.0
     late = await RawPeer.connect(serving.address)
     assert await answered(late)

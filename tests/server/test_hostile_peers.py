@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,7 +54,8 @@ async def test_answers_that_nobody_reads_wait_in_the_budget_and_not_in_the_socke
     assert 0 < before - len(numbers) * (len(piece) - 1) < 3 * (STREAM_BYTES + WATCH_BYTES)
     peer.stop_reading()
     peer.write(b"".join(peer.client.data(number, piece[-1:]) for number in numbers))
-    (connection,) = serving.app._grpc._listener._connections  # type: ignore[attr-defined]
+    listener: Any = serving.app._grpc._listener
+    (connection,) = listener._connections
     transport = connection._transport
     await until(lambda: connection._corked_bytes is not None)
     assert transport.get_write_buffer_size() < 3_000_000
