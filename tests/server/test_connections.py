@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from epp.clock import ManualClock
 from epp.config.address import split_address
 from epp.config.listen import ServerTls
-from epp.server.accepting import Acceptor, allow_files, allowed_connections
+from epp.server.accepting import Acceptor
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, server_context
 from epp.transport.frames import ErrorCode
@@ -212,18 +211,3 @@ async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
     gc.collect()
     assert not recwarn.list
     assert not acceptor._beginning
-
-
-def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(1024, 20_000)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    assert allowed_connections(100) == 100
-    assert allowed_connections(4096) == 128
-    allow_files()
-    assert limits[-1] == (20_000, 20_000)
-    assert allowed_connections(4096) == 2500
-    limits.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    allow_files()
-    assert limits[-1] == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert allowed_connections(4096) == 4096

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled, CallEnded, CallStarted, MessageReceived, NoRoom
+from epp.transport.calls import CallCancelled, CallStarted, MessageReceived, NoRoom
 from epp.transport.connection import STREAM_BYTES
 from epp.transport.frames import ErrorCode
 from epp.transport.messages import BodilessLimit, MessageError, MessageReader
@@ -63,18 +63,6 @@ def test_messages_answers_and_what_comes_behind_the_end() -> None:
     call.send(b"late")
     call.finish(Status.INTERNAL)
     assert not sent(connection)
-
-
-def test_the_end_of_the_other_side_and_its_going() -> None:
-    connection, client, (started,) = begun()
-    whole = client.data(1, message(b"x"), end=True)
-    assert connection.receive(whole, 0.0)[-1] == CallEnded(started.call)
-    for gone in (frames.rst_stream(1, 8), frames.window_update(0, 0), b""):
-        connection, client, (started,) = begun()
-        events = connection.receive(gone, 0.0) if gone else connection.lost()
-        assert events == [CallCancelled(started.call)]
-        assert started.call.over
-        assert not connection.lost()
 
 
 def _with(name: bytes, value: bytes) -> Fields:

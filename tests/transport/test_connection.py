@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled, CallDrained, CallEnded, CallStarted, MessageReceived
+from epp.transport.calls import CallCancelled, CallDrained, CallStarted
 from epp.transport.frames import ErrorCode
 from epp.transport.limits import Limits, Rate
 from epp.transport.status import Status
-from tests.kit.http2 import PATH, REQUEST, Client, Fields, greeted, message, only, sent, settings
+from tests.kit.http2 import PATH, REQUEST, Client, greeted, message, only, sent, settings
 
 if TYPE_CHECKING:
     from epp.transport.calls import Call
@@ -32,22 +32,6 @@ def broken(connection: Connection, data: bytes, *, now_s: float = 0.0) -> ErrorC
     assert connection.finished
     assert not connection.streams
     return ErrorCode(sent(connection)[-1].code)
-
-
-def test_a_request_with_padding_continuation_and_trailers() -> None:
-    connection, client = greeted()
-    block: bytes = client.encoder.encode(REQUEST)
-    priority = bytes((3,)) + bytes(4) + b"\x10"
-    flags = frames.PADDED | frames.WITH_PRIORITY
-    first = frames.frame(frames.HEADERS, flags, 1, priority + block[:5] + bytes(3))
-    rest = frames.frame(frames.CONTINUATION, 0, 1, block[5:7])
-    rest += frames.frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[7:])
-    started, came = connection.receive(first + rest + client.data(1, message(b"abc"), padding=7), 0.0)
-    assert started.call.path == PATH
-    assert isinstance(came, MessageReceived)
-    assert bytes(came.message) == b"abc"
-    (end,) = connection.receive(client.headers(1, ((b"x-end", b"1"),), end=True), 0.0)
-    assert isinstance(end, CallEnded)
 
 
 def test_a_block_means_something_else_once_the_table_has_moved() -> None:
@@ -72,20 +56,6 @@ def test_the_last_data_and_the_trailers_are_one_write_and_the_open_stream_is_res
     opened(connection, client, 3, end=True).finish(Status.OK)
     assert [frame.kind for frame in sent(connection)] == [frames.HEADERS], "both have ended it"
     assert not connection.streams
-
-
-def test_data_waits_for_both_windows_and_trailers_for_data() -> None:
-    connection, client = greeted(initial_window_size=10)
-    call = opened(connection, client)
-    call.send(b"x" * 20)
-    assert [len(frame.payload) for frame in only(sent(connection), frames.DATA)] == [10]
-    assert not connection.receive(frames.window_update(1, 5), 0.0)
-    assert [len(frame.payload) for frame in sent(connection)] == [5]
-    assert connection.receive(frames.window_update(1, 10), 0.0) == [CallDrained(call)]
-    call.send(b"y" * 20)
-    call.finish(Status.OK)
-    assert not connection.receive(frames.window_update(1, 25), 0.0), "it is over"
-    assert [frame.ends for frame in sent(connection)][-2:] == [True, False]
 
 
 def test_streams_take_turns_at_the_connections_window() -> None:
@@ -116,17 +86,6 @@ def test_settings_make_windows_negative_and_let_more_go_behind_their_acknowledge
     assert connection.receive(more, 0.0) == [CallDrained(call)]
     told = [(frame.kind, len(frame.payload)) for frame in sent(connection)]
     assert told == [(frames.SETTINGS, 0), (frames.DATA, 20_000), (frames.DATA, 20_000), (frames.DATA, 5)]
-
-
-def test_a_socket_that_takes_no_more_holds_data_alone() -> None:
-    connection, client = greeted()
-    call = opened(connection, client)
-    connection.cork()
-    call.send(b"x")
-    connection.receive(frames.frame(frames.PING, 0, 0, b"12345678"), 0.0)
-    assert [frame.kind for frame in sent(connection)] == [frames.HEADERS, frames.PING]
-    assert connection.uncork() == [CallDrained(call)]
-    assert [frame.kind for frame in sent(connection)] == [frames.DATA]
 
 
 def test_windows_are_enlarged_in_steps_and_not_for_streams_that_are_held() -> None:
@@ -199,25 +158,6 @@ def test_what_breaks_a_connection(frame: bytes, code: ErrorCode) -> None:
     goaway = sent(connection)[-1]
     assert (goaway.kind, goaway.code) == (frames.GOAWAY, code)
     assert not connection.receive(client.headers(5), 0.0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ((*REQUEST, (b"x", b"line\nbreak")), ErrorCode.PROTOCOL_ERROR),
-        ((*REQUEST, (b"content-length", b"many")), ErrorCode.PROTOCOL_ERROR),
-        (REQUEST[1:], ErrorCode.PROTOCOL_ERROR),
-        ((*REQUEST, (b"x-long", b"~" * 20_000)), ErrorCode.ENHANCE_YOUR_CALM),
-    ],
-)
-def test_a_malformed_request_costs_its_stream_alone(fields: Fields, code: ErrorCode) -> None:
-    connection, client = greeted()
-    assert not connection.receive(client.headers(1, fields), 0.0)
-    block = client.headers(3, fields)[frames.HEAD_BYTES :]
-    begin = frames.frame(frames.HEADERS, 0, 3, block[:20])
-    assert not connection.receive(begin + frames.frame(frames.CONTINUATION, 4, 3, block[20:]), 0.0)
-    assert [(frame.number, frame.code) for frame in sent(connection)] == [(1, code), (3, code)]
-    assert opened(connection, client, 5).number == 5
 
 
 @pytest.mark.parametrize(
