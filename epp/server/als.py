@@ -25,8 +25,6 @@ from epp.server.report import decode
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from epp.server.report import Reports
     from epp.transport.calls import Call
     from epp.transport.messages import Message
@@ -58,9 +56,9 @@ class AccessLogReceiver:
         self.malformed = 0
         self.failed = 0
 
-    def serve(self, call: Call, flush: Callable[[], None]) -> AccessLogCall:
+    def serve(self, call: Call) -> AccessLogCall:
         """Serve a stream."""
-        stream = AccessLogCall(call, flush, self)
+        stream = AccessLogCall(call, self)
         self._streams.add(stream)
         return stream
 
@@ -100,8 +98,8 @@ class AccessLogReceiver:
 class AccessLogCall(Handler):
     """One stream of the log. It has no end of its own: `AccessLogReceiver.end_streams` ends it."""
 
-    def __init__(self, call: Call, flush: Callable[[], None], receiver: AccessLogReceiver) -> None:
-        self._call, self._flush, self._receiver = call, flush, receiver
+    def __init__(self, call: Call, receiver: AccessLogReceiver) -> None:
+        self._call, self._receiver = call, receiver
 
     def message(self, message: Message) -> None:
         """Take reports."""
@@ -115,4 +113,4 @@ class AccessLogCall(Handler):
         """End the stream with status OK."""
         self._receiver.closed(self)
         self._call.finish(Status.OK, last=StreamAccessLogsResponse().SerializeToString())
-        self._flush()
+        self._call.flush()

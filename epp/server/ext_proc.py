@@ -27,7 +27,7 @@ from epp.transport.messages import BodilessLimit
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
@@ -53,7 +53,6 @@ class ProcessCall(Handler):
         call: on the wire.
         exchange: what it is about.
         metrics: counted into.
-        flush: writes what was sent, where no message is just being read.
     """
 
     __slots__ = (
@@ -61,7 +60,6 @@ class ProcessCall(Handler):
         "_call",
         "_ending",
         "_exchange",
-        "_flush",
         "_metrics",
         "_over",
         "_task",
@@ -69,8 +67,8 @@ class ProcessCall(Handler):
         "_waiting",
     )
 
-    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None]) -> None:
-        self._call, self._exchange, self._metrics, self._flush = call, exchange, metrics, flush
+    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics) -> None:
+        self._call, self._exchange, self._metrics = call, exchange, metrics
         self._time_s = asyncio.get_running_loop().time
         self._began_s = self._time_s()
         self._waiting: deque[bytes] = deque()
@@ -163,7 +161,7 @@ class ProcessCall(Handler):
             self._task = None
             self._failed()
         self._go_on()
-        self._flush()
+        self._call.flush()
 
     def _answer(self, answer: Answer) -> None:
         replies, marker = answer

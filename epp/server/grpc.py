@@ -191,6 +191,6 @@ def grpc_methods(
     """
     return {
         **health_service(health, any_name=False),
-        PROCESS: lambda call, flush: ProcessCall(call, new_exchange(call.room), metrics, flush),
+        PROCESS: lambda call: ProcessCall(call, new_exchange(call.room), metrics),
         ACCESS_LOG: access_log.serve,
     }

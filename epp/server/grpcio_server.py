@@ -96,6 +96,9 @@ class GrpcioCall:
         self.wake.set()
         return True
 
+    def flush(self) -> None:
+        """Wait for `_converse`, which writes."""
+
     def hold(self) -> None:
         """Take no messages for now."""
         self.taking.clear()
@@ -176,7 +179,7 @@ class GrpcioServer:
     async def _serve(self, path: str, context: Context, *, single: bool) -> bytes | None:
         call = GrpcioCall(path, self._room, self._max_send_bytes)
         try:
-            handler = self._methods[path](cast("Call", call), lambda: None)
+            handler = self._methods[path](cast("Call", call))
         except Exception:
             log.exception("a call of %s failed", path, extra=REPEATED)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")

@@ -12,13 +12,12 @@ services. Rules for a handler:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from epp.transport.calls import Call
     from epp.transport.messages import Message
 
@@ -44,11 +43,8 @@ class Handler:
         """Note that the call is over."""
 
 
-class Serve(Protocol):
-    """Makes what serves a call; ``flush`` writes what was sent where nothing is just being read."""
-
-    def __call__(self, call: Call, flush: Callable[[], None], /) -> Handler:
-        """A call has begun."""
+#: Makes what serves a call that has begun.
+Serve = Callable[["Call"], Handler]
 
 
 class Unary(Handler):

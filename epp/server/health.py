@@ -76,10 +76,8 @@ class HealthState:
 class Watch(Handler):
     """A call of `Watch`: the state under a name, and every change of it."""
 
-    def __init__(
-        self, call: Call, flush: Callable[[], None], state: HealthState, status: Callable[[str], Any]
-    ) -> None:
-        self._call, self._flush, self._state, self._status = call, flush, state, status
+    def __init__(self, call: Call, state: HealthState, status: Callable[[str], Any]) -> None:
+        self._call, self._state, self._status = call, state, status
         self._task: asyncio.Task[None] | None = None
 
     def message(self, message: Message) -> None:
@@ -108,7 +106,7 @@ class Watch(Handler):
     def stop(self) -> None:
         """End the call."""
         self._call.finish(Status.UNAVAILABLE, "the server stops")
-        self._flush()
+        self._call.flush()
         self.cancelled()
 
     async def _watch(self, name: str) -> None:
@@ -116,7 +114,7 @@ class Watch(Handler):
             serving, status = self._state.serving, self._status(name)
             answer = _Response(status=_Response.SERVICE_UNKNOWN if status is None else status)
             self._call.send(answer.SerializeToString())
-            self._flush()
+            self._call.flush()
             if name == LIVENESS or status is None:  # a process whose liveness changes ends
                 return
             await self._state.change_from(serving)
@@ -147,9 +145,9 @@ def health_service(state: HealthState, *, any_name: bool) -> dict[str, Serve]:
 
     service = "/grpc.health.v1.Health/"
     return {
-        service + "Check": lambda call, _: Unary(call, check),
-        service + "List": lambda call, _: Unary(call, listed),
-        service + "Watch": lambda call, flush: Watch(call, flush, state, status),
+        service + "Check": lambda call: Unary(call, check),
+        service + "List": lambda call: Unary(call, listed),
+        service + "Watch": lambda call: Watch(call, state, status),
     }
 
 

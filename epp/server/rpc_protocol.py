@@ -72,6 +72,7 @@ class RpcConnection(asyncio.Protocol):
     def __init__(self, server: RpcServer) -> None:
         self._server, self._connection = server, server.new_connection(self._reclaim)
         self._reader = self._connection.reader
+        self._connection.flush = self.flush
         self._loop = asyncio.get_running_loop()
         self._time_s = self._loop.time
         self._transport: asyncio.Transport | None = None
@@ -308,7 +309,7 @@ class RpcConnection(asyncio.Protocol):
         """Pass an event to its call's handler."""
         call = event.call
         if isinstance(event, CallStarted):
-            call.owner = self._server.methods[call.path](call, self.flush)
+            call.owner = self._server.methods[call.path](call)
         elif call.owner is None:  # its handler could not even be made
             return
         elif isinstance(event, MessageReceived):

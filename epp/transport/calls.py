@@ -125,6 +125,10 @@ class Call:
         self._connection.sender.headers(self, block(status, words), end=True)
         return True
 
+    def flush(self) -> None:
+        """Write what was sent, unless a read is being played: then it is written with the rest."""
+        self._connection.flush()
+
     def end(self) -> None:
         """Mark it as over, and give back what has come of a message."""
         self.over = True

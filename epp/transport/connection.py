@@ -40,7 +40,7 @@ from epp.transport.sending import UNCOUNTED_BYTES, Sender
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from epp.transport.calls import CallEvent
     from epp.transport.headers import RequestHead
@@ -82,6 +82,7 @@ class Connection:
         last_number: of the streams opened.
         failed: why the connection was ended, ``""`` while it was not.
         closed: nothing comes of what is received any more.
+        flush: has the output written, set by who writes it.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Connection:
         self._draining = self._drained = False
         self._idle, self._useless = Bucket(limits.idle_frames), Bucket(limits.useless_streams)
         self.failed, self.closed = "", False
+        self.flush: Callable[[], None] = lambda: None
         self.sender.control(frames.settings(announced(limits)))
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
         self.sender.control(frames.window_update(0, more))

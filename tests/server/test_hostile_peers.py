@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.apis.answer import WATCH_BYTES
-from epp.transport.connection import STREAM_BYTES
 from epp.transport.status import Status
 from tests.kit.conversation import (
     DUPLEX,
@@ -26,44 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-WATCH = b"/grpc.health.v1.Health/Watch"
-
 
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
     made = await Serving.start(tmp_path)
     yield made
     await made.stop()
-
-
-async def test_answers_that_nobody_reads_wait_in_the_budget_and_not_in_the_sockets_buffer(
-    serving: Serving,
-) -> None:
-    """Windows that say anything may come do not mean that anybody reads."""
-    peer = await RawPeer.connect(serving.address, max_frame_size=(1 << 24) - 1)
-    models = request_headers({":method": "GET", ":path": "/v1/models"}, end=True)
-    size = 20_000_000
-    piece = message(response_body(bytes(size)).SerializeToString())
-    numbers = range(1, 7, 2)
-    for number in numbers:
-        peer.open(number)
-        peer.say(number, with_modes(models, DUPLEX, DUPLEX), response_headers())
-        peer.pour(number, piece[:-1])
-    await peer.round_trip()
-    before = await serving.metric("epp_held_body_bytes")
-    assert 0 < before - len(numbers) * (len(piece) - 1) < 3 * (STREAM_BYTES + WATCH_BYTES)
-    peer.stop_reading()
-    peer.write(b"".join(peer.client.data(number, piece[-1:]) for number in numbers))
-    listener: Any = serving.app._grpc._listener
-    (connection,) = listener._connections
-    transport = connection._transport
-    await until(lambda: connection._corked_bytes is not None)
-    assert transport.get_write_buffer_size() < 3_000_000
-    assert await serving.metric("epp_held_body_bytes") > 0.6 * before
-    peer.read_on()
-    await until(lambda: all(len(peer.told[number].data) > size for number in numbers))
-    assert await serving.metric("epp_held_body_bytes") == 2 * STREAM_BYTES + 3 * WATCH_BYTES
-    await peer.close()
 
 
 @pytest.mark.parametrize("decided", [True, False], ids=["decided before", "not decided"])

@@ -275,6 +275,7 @@ async def test_what_does_not_end_is_cut(channel: grpc.aio.Channel, served: Serve
     assert await log.code() is grpc.StatusCode.OK
     await served.server.stop(0.1)
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    await until(lambda: served.ends)
     assert served.ends == [True]
 
 

@@ -81,7 +81,7 @@ async def _grpcio(destination: str) -> AsyncIterator[str]:
 async def _builtin(destination: str) -> AsyncIterator[str]:
     pick = partial(answer, destination=destination)
     server = RpcServer(
-        {f"/{SERVICE}/Process": lambda call, _: Answering(call, pick)},
+        {f"/{SERVICE}/Process": lambda call: Answering(call, pick)},
         max_receive_bytes=_MAX_BYTES,
         max_send_bytes=_MAX_BYTES,
     )
