@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epp.transport import status as statuses
 from epp.transport.frames import ErrorCode
 from epp.transport.messages import MessageReader, prefix
-from epp.transport.status import Status
+from epp.transport.status import HEAD_BLOCK, Status, trailers
 
 if TYPE_CHECKING:
     from collections import deque
@@ -103,7 +102,7 @@ class Call:
         sender = self._connection.sender
         if not self._begun:
             self._begun = True
-            sender.headers(self, statuses.HEAD_BLOCK)
+            sender.headers(self, HEAD_BLOCK)
         if not sender.data(self, message, prefix=prefix(len(message))):
             self.end()
             self.reset(ErrorCode.ENHANCE_YOUR_CALM)
@@ -121,8 +120,8 @@ class Call:
             if self.over:
                 return False
         self.end()
-        block = statuses.trailers if self._begun else statuses.trailers_only
-        self._connection.sender.headers(self, block(status, words), end=True)
+        head = b"" if self._begun else HEAD_BLOCK
+        self._connection.sender.headers(self, head + trailers(status, words), end=True)
         return True
 
     def flush(self) -> None:
