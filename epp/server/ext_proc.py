@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -27,7 +28,7 @@ from epp.transport.messages import BodilessLimit
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from epp.server.exchange import Answer, Exchange
     from epp.server.metrics import Metrics
@@ -38,12 +39,9 @@ log = logging.getLogger(__name__)
 
 #: What a message that waits takes beside its bytes.
 _ITEM_BYTES = 64
-#: On either transport: the limit of messages without a body, and lines of the log.
+#: The limit of messages without a body, on either transport.
 BODILESS = BodilessLimit(MAX_BODILESS_BYTES, is_body)
 PROCESS = f"/{EXT_PROC}/Process"
-ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
-#: What a stream is aborted for that says what no proxy says.
-NO_MESSAGE = "a message is no ProcessingRequest"
 
 
 class ProcessCall(Handler):
@@ -103,11 +101,7 @@ class ProcessCall(Handler):
             return
         if self._task is not None:
             self._task.cancel()
-        try:
-            self._answer(self._exchange.no_room())
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
-            self._failed()
+        self._act(self._exchange.no_room)
 
     def cancelled(self) -> None:
         """The proxy has given the call up, or has gone before the last answer went out."""
@@ -135,20 +129,24 @@ class ProcessCall(Handler):
         try:
             request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
-            log.warning(ABORTED, NO_MESSAGE, extra=REPEATED)
-            self._finish(Status.INTERNAL, NO_MESSAGE)  # the status that gRPC has for it
+            self._abort(
+                Status.INTERNAL, "a message is no ProcessingRequest"
+            )  # the status that gRPC has for it
             return
+        self._act(partial(self._exchange.take, request))
+
+    def _act(self, act: Callable[[], Answer | Coroutine[Any, Any, Answer]]) -> None:
+        """Do something, and answer once there is an answer."""
         try:
-            answer = self._exchange.take(request)
+            answer = act()
             if isinstance(answer, tuple):
                 self._answer(answer)
             else:
                 self._task = asyncio.ensure_future(self._wait(answer))
                 # Given up in the read that brought it, the task never begins and nobody waits for the answer.
                 self._task.add_done_callback(lambda _: answer.close())
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
-            self._failed()
+        except Exception as error:  # noqa: BLE001  # a fault of ours
+            self._failed(error)
 
     async def _wait(self, waiting: Coroutine[Any, Any, Answer]) -> None:
         """Answer once there is an answer, and then what has come meanwhile."""
@@ -156,10 +154,9 @@ class ProcessCall(Handler):
             answer = await waiting
             self._task = None
             self._answer(answer)
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
+        except Exception as error:  # noqa: BLE001  # a fault of ours
             self._task = None
-            self._failed()
+            self._failed(error)
         self._go_on()
         self._call.flush()
 
@@ -172,12 +169,16 @@ class ProcessCall(Handler):
         if isinstance(marker, Finish):
             self._finish(Status.OK, last=None if last is None else last.SerializeToString())
         elif isinstance(marker, Abort):
-            log.warning(ABORTED, marker.detail, extra=REPEATED)
-            self._finish(Status[marker.status], marker.detail)
+            self._abort(Status[marker.status], marker.detail)
         elif self._call.over and not (given_up or self._over):
             self._unsent()
 
-    def _failed(self) -> None:
+    def _abort(self, status: Status, words: str) -> None:
+        log.warning("a stream was aborted: %s", words, extra=REPEATED)
+        self._finish(status, words)
+
+    def _failed(self, error: Exception) -> None:
+        log.error("a stream failed", exc_info=error, extra=REPEATED)
         self._metrics.value("epp_faults_total", "stream").inc()
         self._finish(Status.INTERNAL, "internal error")
 
