@@ -129,9 +129,7 @@ class ProcessCall(Handler):
         try:
             request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
-            self._abort(
-                Status.INTERNAL, "a message is no ProcessingRequest"
-            )  # the status that gRPC has for it
+            self._abort(Status.INTERNAL, "a message is no ProcessingRequest")
             return
         self._act(partial(self._exchange.take, request))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpack import Decoder, HPACKDecodingError, HPACKError
@@ -42,6 +43,7 @@ _OF_CONNECTIONS = {b"connection", b"proxy-connection", b"keep-alive", b"transfer
 _DIGITS = re.compile(rb"[0-9]{1,18}\Z")
 
 
+@dataclass(slots=True)
 class RequestHead:
     """What a stream begins with.
 
@@ -52,10 +54,10 @@ class RequestHead:
         content_length: negative where there is none.
     """
 
-    __slots__ = ("content_length", "fields", "method", "path")
-
-    def __init__(self, method: bytes, path: bytes, fields: dict[bytes, bytes], content_length: int) -> None:
-        self.method, self.path, self.fields, self.content_length = method, path, fields, content_length
+    method: bytes
+    path: bytes
+    fields: dict[bytes, bytes]
+    content_length: int
 
 
 class HeadReader:
