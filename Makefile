@@ -39,7 +39,7 @@ OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
 	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest $(OLDEST_TESTS)
 
-attacks: setup ## floods against the picker's port, peers that behave beside them (8 minutes; ATTACKS="--tls", see --help)
+attacks: setup ## floods against the picker's port, peers that behave beside them (5 minutes; ATTACKS="--tls", see --help)
 	$(BIN)/python -m tests.attacks $(ATTACKS)
 
 h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)

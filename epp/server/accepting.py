@@ -1,9 +1,9 @@
 """Takes the connections of a listener, as many at once as are allowed, and closes what comes beyond.
 
-Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server can
-refuse nobody: with TLS it tells of a connection only after the handshake, and each that is in one holds a
-file all the same. Where idle connections can be ended, no peer holds all places: the oldest idle connection
-of the peer with the most makes room.
+Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server
+reports a connection only after its TLS handshake, and each that is in one holds a file all the same. Where
+idle connections can be ended, no peer holds all places: the oldest idle connection of the peer with the most
+makes room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import resource
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from epp.config.address import UNIX, join_address, split_address
 from epp.server.logs import REPEATED
+from epp.server.sockets import listening_sockets
 from epp.server.turns import Peers, address_key
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def allow_files() -> None:
 
 
 def allowed_connections(wanted: int) -> int:
-    """So many connections, or fewer where this process may open too few files for them and its other work."""
+    """Reduce a number of connections to what the files leave that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or wanted <= soft // _FILES_SHARE:
         return wanted
@@ -68,13 +70,12 @@ class Acceptor(Generic[P]):
     """The listening sockets of one listener.
 
     Args:
-        new_protocol: makes what serves a connection; that one tells `begun` and `gone`.
+        new_protocol: makes what serves a connection; that one calls `begun` and `gone`.
         most: connections at once, those in their handshakes included.
         tls: for connections, None for plaintext.
-        on_refused: told of each connection that is closed because there are enough.
-        end_idle: ends an open connection if it is idle, or, where asked so, if it never carried a call; says
-            whether it was. None where none is.
-        queue: takes what is to wait for its turn: the handshakes of a peer over its budget.
+        on_refused: called for each connection that is closed because there are enough.
+        end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
+        queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
 
     Attributes:
         open: connections that have begun.
@@ -87,7 +88,7 @@ class Acceptor(Generic[P]):
         most: int,
         tls: ssl.SSLContext | None,
         on_refused: Callable[[], None],
-        end_idle: Callable[[P, bool], bool] | None = None,
+        end_idle: Callable[[Iterable[P]], P | None] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
@@ -97,19 +98,26 @@ class Acceptor(Generic[P]):
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
-        #: The sockets that nothing has been begun with.
-        self._untouched: dict[P, socket.socket] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._peers = Peers()
         #: Who holds a place, and whose it is.
         self._places: dict[P, Peer] = {}
         self.open: set[P] = set()
 
-    def listen(self, bound: socket.socket) -> None:
-        """Take the connections of one more socket, which listens."""
-        bound.setblocking(False)
-        self._sockets.append(bound)
-        self._loop.add_reader(bound, self._accept, bound)
+    def listen(self, address: str) -> str:
+        """Listen on ``host:port`` or ``unix:/path``; the same with the port that it really has.
+
+        Raises:
+            OSError: the address cannot be bound.
+            ValueError: it is not an address.
+        """
+        self._sockets = listening_sockets(address)
+        for bound in self._sockets:
+            bound.setblocking(False)
+        self._go_on()
+        if address.startswith(UNIX):
+            return address
+        return join_address(split_address(address)[0], self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Take no more, and end handshakes; what is open stays."""
@@ -119,7 +127,7 @@ class Acceptor(Generic[P]):
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
-        for connection in [*self._beginning, *self._untouched]:
+        for connection in list(self._beginning):
             self._end_beginning(connection)
 
     def begun(self, connection: P, certificate: bytes | None = None) -> Peer | None:
@@ -138,7 +146,7 @@ class Acceptor(Generic[P]):
         return peer
 
     def gone(self, connection: P) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self.open.discard(connection)
         self._release(connection)
 
@@ -167,11 +175,9 @@ class Acceptor(Generic[P]):
             connection = self._new_protocol()
             peer.connections[connection] = None
             self._places[connection] = peer
-            self._untouched[connection] = accepted
-            if self._queue is not None and self._tls is not None and peer.is_over_budget(now_s):
-                self._queue(peer, partial(self._begin, connection))
-            else:
-                self._begin(connection)
+            task = self._beginning[connection] = self._loop.create_task(self._connect(connection, accepted))
+            # Cancelled before its first step, nobody else would close it.
+            task.add_done_callback(partial(self._connected, connection, accepted))
 
     def _has_room(self, peer: Peer) -> bool:
         """Whether a peer may have one more place, after an idle connection was ended where none was left."""
@@ -180,35 +186,23 @@ class Acceptor(Generic[P]):
         return len(self._places) < self._most or self._make_room(self._peers.by_connections())
 
     def _make_room(self, peers: Iterable[Peer]) -> bool:
-        """End an idle connection of the first of these peers that has one; whether there was one.
-
-        Those that never carried a call come first, then the one unused for longest: a connection that is in
-        use moves behind the others of its peer.
-        """
+        """End an idle connection of the first of these peers that has one; whether there was one."""
         if self._end_idle is None:
             return False
         for peer in peers:
-            for never_used in (True, False):
-                for connection in list(peer.connections):
-                    if connection not in self.open:
-                        self._end_beginning(connection)
-                        return True
-                    if self._end_idle(connection, never_used):
-                        self._release(connection)
-                        return True
-                    if not never_used:  # it is in use
-                        peer.connections[connection] = peer.connections.pop(connection)
+            ended = next((each for each in peer.connections if each in self._beginning), None)
+            if ended is not None:
+                self._end_beginning(ended)
+                return True
+            ended = self._end_idle(peer.connections)
+            if ended is not None:
+                self._release(ended)
+                return True
         return False
 
     def _end_beginning(self, connection: P) -> None:
         """Close a connection that has not begun."""
-        task = self._beginning.get(connection)
-        if task is not None:
-            task.cancel()
-        accepted = self._untouched.pop(connection, None)
-        if accepted is not None:  # the task has not taken its first step: nobody else would close it
-            accepted.close()
-            self._beginning.pop(connection, None)
+        self._beginning.pop(connection).cancel()
         self._release(connection)
 
     def _release(self, connection: P) -> None:
@@ -216,14 +210,13 @@ class Acceptor(Generic[P]):
         if peer is not None:
             del peer.connections[connection]
 
-    def _begin(self, connection: P) -> None:
-        """Begin a connection whose socket waits, unless it was ended meanwhile."""
-        if connection in self._untouched:
-            self._beginning[connection] = self._loop.create_task(self._connect(connection))
-
-    async def _connect(self, connection: P) -> None:
-        accepted, peer = self._untouched.pop(connection), self._places[connection]
+    async def _connect(self, connection: P, accepted: socket.socket) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
+        peer = self._places[connection]
+        if self._queue is not None and self._tls is not None and peer.is_over_budget(self._loop.time()):
+            turn = asyncio.Event()
+            self._queue(peer, turn.set)
+            await turn.wait()
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s
@@ -233,9 +226,12 @@ class Acceptor(Generic[P]):
         finally:
             if self._tls is not None:
                 peer.units -= _HANDSHAKE_UNITS  # only now: one that stalls has cost nothing
-            self._beginning.pop(connection, None)
-            if connection not in self.open:
-                self._release(connection)
+
+    def _connected(self, connection: P, accepted: socket.socket, _: asyncio.Task[None]) -> None:
+        self._beginning.pop(connection, None)
+        if connection not in self.open:
+            accepted.close()
+            self._release(connection)
 
     def _pause(self) -> None:
         for bound in self._sockets:

@@ -27,32 +27,27 @@ from epp.extproc.messages import (
     LB_NAMESPACE,
     MAX_BODILESS_BYTES,
 )
-from epp.pb.access_log_pb2 import StreamAccessLogsMessage
+from epp.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from epp.server.handlers import Handler
 from epp.server.logs import REPEATED
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.struct_pb2 import Struct
 
     from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
+    from epp.transport.calls import Call
     from epp.transport.messages import Message
 
 
 log = logging.getLogger(__name__)
 
 
-SERVICE = "envoy.service.accesslog.v3.AccessLogService"
-METHOD = "StreamAccessLogs"
+ACCESS_LOG = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 #: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
 #: takes some hundred bytes.
 _MAX_ENTRIES = 1000
-
-
-class Sending(Protocol):
-    """An open stream of the log."""
-
-    def end(self) -> None:
-        """End it with status OK."""
 
 
 class AccessLogReceiver:
@@ -69,17 +64,19 @@ class AccessLogReceiver:
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
-        self._streams: set[Sending] = set()
+        self._streams: set[AccessLogCall] = set()
         self.received = 0
         self.malformed = 0
         self.failed = 0
 
-    def opened(self, stream: Sending) -> None:
-        """Note an open stream."""
+    def serve(self, call: Call) -> AccessLogCall:
+        """Serve a stream."""
+        stream = AccessLogCall(call, self)
         self._streams.add(stream)
+        return stream
 
-    def closed(self, stream: Sending) -> None:
-        """Forget a stream."""
+    def closed(self, stream: AccessLogCall) -> None:
+        """Forget a stream that is over."""
         self._streams.discard(stream)
 
     def take(self, message: Message) -> None:
@@ -108,7 +105,28 @@ class AccessLogReceiver:
         They have no end of their own, so without this a graceful stop of the server waits for them in vain.
         """
         for stream in list(self._streams):
-            stream.end()
+            stream.ended()
+
+
+class AccessLogCall(Handler):
+    """One stream of the log. It has no end of its own: `AccessLogReceiver.end_streams` ends it."""
+
+    def __init__(self, call: Call, receiver: AccessLogReceiver) -> None:
+        self._call, self._receiver = call, receiver
+
+    def message(self, message: Message) -> None:
+        """Take reports."""
+        self._receiver.take(message)
+
+    def cancelled(self) -> None:
+        """Forget the stream: the proxy has gone."""
+        self._receiver.closed(self)
+
+    def ended(self) -> None:
+        """End the stream with status OK."""
+        self._receiver.closed(self)
+        self._call.finish(Status.OK, last=StreamAccessLogsResponse().SerializeToString())
+        self._call.flush()
 
 
 OBSERVED_NAMESPACE = "epp.observe"

@@ -35,8 +35,8 @@ from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.response_sampling import TICK_S, Sampler, section_of
-from epp.server.sockets import told_of
-from epp.server.tls import http_context
+from epp.server.sockets import located
+from epp.server.tls import server_context
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
 
@@ -321,9 +321,9 @@ class App:
         self.grpc_address = await self._grpc.start()
         if listen.first_token:
             section, follow = "listen.first_token_tls", self._certificates.append
-            tls = http_context(listen.first_token_tls, self._base, source, follow, section)
-            with told_of(source, "listen.first_token", listen.first_token):
-                self.first_token_address = await self._first_tokens.listen(listen.first_token, tls)
+            tls = server_context(listen.first_token_tls, self._base, source, section, follow)
+            with located(source, "listen.first_token", listen.first_token):
+                self.first_token_address = self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())

@@ -20,7 +20,7 @@ from epp.server.cluster import require_library
 from epp.server.files import read_file
 from epp.server.process import hash_secret
 from epp.server.shadow import shadows
-from epp.server.tls import http_context, rpc_context
+from epp.server.tls import server_context
 from epp.server.tokenizers import load_models
 
 if TYPE_CHECKING:
@@ -83,10 +83,8 @@ class _Checks:
     def listeners(self) -> None:
         """Check certificates."""
         listen = self._config.listen
-        self.run(rpc_context, listen.tls, self._base, self._source)
-        for key in ("http_tls", "first_token_tls"):
-            check = partial(http_context, section=f"listen.{key}")
-            self.run(check, getattr(listen, key), self._base, self._source)
+        for key in ("tls", "http_tls", "first_token_tls"):
+            self.run(server_context, getattr(listen, key), self._base, self._source, f"listen.{key}")
 
     def files(self) -> None:
         """Watched files that stand for themselves."""

@@ -78,13 +78,8 @@ class Exchange:
         """Whether its stream ended with the pick, which may not have gone out."""
         return bool(self._left_id)
 
-    async def receive(self, message: ProcessingRequest) -> Answer:
-        """Take a message; what to send, in order, and how the stream then ends, if it does."""
-        answer = self.take(message)
-        return answer if isinstance(answer, tuple) else await answer
-
     def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Answer]:
-        """Take a message, and answer at once wherever nothing has to be waited for."""
+        """Take a message; what to send, and how the stream then ends, at once unless tokens are counted."""
         outputs = self._stream.receive(message)
         for output in outputs:
             if isinstance(output, HttpRequest):

@@ -1,4 +1,4 @@
-"""The ext_proc service on the picker's own transport: exchanges answer where messages are read.
+"""The ext_proc service: exchanges answer where messages are read.
 
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
 and without a turn of the event loop; only one whose tokens are still being counted makes a task, and what
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -20,6 +21,8 @@ from google.protobuf.message import DecodeError
 from epp.extproc.messages import MAX_BODILESS_BYTES, is_body
 from epp.extproc.types import Abort, Finish
 from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.server.handlers import Handler
+from epp.server.health import EXT_PROC
 from epp.server.logs import REPEATED
 from epp.transport.messages import BodilessLimit
 from epp.transport.status import Status
@@ -36,21 +39,18 @@ log = logging.getLogger(__name__)
 
 #: What a message that waits takes beside its bytes.
 _ITEM_BYTES = 64
-#: On either transport: the limit of messages without a body, and lines of the log.
+#: The limit of messages without a body, on either transport.
 BODILESS = BodilessLimit(MAX_BODILESS_BYTES, is_body)
-ABORTED, FAILED = "a stream was aborted: %s", "a stream failed"
-#: What a stream is aborted for that says what no proxy says.
-NO_MESSAGE = "a message is no ProcessingRequest"
+PROCESS = f"/{EXT_PROC}/Process"
 
 
-class ProcessCall:
+class ProcessCall(Handler):
     """One stream of the proxy's, which is one HTTP request.
 
     Args:
         call: on the wire.
         exchange: what it is about.
         metrics: counted into.
-        flush: writes what was sent, where no message is just being read.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class ProcessCall:
         "_call",
         "_ending",
         "_exchange",
-        "_flush",
         "_metrics",
         "_over",
         "_task",
@@ -66,8 +65,8 @@ class ProcessCall:
         "_waiting",
     )
 
-    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics, flush: Callable[[], None]) -> None:
-        self._call, self._exchange, self._metrics, self._flush = call, exchange, metrics, flush
+    def __init__(self, call: Call, exchange: Exchange, metrics: Metrics) -> None:
+        self._call, self._exchange, self._metrics = call, exchange, metrics
         self._time_s = asyncio.get_running_loop().time
         self._began_s = self._time_s()
         self._waiting: deque[bytes] = deque()
@@ -102,11 +101,7 @@ class ProcessCall:
             return
         if self._task is not None:
             self._task.cancel()
-        try:
-            self._answer(self._exchange.no_room())
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
-            self._failed()
+        self._act(self._exchange.no_room)
 
     def cancelled(self) -> None:
         """The proxy has given the call up, or has gone before the last answer went out."""
@@ -134,20 +129,22 @@ class ProcessCall:
         try:
             request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
         except DecodeError:
-            log.warning(ABORTED, NO_MESSAGE, extra=REPEATED)
-            self._finish(Status.INTERNAL, NO_MESSAGE)  # the status that gRPC has for it
+            self._abort(Status.INTERNAL, "a message is no ProcessingRequest")
             return
+        self._act(partial(self._exchange.take, request))
+
+    def _act(self, act: Callable[[], Answer | Coroutine[Any, Any, Answer]]) -> None:
+        """Do something, and answer once there is an answer."""
         try:
-            answer = self._exchange.take(request)
+            answer = act()
             if isinstance(answer, tuple):
                 self._answer(answer)
             else:
                 self._task = asyncio.ensure_future(self._wait(answer))
                 # Given up in the read that brought it, the task never begins and nobody waits for the answer.
                 self._task.add_done_callback(lambda _: answer.close())
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
-            self._failed()
+        except Exception as error:  # noqa: BLE001  # a fault of ours
+            self._failed(error)
 
     async def _wait(self, waiting: Coroutine[Any, Any, Answer]) -> None:
         """Answer once there is an answer, and then what has come meanwhile."""
@@ -155,12 +152,11 @@ class ProcessCall:
             answer = await waiting
             self._task = None
             self._answer(answer)
-        except Exception:
-            log.exception(FAILED, extra=REPEATED)
+        except Exception as error:  # noqa: BLE001  # a fault of ours
             self._task = None
-            self._failed()
+            self._failed(error)
         self._go_on()
-        self._flush()
+        self._call.flush()
 
     def _answer(self, answer: Answer) -> None:
         replies, marker = answer
@@ -171,12 +167,16 @@ class ProcessCall:
         if isinstance(marker, Finish):
             self._finish(Status.OK, last=None if last is None else last.SerializeToString())
         elif isinstance(marker, Abort):
-            log.warning(ABORTED, marker.detail, extra=REPEATED)
-            self._finish(Status[marker.status], marker.detail)
+            self._abort(Status[marker.status], marker.detail)
         elif self._call.over and not (given_up or self._over):
             self._unsent()
 
-    def _failed(self) -> None:
+    def _abort(self, status: Status, words: str) -> None:
+        log.warning("a stream was aborted: %s", words, extra=REPEATED)
+        self._finish(status, words)
+
+    def _failed(self, error: Exception) -> None:
+        log.error("a stream failed", exc_info=error, extra=REPEATED)
         self._metrics.value("epp_faults_total", "stream").inc()
         self._finish(Status.INTERNAL, "internal error")
 

@@ -1,4 +1,4 @@
-"""Receives the first tokens that Envoy tells of while answers still run: ``POST /first-token/<decision>``.
+"""Receives Envoy's reports of first tokens while answers still run: ``POST /first-token/<decision>``.
 
 Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because this call comes once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
@@ -16,16 +16,13 @@ import logging
 import re
 from typing import TYPE_CHECKING, cast
 
-from epp.config.address import UNIX, join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.logs import REPEATED
-from epp.server.sockets import listening_sockets, unix_socket
 from epp.server.watched import watching
 
 if TYPE_CHECKING:
-    import socket
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from epp.server.accepting import Acceptor
     from epp.server.access_log import Reports
@@ -35,8 +32,6 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 8192
 MAX_ID_BYTES = 128
-#: Connections that the system holds ready; an Envoy opens eight.
-_BACKLOG = 128
 
 _NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -50,15 +45,15 @@ class FirstTokenReceiver:
     """A listener for first tokens.
 
     Args:
-        reports: told of each.
+        reports: takes each.
         max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
+        on_refused: called for each of those.
 
     Attributes:
         received: calls taken.
         malformed: requests that were no such call, and connections given up.
         failed: calls that their receiver raised on.
-        port: where it listens, once started on TCP.
+        address: where it listens.
     """
 
     def __init__(
@@ -74,49 +69,25 @@ class FirstTokenReceiver:
         self.received = 0
         self.malformed = 0
         self.failed = 0
-        self.port = 0
+        self.address = ""
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on an address; port 0 lets the system choose. TLS contexts ask for client certificates.
+    def listen(self, where: str, tls: ssl.SSLContext | None = None) -> str:
+        """Listen on ``host:port`` or ``unix:/path``; the same with the port that the system chose.
+
+        TLS contexts ask for client certificates.
 
         Raises:
             OSError: the address cannot be bound.
+            ValueError: it is not an address.
         """
-        bound = listening_sockets(host, port, backlog=_BACKLOG)
-        self.port = bound[0].getsockname()[1]
-        self._take(bound, tls)
-
-    async def start_unix(self, path: str, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a Unix socket, for this user and group; a socket that a dead process left there goes.
-
-        Raises:
-            OSError: the path cannot be bound.
-        """
-        self._take([unix_socket(path, backlog=_BACKLOG)], tls)
-
-    def _take(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> None:
         self._acceptor = watching(
             lambda: _Connection(self),
             most=self._max_connections,
             tls=tls,
             on_refused=self._on_refused,
         )
-        for bound in sockets:
-            self._acceptor.listen(bound)
-
-    async def listen(self, where: str, tls: ssl.SSLContext | None = None) -> str:
-        """Listen on ``host:port`` or ``unix:/path``; returns the same with the port that the system chose.
-
-        Raises:
-            OSError: the address cannot be bound.
-            ValueError: it is not an address.
-        """
-        if where.startswith(UNIX):
-            await self.start_unix(where.removeprefix(UNIX), tls)
-            return where
-        host, port = split_address(where)
-        await self.start(host, port, tls)
-        return join_address(host, self.port)
+        self.address = self._acceptor.listen(where)
+        return self.address
 
     async def stop(self) -> None:
         """Close the listener and its connections."""

@@ -8,27 +8,29 @@ closed, reset, cancelled, failed - ends its exchange exactly once.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
-from epp.extproc.body_budget import BodyBudget, Share
+from epp.extproc.body_budget import BodyBudget
 from epp.extproc.modes import ASSUMED
 from epp.extproc.stream import Stream
-from epp.server.access_log import AccessLogReceiver
+from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.exchange import Exchange
-from epp.server.ext_proc import BODILESS
-from epp.server.health import HealthNames, HealthState
+from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
+from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.services import Services
-from epp.server.sockets import told_of
-from epp.server.tls import grpc_credentials, rpc_context
+from epp.server.sockets import located
+from epp.server.tls import GRPC_SECTION, grpc_credentials, server_context
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from epp.config.schema import Config
+    from epp.extproc.body_budget import Share
     from epp.server.core import Core
+    from epp.server.grpcio_server import GrpcioServer
+    from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
     from epp.server.tls import Follow
@@ -41,16 +43,6 @@ _LONGEST_PIECE_BYTES = 32 * 1024 * 1024
 _DRAIN_POLL_S = 0.05
 #: Twice the interval at which Envoy, as we configure it, sends its access log.
 _LAST_REPORTS_S = 0.25
-
-
-class Listener(Protocol):
-    """What a transport does."""
-
-    async def start(self, address: str) -> str:
-        """Listen; the address with the port that it really has."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no new calls, give the open ones ``grace_s``, then cut them."""
 
 
 class GrpcServer:
@@ -98,15 +90,7 @@ class GrpcServer:
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
-        services = Services(
-            metrics,
-            HealthNames(self._health, any_name=False),
-            self._new_exchange,
-            self.access_log,
-            may_leave=self._sampler.may_end_streams,
-        )
-        self._watchers = services.watchers
-        self._listener = self._listen(services, base)
+        self._listener = self._listen(base)
         self._started = False
 
     async def start(self) -> str:
@@ -116,12 +100,13 @@ class GrpcServer:
             ConfigError: an address cannot be bound.
         """
         listen = self._config.listen
-        with told_of(self._source, "listen.grpc", listen.grpc):
+        with located(self._source, "listen.grpc", listen.grpc):
             bound = await self._listener.start(listen.grpc)
         self._started = True
         return bound
 
-    def _listen(self, services: Services, base: Path) -> Listener:
+    def _listen(self, base: Path) -> RpcServer | GrpcioServer:
+        methods = grpc_methods(self._metrics, self._health, self._new_exchange, self.access_log)
         receive, send = self._max_receive_bytes, self._max_send_bytes
         tls, source = self._config.listen.tls, self._source
         if self._config.listen.transport == "grpcio":
@@ -129,23 +114,24 @@ class GrpcServer:
 
             credentials = grpc_credentials(tls, base, source, self._follow)
             return GrpcioServer(
-                services,
+                methods,
                 max_receive_bytes=receive,
                 max_send_bytes=send,
                 credentials=credentials,
                 max_connections=self._max_connections,
+                room=self._grpcio_share,
+                single={PROCESS} if self._sampler.may_end_streams else (),
             )
-        context = rpc_context(tls, base, source, self._follow)
+        context = server_context(tls, base, source, GRPC_SECTION, self._follow)
         return RpcServer(
-            services.methods(),
+            methods,
             max_receive_bytes=receive,
             max_send_bytes=send,
             tls=context,
             new_room=self._bodies.share,
             max_connections=self._max_connections,
-            on_refused=partial(self._closed, "limit"),
             bodiless=BODILESS,
-            on_ended=self._closed,
+            on_closed=self._closed,
             on_throttled=self._metrics.value("epp_connections_throttled_seconds_total").inc,
         )
 
@@ -170,18 +156,37 @@ class GrpcServer:
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(min(grace_s, _LAST_REPORTS_S))
         self.access_log.end_streams()
-        for watcher in list(self._watchers):
-            watcher.leave()
+        self._health.end_watches()
         await stopping
 
     def _new_exchange(self, room: Room | None = None) -> Exchange:
-        conformance = self._config.protocol.conformance
         stream = Stream(
             self._max_body_bytes,
             self._assumed,
             self._core.refuse_unread,
             pick_at=self._core.pick_at,
-            tell_served=conformance,
-            bodies=room if isinstance(room, Share) else self._grpcio_share,
+            tell_served=self._config.protocol.conformance,
+            bodies=cast("Share", room or self._grpcio_share),
         )
         return Exchange(stream, self._core, self._metrics, self._sampler)
+
+
+def grpc_methods(
+    metrics: Metrics,
+    health: HealthState,
+    new_exchange: Callable[[Room], Exchange],
+    access_log: AccessLogReceiver,
+) -> dict[str, Serve]:
+    """What a listener serves, by path.
+
+    Args:
+        metrics: counted into.
+        health: what its health service says.
+        new_exchange: makes what carries one HTTP request.
+        access_log: takes Envoy's reports.
+    """
+    return {
+        **health_service(health, any_name=False),
+        PROCESS: lambda call: ProcessCall(call, new_exchange(call.room), metrics),
+        ACCESS_LOG: access_log.serve,
+    }

@@ -1,18 +1,39 @@
-"""A gRPC listener of grpcio's: `listen.transport: grpcio`. All that knows its channel arguments is here."""
+"""A gRPC listener of grpcio's: `listen.transport: grpcio`, the readable reference of the transport.
+
+Serves the same handlers as the picker's own transport. Each call is read by a task of its own and written
+here. A method whose last message must not be parted from its end is served as one that answers with a single
+message: gRPC sends that and the status in one write, whereas the end of a streaming method follows its last
+message by a turn of the event loop, in which Envoy may have sent us pieces of an answer that it will then not
+get back (docs/transport.md). Such a call that ends without a last message ends with an empty one, which
+nobody reads.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
 
 from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
-from epp.server.grpcio_services import AccessLog, ExtProc, Health
+from epp.server.ext_proc import BODILESS
+from epp.server.logs import REPEATED
+from epp.transport.messages import BEGIN_BYTES, UNBOUNDED, MessageError
+from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from epp.server.services import Services
+    from collections.abc import Container, Mapping
+
+    from epp.server.handlers import Handler, Serve
+    from epp.transport.calls import Call
+    from epp.transport.messages import Room
+
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
 
 #: Envoy pings an idle connection, and asks often when it must notice a frozen picker soon; the defaults of
 #: gRPC would drop it for that.
@@ -27,28 +48,92 @@ _OPTIONS = (
 )
 
 
+class GrpcioCall:
+    """One call as handlers know it: what of `epp.transport.calls.Call` they use.
+
+    Attributes:
+        messages: sent, and not written yet.
+        wake: set whenever something has become of the call.
+        taking: set while messages are taken.
+        failure: what reading it, or its handler, raised.
+    """
+
+    def __init__(self, path: str, room: Room, max_send_bytes: int) -> None:
+        self.path, self.room, self._max_send_bytes = path, room, max_send_bytes
+        self.messages: deque[bytes] = deque()
+        self.over = self.ended_there = False
+        self.status, self.words = Status.OK, ""
+        self.error: MessageError | None = None
+        self.failure: Exception | None = None
+        self.wake, self.taking = asyncio.Event(), asyncio.Event()
+        self.taking.set()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self.messages)
+
+    def send(self, message: bytes) -> None:
+        """Send a message; one that is too long ends the call instead."""
+        if self.over:
+            return
+        if len(message) > self._max_send_bytes:
+            words = f"Sent message larger than max ({len(message)} vs. {self._max_send_bytes})"
+            self.finish(Status.RESOURCE_EXHAUSTED, words)
+            return
+        self.messages.append(message)
+        self.wake.set()
+
+    def finish(self, status: Status, words: str = "", *, last: bytes | None = None) -> bool:
+        """End the call, with a last message where there is one; False where that is too long."""
+        if self.over:
+            return True
+        if last is not None:
+            self.send(last)
+            if self.over:
+                return False
+        self.over, self.status, self.words = True, status, words
+        self.wake.set()
+        return True
+
+    def flush(self) -> None:
+        """Wait for `_converse`, which writes."""
+
+    def hold(self) -> None:
+        """Take no messages for now."""
+        self.taking.clear()
+
+    def release(self) -> None:
+        """Take them again."""
+        self.taking.set()
+
+
 class GrpcioServer:
     """One listener.
 
     Args:
-        services: what is served.
+        methods: what serves a call, by its path.
         max_receive_bytes: longest message taken.
         max_send_bytes: longest message sent.
         credentials: of the listener, None for plaintext.
         max_connections: at once; those beyond are closed as they come, and not counted.
+        room: what messages are held out of that wait.
+        single: paths of methods whose last message is sent with the status.
     """
 
     def __init__(
         self,
-        services: Services,
+        methods: Mapping[str, Serve],
         *,
         max_receive_bytes: int,
         max_send_bytes: int,
         credentials: grpc.ServerCredentials | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        room: Room = UNBOUNDED,
+        single: Container[str] = (),
     ) -> None:
-        self._services, self._credentials = services, credentials
-        self._max_send_bytes = max_send_bytes
+        self._methods, self._credentials, self._room = methods, credentials, room
+        self._max_send_bytes, self._single = max_send_bytes, single
         self._options = (
             *_OPTIONS,
             ("grpc.max_receive_message_length", max_receive_bytes),
@@ -56,7 +141,6 @@ class GrpcioServer:
             ("grpc.max_allowed_incoming_connections", max_connections),
         )
         self._server: grpc.aio.Server | None = None
-        self._ext_proc: ExtProc | None = None
 
     async def start(self, address: str) -> str:
         """Listen; the address with the port that it really has.
@@ -64,17 +148,8 @@ class GrpcioServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        services = self._services
         server = grpc.aio.server(options=self._options)
-        self._ext_proc = ExtProc(
-            services.new_exchange,
-            services.metrics,
-            single=services.may_leave,
-            max_send_bytes=self._max_send_bytes,
-        )
-        log = AccessLog(services.access_log)
-        server.add_generic_rpc_handlers((self._ext_proc.handler(), log.handler()))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(services.health, services.watchers), server)
+        server.add_generic_rpc_handlers(tuple(map(self._handler, self._methods)))
         try:
             if self._credentials is None:
                 port = server.add_insecure_port(address)
@@ -88,7 +163,75 @@ class GrpcioServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new streams, give the open ones ``grace_s``, then cut them."""
-        if self._ext_proc is not None:
-            self._ext_proc.leaving = True
         if self._server is not None:
             await self._server.stop(grace_s)
+
+    def _handler(self, path: str) -> grpc.GenericRpcHandler:
+        single = path in self._single
+
+        async def serve(_requests: Any, context: Context) -> bytes | None:
+            return await self._serve(path, context, single=single)
+
+        make = grpc.stream_unary_rpc_method_handler if single else grpc.stream_stream_rpc_method_handler
+        _, service, method = path.split("/")
+        return grpc.method_handlers_generic_handler(service, {method: make(serve)})
+
+    async def _serve(self, path: str, context: Context, *, single: bool) -> bytes | None:
+        call = GrpcioCall(path, self._room, self._max_send_bytes)
+        try:
+            handler = self._methods[path](cast("Call", call))
+        except Exception:
+            log.exception("a call of %s failed", path, extra=REPEATED)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        reading = asyncio.ensure_future(_read(call, handler, context))
+        try:
+            await _converse(call, handler, context, single=single)
+        except MessageError as error:
+            log.warning("a call of %s was ended: %s", path, error.words, extra=REPEATED)
+            call.error = error
+            call.finish(error.status, error.words)
+            handler.cancelled()
+        except (asyncio.CancelledError, grpc.aio.BaseError):  # the other side has gone, or we stop
+            call.over = True
+            handler.cancelled()
+            raise
+        except Exception:
+            log.exception("a call of %s failed", path, extra=REPEATED)
+            call.finish(Status.INTERNAL, "internal error")
+            handler.cancelled()
+        finally:
+            reading.cancel()
+        if call.status is not Status.OK:
+            await context.abort(grpc.StatusCode[call.status.name], call.words)
+        return (call.messages.popleft() if call.messages else b"") if single else None
+
+
+async def _read(call: GrpcioCall, handler: Handler, context: Context) -> None:
+    """Pass messages to the handler."""
+    try:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            BODILESS.check(len(message), message[:BEGIN_BYTES])
+            handler.message(message)
+            await call.taking.wait()
+        call.ended_there = True  # `_converse` goes on: it is cancelled where this is no end but a reset
+    except Exception as error:  # noqa: BLE001  # raised there
+        call.failure = error
+    call.wake.set()
+
+
+async def _converse(call: GrpcioCall, handler: Handler, context: Context, *, single: bool) -> None:
+    """Write what is sent until the call is over; of a ``single`` one all but the last message."""
+    while True:
+        await call.wake.wait()
+        call.wake.clear()
+        if call.failure is not None:
+            raise call.failure
+        while len(call.messages) > (single and call.over and call.status is Status.OK):
+            await context.write(call.messages[0])
+            call.messages.popleft()
+        if call.over:
+            return
+        if call.ended_there:
+            call.ended_there = False
+            handler.ended()
+        handler.drained()

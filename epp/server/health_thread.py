@@ -13,24 +13,26 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import web
 
-from epp.server.health import HealthNames, HealthState
-from epp.server.http import HttpServer
-from epp.server.rpc_handlers import health_service
+from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import told_of
-from epp.server.tls import http_context
+from epp.server.sockets import located
+from epp.server.tls import server_context
+from epp.server.watched import watching
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from epp.config.listen import Listen
+    from epp.server.accepting import Acceptor
     from epp.server.metrics import Metrics
     from epp.server.tls import Follow
+    from epp.server.watched import Watched
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _TICK_S = 0.25
 #: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
 _ANSWER_S = 10.0
+#: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
+_UNANSWERED_S = 5.0
 #: Longest message of `listen.health`: its questions are names.
 _MESSAGE_BYTES = 4096
 
@@ -104,6 +108,7 @@ class HealthThread:
         self._state = HealthState()
         self._not_ready = "starting"
         self._clock: StallClock | None = None
+        self._acceptor: Acceptor[Watched] | None = None
 
     async def start(
         self, routes: web.Application, on_stall: Callable[[float, str], None] | None
@@ -122,31 +127,39 @@ class HealthThread:
             ConfigError: an address cannot be bound, or a certificate not be used.
         """
         listen, source = self._listen, self._source
-        tls = http_context(listen.http_tls, self._base, source, self._follow)
+        tls = server_context(listen.http_tls, self._base, source, "listen.http_tls", self._follow)
         self._on_stall = on_stall
         self._picker_loop, self._picker_thread = asyncio.get_running_loop(), threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="health", daemon=True)
         self._thread.start()
-        self._http = HttpServer(
-            routes, tls=tls, max_connections=self._max_connections, on_refused=self._refused("http")
-        )
+        self._runner = web.AppRunner(routes, access_log=None, shutdown_timeout=_UNANSWERED_S)
         self._health = RpcServer(
-            health_service(HealthNames(self._state, any_name=True), set()),
+            health_service(self._state, any_name=True),
             max_receive_bytes=_MESSAGE_BYTES,
             max_send_bytes=_MESSAGE_BYTES,
             max_connections=self._max_connections,
-            on_refused=self._refused("grpc"),
+            on_closed=lambda reason: self._closed("grpc", reason),
         )
-        with told_of(source, "listen.http", listen.http):
-            http = await self._in_thread(self._http.start(listen.http))
+        with located(source, "listen.http", listen.http):
+            http = await self._in_thread(self._start_http(tls))
         if not listen.health:
             return http, ""
-        with told_of(source, "listen.health", listen.health):
+        with located(source, "listen.health", listen.health):
             return http, await self._in_thread(self._health.start(listen.health))
 
-    def _refused(self, listener: str) -> Callable[[], None]:
-        return self._metrics.value("epp_connections_closed_total", listener, "limit").inc
+    async def _start_http(self, tls: ssl.SSLContext | None) -> str:
+        await self._runner.setup()
+        self._acceptor = watching(
+            cast("web.Server", self._runner.server),
+            most=self._max_connections,
+            tls=tls,
+            on_refused=lambda: self._closed("http", "limit"),
+        )
+        return self._acceptor.listen(self._listen.http)
+
+    def _closed(self, listener: str, reason: str) -> None:
+        self._metrics.value("epp_connections_closed_total", listener, reason).inc()
 
     async def heartbeats(self, publish: Callable[[], None]) -> None:
         """Call ``publish``, which has to call `HealthThread.publish`, at every tick for ever."""
@@ -201,8 +214,10 @@ class HealthThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _close(self) -> None:
-        await self._http.stop()
-        # Last, so that readiness is told for as long as the picker drains.
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await self._runner.cleanup()  # once the open requests have their answers
+        # Last, so that readiness is answered for as long as the picker drains.
         await self._health.stop(0)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,26 +13,17 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from epp.config.address import join_address, split_address
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.schedule.decision import to_record
 from epp.server.metrics import CONTENT_TYPE
-from epp.server.sockets import listening_socket
-from epp.server.watched import watching
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
     from epp.records.verdicts import Verdict
     from epp.schedule.decision import Decision
-    from epp.server.accepting import Acceptor
     from epp.server.health_thread import HealthThread
     from epp.server.metrics import Metrics
-    from epp.server.watched import Watched
-
-#: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
-_UNANSWERED_S = 5.0
 
 
 def build_app(
@@ -72,14 +63,14 @@ def build_app(
         if verdict is None:
             return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
         try:
-            told = parse_verdict(request.match_info["id"], await request.read())
+            given = parse_verdict(request.match_info["id"], await request.read())
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        if not decided(told.id):
+        if not decided(given.id):
             words = "unknown decision: this picker process has not made it; ask the one that did"
             return web.json_response({"error": words}, status=404)
-        verdict(told, time.time())
-        return web.json_response({"recorded": told.id}, status=202)
+        verdict(given, time.time())
+        return web.json_response({"recorded": given.id}, status=202)
 
     app = web.Application(client_max_size=MAX_VERDICT_BYTES)
     app.add_routes(
@@ -96,52 +87,3 @@ def build_app(
 
 def _probed(failure: str) -> web.Response:
     return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)
-
-
-class HttpServer:
-    """The listener of an application's routes.
-
-    Args:
-        app: the routes.
-        tls: for connections, None for plaintext.
-        max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
-    """
-
-    def __init__(
-        self,
-        app: web.Application,
-        *,
-        tls: ssl.SSLContext | None,
-        max_connections: int,
-        on_refused: Callable[[], None],
-    ) -> None:
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_UNANSWERED_S)
-        self._tls, self._max_connections, self._on_refused = tls, max_connections, on_refused
-        self._acceptor: Acceptor[Watched] | None = None
-
-    async def start(self, address: str) -> str:
-        """Listen; the address with the port that it really has.
-
-        Raises:
-            OSError: the address cannot be bound.
-        """
-        await self._runner.setup()
-        speaks = self._runner.server
-        assert speaks is not None  # noqa: S101  # it was set up
-        host, port = split_address(address)
-        bound = listening_socket(host, port)
-        self._acceptor = watching(
-            speaks,
-            most=self._max_connections,
-            tls=self._tls,
-            on_refused=self._on_refused,
-        )
-        self._acceptor.listen(bound)
-        return join_address(host, bound.getsockname()[1])
-
-    async def stop(self) -> None:
-        """Take no more connections; end the open ones once they have their answers."""
-        if self._acceptor is not None:
-            self._acceptor.close()
-        await self._runner.cleanup()

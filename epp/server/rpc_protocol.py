@@ -1,4 +1,4 @@
-"""One connection of the picker's own gRPC transport: a socket driven by `epp.transport.calls`.
+"""One connection of the picker's own gRPC transport: a socket driven by `epp.transport.connection`.
 
 Owns the socket's side: what came is played to the handlers, what they sent is written together. Rules:
 
@@ -18,29 +18,20 @@ import asyncio
 import logging
 import math
 import socket
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from epp.server.logs import REPEATED
 from epp.server.turns import FIRST_UNITS, Allowance
-from epp.transport.calls import (
-    CallCancelled,
-    CallDrained,
-    CallEnded,
-    Calls,
-    CallStarted,
-    MessageReceived,
-    NoRoom,
-)
+from epp.transport.calls import CallCancelled, CallDrained, CallEnded, CallStarted, MessageReceived, NoRoom
 from epp.transport.frames import ErrorCode
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from epp.extproc.body_budget import Reclaim
-    from epp.server.rpc_handlers import Serve
-    from epp.server.turns import Peer, Turn
+    from epp.server.rpc_server import RpcServer
+    from epp.server.turns import Peer
     from epp.transport.calls import Call, CallEvent
 
 log = logging.getLogger(__name__)
@@ -68,51 +59,25 @@ _UNREAD = "closing connection: peer stopped reading (send buffer over limit)"
 _ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 
-class Place(Protocol):
-    """What a connection belongs to."""
-
-    @property
-    def methods(self) -> Mapping[bytes, Serve]:
-        """What serves a call, by its path."""
-
-    def new_calls(self, reclaim: Reclaim) -> Calls:
-        """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
-
-    @property
-    def on_ended(self) -> Callable[[str], None]:
-        """Told why a connection is ended."""
-
-    @property
-    def on_throttled(self) -> Callable[[float], None]:
-        """Told of the seconds for which a connection is not read."""
-
-    def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:
-        """One has begun, with a client certificate (DER) or without; its peer."""
-
-    def queue(self, peer: Peer, turn: Turn) -> None:
-        """Give work of a peer a turn."""
-
-    def closed(self, connection: RpcConnection) -> None:
-        """It is gone."""
-
-
 class RpcConnection(asyncio.Protocol):
     """One connection.
 
     Args:
-        place: the listener's.
+        server: the listener.
+
+    Attributes:
+        used_s: when a stream last began on it, or the connection itself.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._calls = place, place.new_calls(self._reclaim)
+    def __init__(self, server: RpcServer) -> None:
+        self._server, self._connection = server, server.new_connection(self._reclaim)
+        self._reader = self._connection.reader
+        self._connection.flush = self.flush
         self._loop = asyncio.get_running_loop()
         self._time_s = self._loop.time
         self._transport: asyncio.Transport | None = None
-        self._deadlines: dict[Call, asyncio.TimerHandle] = {}
-        self._calls.on_over = self._expires_no_more
         self._playing = False
         self._written_s = 0.0
-        self._reader = self._calls.connection.reader
         self._peer: Peer
         self._allowance: Allowance
         self._granted_units = 0
@@ -123,22 +88,22 @@ class RpcConnection(asyncio.Protocol):
         #: Whether it is not read because its peer is over the budget.
         self._throttled = False
         self._later: asyncio.TimerHandle | None = None
-        self._idle_sweeps = self._swept = self._seen = 0
-        self._corked_bytes: int | None = None
         self._begins: asyncio.TimerHandle | None = None
+        self._last_number, self.used_s = 0, self._time_s()
+        self._corked_bytes: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from no asyncio class
         self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         connected = transport.get_extra_info("socket")
-        if connected is not None and connected.family != socket.AF_UNIX:
+        if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _ALIVE:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        self._peer = self._place.opened(self, secured.getpeercert(binary_form=True) if secured else None)
+        self._peer = self._server.opened(self, secured.getpeercert(binary_form=True) if secured else None)
         self._allowance = Allowance(self._peer, self._time_s())
         self._reader.units = self._granted_units = FIRST_UNITS
         if secured is not None and secured.selected_alpn_protocol() != "h2":
@@ -150,7 +115,10 @@ class RpcConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
         now_s = self._time_s()
-        self._play(self._calls.receive(data, now_s), now_s + _SLICE_S)
+        events = self._connection.receive(data, now_s)
+        if self._connection.last_number != self._last_number:
+            self._last_number, self.used_s = self._connection.last_number, now_s
+        self._play(events, now_s + _SLICE_S)
         self._worked_s += self._time_s() - now_s
         if self._worked_s > _SLICE_S or self._left or self._reader.more:
             self._wait_for_turn()
@@ -167,10 +135,9 @@ class RpcConnection(asyncio.Protocol):
         if self._throttled:
             self._throttled = False
             self._peer.throttled -= 1
-            self._place.on_throttled(self._allowance.waited(now_s))
+            self._server.on_throttled(self._allowance.waited(now_s))
             if self._allowance.is_flood:  # its peer has sent more than anybody will answer
-                self._place.on_ended("flood")
-                self.abort()
+                self._end_flood()
                 return
         units = self._allowance.next_units(now_s)
         if not units:
@@ -181,7 +148,7 @@ class RpcConnection(asyncio.Protocol):
             events, self._left = self._left, []
             self._play(events, now_s + _SLICE_S)
         elif self._reader.more:
-            self._play(self._calls.receive(b"", now_s), now_s + _SLICE_S)
+            self._play(self._connection.receive(b"", now_s), now_s + _SLICE_S)
         if self._left or self._reader.more:
             self._queue()
         else:
@@ -208,85 +175,77 @@ class RpcConnection(asyncio.Protocol):
         if self._allowance.is_quiet(now_s):
             self._loop.call_soon(self.turn)
         elif self._allowance.next_units(now_s):
-            self._place.queue(self._peer, self.turn)
+            self._server.queue(self._peer, self.turn)
         else:
             self._throttle(now_s)
 
     def _throttle(self, now_s: float) -> None:
         """Wait for the next turn a while."""
         if self._peer.throttled >= _MAX_THROTTLED:
-            self._place.on_ended("flood")
-            self.abort()
+            self._end_flood()
             return
         self._throttled = True
         self._peer.throttled += 1
         self._allowance.wait(now_s)
-        self._later = self._loop.call_later(_OVER_BUDGET_S, self._place.queue, self._peer, self.turn)
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._server.queue, self._peer, self.turn)
+
+    def _end_flood(self) -> None:
+        self._server.on_closed("flood")
+        self.abort()
 
     def pause_writing(self) -> None:
-        """The socket takes no more."""
-        self._calls.connection.cork()
+        """Hold data back: the socket takes no more."""
+        self._connection.cork()
         assert self._transport is not None  # noqa: S101  # it says so
         self._corked_bytes = self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Send what waited."""
         self._corked_bytes = None
-        self._play(self._calls.uncork())
+        self._play(self._connection.uncork())
 
     def _write_on(self) -> None:
         if self._corked_bytes is None and self._transport is not None:
             self.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # why changes nothing
-        """The other side has gone, or we have closed."""
+        """End what is open: the other side has gone, or we have closed."""
         self._transport = None
         if self._throttled:
             self._peer.throttled -= 1
         self._settle()
-        self._left = [*self._ends_left(), *self._calls.lost()]
-        for timer in (*self._deadlines.values(), self._begins, self._later):
+        self._left = [*self._ends_left(), *self._connection.lost()]
+        for timer in (self._begins, self._later):
             if timer is not None:
                 timer.cancel()
         self._end_some()
 
     def drain(self) -> None:
         """Take no new calls; close once the open ones have ended."""
-        self._calls.connection.drain()
+        self._connection.drain()
         self.flush()
 
     def refuse_more(self) -> None:
-        """The same without waiting for the other side to have heard it."""
-        self._calls.connection.refuse_more()
+        """Take no new calls, without waiting for the other side to have read that."""
+        self._connection.refuse_more()
         self.flush()
 
     def cut(self) -> None:
         """End every call, and the connection."""
         self._play(self._ends_left())
-        cut = list(self._calls.open)
-        for call in cut:
-            call.finish(Status.UNAVAILABLE, "the server stops")
-            if call.owner is not None:
-                call.owner.cancelled()
+        for call in self._connection.streams:
+            if call.started and not call.over:
+                self._fail(call, Status.UNAVAILABLE, "the server stops")
         self.refuse_more()
 
     @property
     def was_used(self) -> bool:
         """Whether a stream has begun on it."""
-        return self._calls.connection.last_number > 0
+        return self._last_number > 0
 
-    def is_in_use(self) -> bool:
-        """Whether it has an open stream, or one began since this was asked last."""
-        connection = self._calls.connection
-        began, self._seen = connection.last_number != self._seen, connection.last_number
-        return began or connection.streams > 0
-
-    def idle_sweeps(self) -> int:
-        """Count one more sweep; the number of those without a stream at them and since the one before."""
-        connection = self._calls.connection
-        is_idle = not connection.streams and connection.last_number == self._swept
-        self._idle_sweeps, self._swept = (self._idle_sweeps + 1 if is_idle else 0), connection.last_number
-        return self._idle_sweeps
+    def unused_s(self) -> float:
+        """Seconds since a stream last began; 0 while one is open."""
+        return 0.0 if self._connection.streams else self._time_s() - self.used_s
 
     def end(self) -> None:
         """Close an idle connection: with a GOAWAY, and without the other side where it does nothing."""
@@ -302,16 +261,16 @@ class RpcConnection(asyncio.Protocol):
         """Write what was sent, unless a read is being played: then it is written with the rest."""
         if self._playing or self._transport is None:
             return
-        output = self._calls.connection.output()
+        output = self._connection.output()
         if output and not self._transport.is_closing():
             self._transport.write(output)
             unread = self._corked_bytes
             if unread is not None and self._transport.get_write_buffer_size() > unread + _MAX_UNREAD_BYTES:
                 log.warning(_UNREAD, extra=REPEATED)
                 self._transport.abort()
-            elif unread is None and self._calls.connection.corked:  # there is more, and the socket takes it
+            elif unread is None and self._connection.sender.corked:  # there is more, and the socket takes it
                 self._loop.call_soon(self._write_on)
-        if self._calls.connection.finished:
+        if self._connection.finished:
             self._transport.close()
 
     def _play(self, events: Sequence[CallEvent], until_s: float = math.inf) -> None:
@@ -325,47 +284,47 @@ class RpcConnection(asyncio.Protocol):
         self._playing, self._written_s = True, self._time_s()
         waiting = iter(events)
         for event in waiting:
-            call = event.call
             try:
-                if isinstance(event, CallStarted):
-                    self._start(call)
-                elif call.owner is None:  # its handler could not even be made
-                    continue
-                elif isinstance(event, MessageReceived):
-                    call.owner.message(event.message)
-                    now_s = self._time_s()
-                    if now_s > until_s:
-                        self._left = list(waiting)
-                    elif now_s - self._written_s > _WRITE_EVERY_S:
-                        self._write_early(now_s)
-                elif isinstance(event, CallEnded):
-                    call.owner.ended()
-                elif isinstance(event, CallCancelled):
-                    if call.error is not None:
-                        words = "a call of %s was ended: %s"
-                        path = call.path.decode("latin-1")
-                        log.warning(words, path, call.error.words, extra=REPEATED)
-                    call.owner.cancelled()
-                elif isinstance(event, CallDrained):
-                    call.owner.drained()
-                elif isinstance(event, NoRoom):
-                    self._no_room(call)
+                self._handle(event)
             except Exception:
-                path = call.path.decode("latin-1")
+                path = event.call.path.decode("latin-1")
                 log.exception("a call of %s failed", path, extra=REPEATED)
-                self._failed(call)
+                self._fail(event.call, Status.INTERNAL, "internal error")
+            if isinstance(event, MessageReceived):
+                now_s = self._time_s()
+                if now_s > until_s:
+                    self._left = list(waiting)
+                elif now_s - self._written_s > _WRITE_EVERY_S:
+                    self._written_s, self._playing = now_s, False
+                    self.flush()
+                    self._playing = True
         self._playing = False
-        if self._calls.failed and self._transport is not None and not self._transport.is_closing():
+        if self._connection.failed and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
             words = "a connection from %s was ended: %s"
-            log.info(words, peer, self._calls.failed, extra=REPEATED)
+            log.info(words, peer, self._connection.failed, extra=REPEATED)
         self.flush()
 
-    def _write_early(self, now_s: float) -> None:
-        self._written_s = now_s
-        self._playing = False
-        self.flush()
-        self._playing = True
+    def _handle(self, event: CallEvent) -> None:
+        """Pass an event to its call's handler."""
+        call = event.call
+        if isinstance(event, CallStarted):
+            call.owner = self._server.methods[call.path](call)
+        elif call.owner is None:  # its handler could not even be made
+            return
+        elif isinstance(event, MessageReceived):
+            call.owner.message(event.message)
+        elif isinstance(event, CallEnded):
+            call.owner.ended()
+        elif isinstance(event, CallCancelled):
+            if call.error is not None:
+                path = call.path.decode("latin-1")
+                log.warning("a call of %s was ended: %s", path, call.error.words, extra=REPEATED)
+            call.owner.cancelled()
+        elif isinstance(event, CallDrained):
+            call.owner.drained()
+        elif isinstance(event, NoRoom):
+            self._no_room(call)
 
     def _ends_left(self) -> list[CallEvent]:
         """Take what was left; of it the ends of calls: nobody waits for more."""
@@ -373,61 +332,42 @@ class RpcConnection(asyncio.Protocol):
         return [each for each in left if isinstance(each, CallCancelled)]
 
     def _end_some(self) -> None:
-        """Tell some of the handlers whose calls went with the socket; the others wait for a turn."""
+        """End some of the handlers whose calls went with the socket; the others wait for a turn."""
         ends, rest = self._left[:_MAX_ENDS], self._left[_MAX_ENDS:]
         self._left = []
         self._play(ends)
         self._left = rest
         if rest:
-            self._place.queue(self._peer, self.turn)
+            self._server.queue(self._peer, self.turn)
         else:
-            self._place.closed(self)
-
-    def _start(self, call: Call) -> None:
-        call.owner = self._place.methods[call.path](call, self.flush)
-        if call.timeout_s is not None and not call.over:
-            self._deadlines[call] = self._loop.call_later(call.timeout_s, self._expire, call)
-
-    def _expire(self, call: Call) -> None:
-        if not call.over:
-            call.finish(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
-            call.owner.cancelled()
-            self.flush()
-
-    def _expires_no_more(self, call: Call) -> None:
-        deadline = self._deadlines.pop(call, None)
-        if deadline is not None:
-            deadline.cancel()
+            self._server.closed(self)
 
     @staticmethod
-    def _no_room(call: Call) -> None:
+    def _fail(call: Call, status: Status, words: str) -> None:
+        """End a call in our words."""
+        call.finish(status, words)
+        if call.owner is not None:
+            call.owner.cancelled()
+
+    def _no_room(self, call: Call) -> None:
         call.owner.no_room()
         if not call.over:
-            call.finish(Status.RESOURCE_EXHAUSTED, "there is no room for what comes")
-            call.owner.cancelled()
+            self._fail(call, Status.RESOURCE_EXHAUSTED, "there is no room for what comes")
 
     def _reclaim(self, needed: Callable[[], bool]) -> None:
         """End streams, the youngest first, while their room is needed."""
-        connection = self._calls.connection
-        for stream in connection.youngest():
+        for call in reversed(self._connection.streams):
             if not needed():
                 break
-            call: Call | None = stream.owner
-            if call is not None and not call.over:
+            if call.started and not call.over:
                 if call.owner is None:
                     continue  # it is still to be started
                 self._no_room(call)
-            if not stream.over:  # the answer waits: nobody reads
-                connection.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
-                if call is not None and call.owner is not None:
+            if not call.gone:  # the answer waits: nobody reads
+                call.reset(ErrorCode.ENHANCE_YOUR_CALM)
+                if call.owner is not None:
                     call.owner.cancelled()
         self.flush()
-
-    def _failed(self, call: Call) -> None:
-        """A handler raised."""
-        call.finish(Status.INTERNAL, "internal error")
-        if call.owner is not None:
-            call.owner.cancelled()
 
     def _has_begun(self) -> None:
         if not self._reader.begun:

@@ -7,33 +7,32 @@ they are cut. Serves what it is given, by path; the calls of a connection are `e
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.config.address import join_address, split_address
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
-from epp.server.sockets import listening_sockets
 from epp.server.turns import Peer, Turns
-from epp.transport.calls import Calls
+from epp.transport.connection import Connection
 from epp.transport.messages import UNBOUNDED
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from epp.extproc.body_budget import Reclaim
-    from epp.server.rpc_handlers import Serve
+    from epp.server.handlers import Serve
     from epp.server.turns import Turn
     from epp.transport.messages import BodilessLimit, Room
 
-#: Connections that the system holds ready; the same as for gRPC's listeners would be.
-_BACKLOG = 1024
 #: So long the other side has to read that no new calls are wanted, before those that it opens are not heard.
 _HEARD_WITHIN_S = 1.0
-#: A connection on which no stream was open at so many sweeps, nor opened between them, is ended: 5 minutes.
-#: An Envoy without requests opens another one with its next.
-_SWEEP_S, _IDLE_SWEEPS = 60.0, 5
+#: A connection on which no stream was open for so long is ended. An Envoy without requests opens another one
+#: with its next.
+_IDLE_S, _SWEEP_S = 300.0, 60.0
+#: A connection unused for so long may make room for another.
+_UNUSED_S = 1.0
 
 
 class RpcServer:
@@ -46,11 +45,10 @@ class RpcServer:
         tls: for connections, None for plaintext.
         new_room: makes what a connection holds messages out of that nobody has taken yet.
         max_connections: at once; those beyond are closed as they come.
-        on_refused: told of each of those.
         bodiless: limit of messages without a body, None for none of its own.
-        on_ended: told of each connection that is ended: ``idle``, ``room`` (it was idle, and its place was
+        on_closed: called with why a connection is closed: ``limit``, ``idle``, ``room`` (its place was
             needed) or ``flood`` (its peer was over its budget, and it went on).
-        on_throttled: told of the seconds for which a connection is not read.
+        on_throttled: called with the seconds for which a connection is not read.
     """
 
     def __init__(
@@ -62,16 +60,15 @@ class RpcServer:
         tls: ssl.SSLContext | None = None,
         new_room: Callable[[Reclaim], Room] = lambda _: UNBOUNDED,
         max_connections: int = MAX_CONNECTIONS,
-        on_refused: Callable[[], None] = lambda: None,
         bodiless: BodilessLimit | None = None,
-        on_ended: Callable[[str], None] = lambda _: None,
+        on_closed: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
-        self._methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
+        self.methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
-        self._max_connections, self._on_refused = max_connections, on_refused
-        self.on_ended, self.on_throttled = on_ended, on_throttled
+        self._max_connections = max_connections
+        self.on_closed, self.on_throttled = on_closed, on_throttled
         self._turns, self._turning = Turns(), False
         self._sweep: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor[RpcConnection] | None = None
@@ -84,21 +81,16 @@ class RpcServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        host, port = split_address(address)
-        sockets = listening_sockets(host, port, backlog=_BACKLOG)
         self._acceptor = Acceptor(
             lambda: RpcConnection(self),
             most=self._max_connections,
             tls=self._tls,
-            on_refused=self._on_refused,
+            on_refused=partial(self.on_closed, "limit"),
             end_idle=self._end_idle,
             queue=self.queue,
         )
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
-        for bound in sockets:
-            port = bound.getsockname()[1]
-            self._acceptor.listen(bound)
-        return join_address(host, port)
+        return self._acceptor.listen(address)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, give the open ones ``grace_s``, then cut them."""
@@ -134,15 +126,10 @@ class RpcServer:
             except TimeoutError:
                 return
 
-    @property
-    def methods(self) -> Mapping[bytes, Serve]:
-        """What serves a call, by its path."""
-        return self._methods
-
-    def new_calls(self, reclaim: Reclaim) -> Calls:
+    def new_connection(self, reclaim: Reclaim) -> Connection:
         """The state of a connection; ``reclaim`` ends calls of it to make room for those of others."""
-        return Calls(
-            self._methods,
+        return Connection(
+            self.methods,
             max_receive_bytes=self._max_receive_bytes,
             max_send_bytes=self._max_send_bytes,
             room=self._new_room(reclaim),
@@ -164,7 +151,7 @@ class RpcServer:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def closed(self, connection: RpcConnection) -> None:
-        """It is gone."""
+        """Forget a connection that is gone."""
         if self._acceptor is not None:
             self._acceptor.gone(connection)
         if not self._connections and self._gone is not None:
@@ -183,20 +170,22 @@ class RpcServer:
         turn()
         peer.credit_s -= loop.time() - began_s
 
-    def _end_idle(self, connection: RpcConnection, never_used: bool) -> bool:
-        """End a connection at once that never carried a call, or else is not in use; whether it was so."""
-        if connection.was_used if never_used else connection.is_in_use():
-            return False
+    def _end_idle(self, connections: Iterable[RpcConnection]) -> RpcConnection | None:
+        """End the one that was unused for longest, those first that never carried a call."""
+        idle = [each for each in connections if not each.was_used or each.unused_s() > _UNUSED_S]
+        if not idle:
+            return None
+        connection = min(idle, key=lambda each: (each.was_used, each.used_s))
         connection.end()
-        self.on_ended("room")
-        return True
+        self.on_closed("room")
+        return connection
 
     def _end_long_idle(self) -> None:
         for connection in list(self._connections):
-            sweeps = connection.idle_sweeps()
-            if sweeps == _IDLE_SWEEPS:
-                connection.drain()
-                self.on_ended("idle")
-            elif sweeps > _IDLE_SWEEPS:  # it does not answer
+            unused_s = connection.unused_s()
+            if unused_s > _IDLE_S + _SWEEP_S:  # it does not answer
                 connection.end()
+            elif unused_s > _IDLE_S:
+                connection.drain()
+                self.on_closed("idle")
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)

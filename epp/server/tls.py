@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _VALID_DAYS = 3650
 #: Key of the gRPC listener's TLS section.
-_SECTION = "listen.tls"
+GRPC_SECTION = "listen.tls"
 
 Follow = Callable[[WatchedFiles], None]
 
@@ -81,45 +81,45 @@ def self_signed(now: dt.datetime) -> tuple[bytes, bytes]:
 
 
 class Pair:
-    """A key and its certificate in files.
+    """A key and its certificate, the last good ones, in PEM; ``ca`` signs clients' certificates."""
 
-    Args:
-        tls: the files.
-        base: folder that relative names are relative to.
-        source: name of the configuration file, for errors.
-        section: key of ``tls`` in it.
+    def __init__(self, pem: tuple[bytes, bytes], ca: bytes | None, file: str = "") -> None:
+        self.pem, self.ca, self._file = pem, ca, file
 
-    Attributes:
-        pem: the last good key and certificate.
-        files: to be watched; a new pair in them becomes `pem`.
-
-    Raises:
-        ConfigError: a file cannot be read, or the two do not belong together.
-    """
-
-    def __init__(self, tls: FileTls, base: Path, source: str, section: str = _SECTION) -> None:
-        key, self._cert = base / tls.key_file, base / tls.cert_file
-        contents: list[bytes] = []
-        errors: list[ConfigError] = []
-        for path, name in ((key, "key_file"), (self._cert, "cert_file")):
-            with gather(errors):
-                contents.append(_required(path, source, f"{section}.{name}"))
-        raise_all(errors)
-        try:
-            self.pem = _checked(contents)
-        except ssl.SSLError as error:
-            raise ConfigError(source, section, f"not a certificate and its key: {error}") from error
-        self.files = WatchedFiles((key, self._cert), self._take)
-
-    def _take(self, contents: Sequence[bytes | None]) -> None:
+    def take(self, contents: Sequence[bytes | None]) -> None:
+        """Take a new pair, if it is one."""
         try:
             pem = _checked(contents)
         except ssl.SSLError as error:
-            log.error("%s: %s; the last good certificate stays in force", self._cert, error)  # noqa: TRY400
+            log.error("%s: %s; the last good certificate stays in force", self._file, error)  # noqa: TRY400
             return
         if pem != self.pem:
             self.pem = pem
-            log.info("new certificate from %s", self._cert)
+            log.info("new certificate from %s", self._file)
+
+
+def _pair(tls: FileTls, base: Path, source: str, section: str, follow: Follow) -> Pair:
+    """Read a pair and the CA, and have the files followed.
+
+    Raises:
+        ConfigError: naming each file that cannot be used.
+    """
+    errors: list[ConfigError] = []
+    found: dict[str, bytes] = {}
+    for name in ("key_file", "cert_file", "client_ca_file"):
+        if file := getattr(tls, name):
+            with gather(errors):
+                found[name] = _required(base / file, source, f"{section}.{name}")
+    raise_all(errors)
+    ca = found.get("client_ca_file")
+    if not tls.cert_file:
+        return Pair(self_signed(dt.datetime.now(dt.UTC)), ca)
+    try:
+        pair = Pair(_checked((found["key_file"], found["cert_file"])), ca, tls.cert_file)
+    except ssl.SSLError as error:
+        raise ConfigError(source, section, f"not a certificate and its key: {error}") from error
+    follow(WatchedFiles((base / tls.key_file, base / tls.cert_file), pair.take))
+    return pair
 
 
 def _required(path: Path, source: str, key: str) -> bytes:
@@ -159,11 +159,7 @@ def grpc_credentials(
         return None
     import grpc  # noqa: PLC0415  # only where grpcio serves
 
-    if tls.self_signed:
-        ca, pem = _client_ca(tls, base, source), self_signed(dt.datetime.now(dt.UTC))
-        return grpc.ssl_server_credentials([pem], root_certificates=ca, require_client_auth=ca is not None)
-    pair, ca = _files(tls, base, source)
-    follow(pair.files)
+    pair = _pair(tls, base, source, GRPC_SECTION, follow)
     given = pair.pem
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -172,80 +168,53 @@ def grpc_credentials(
         if pair.pem is given:
             return None
         given = pair.pem
-        return grpc.ssl_server_certificate_configuration([given], root_certificates=ca)
+        return grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
 
-    first = grpc.ssl_server_certificate_configuration([given], root_certificates=ca)
-    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=ca is not None)
+    first = grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
+    return grpc.dynamic_ssl_server_credentials(
+        first, fetch, require_client_authentication=pair.ca is not None
+    )
 
 
-def rpc_context(
-    tls: ServerTls | None, base: Path, source: str, follow: Follow = _unwatched
+def server_context(
+    tls: FileTls | None, base: Path, source: str, section: str, follow: Follow = _unwatched
 ) -> ssl.SSLContext | None:
-    """What the picker's own gRPC listener presents, None for plaintext: HTTP/2 by ALPN, TLS 1.2 and newer.
+    """What a listener presents, None for plaintext; the gRPC listener speaks HTTP/2 alone, by ALPN.
 
-    Arguments and errors are those of `grpc_credentials`.
+    Arguments and errors are those of `grpc_credentials`; ``section`` is the key of ``tls``.
     """
     if tls is None:
         return None
-    if tls.self_signed:
-        ca = _client_ca(tls, base, source)
-        return _filled(_h2_context(), self_signed(dt.datetime.now(dt.UTC)), ca, source, _SECTION)
-    return _presenting(_h2_context, tls, base, source, section=_SECTION, follow=follow)
+    pair = _pair(tls, base, source, section, follow)
 
+    def filled() -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
+        if section == GRPC_SECTION:
+            context.set_alpn_protocols(["h2"])
+        _load(context, pair.pem)
+        if pair.ca is not None:
+            context.load_verify_locations(cadata=pair.ca.decode("ascii"))
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
-def http_context(
-    tls: FileTls | None,
-    base: Path,
-    source: str,
-    follow: Follow = _unwatched,
-    section: str = "listen.http_tls",
-) -> ssl.SSLContext | None:
-    """What an HTTP listener presents, None for plaintext.
-
-    Arguments and errors are those of `grpc_credentials`; ``section`` is the key of ``tls``, for errors.
-    """
-    if tls is None:
-        return None
-    return _presenting(_http_context, tls, base, source, section=section, follow=follow)
-
-
-def _presenting(
-    blank: Callable[[], ssl.SSLContext],
-    tls: FileTls,
-    base: Path,
-    source: str,
-    *,
-    section: str,
-    follow: Follow,
-) -> ssl.SSLContext:
-    """A context with a pair, and with the pairs that replace it."""
-    pair, ca = _files(tls, base, source, section)
-    first = _filled(blank(), pair.pem, ca, source, section)
-    follow(pair.files)
+    try:
+        first = filled()
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(source, f"{section}.client_ca_file", f"no certificates: {error}") from error
     pem, current = pair.pem, first
 
     def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
         # OpenSSL asks at every handshake, server name or not.
         nonlocal pem, current
         if pair.pem is not pem:
-            pem, current = pair.pem, _filled(blank(), pair.pem, ca, source, section)
+            pem, current = pair.pem, filled()
         if current is not first:
             handshake.context = current
 
     first.sni_callback = renew
     return first
-
-
-def _h2_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
-    context.set_alpn_protocols(["h2"])
-    return context
-
-
-def _http_context() -> ssl.SSLContext:
-    return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
 def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:
@@ -254,38 +223,3 @@ def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:
         file.write(pem[0] + b"\n" + pem[1])
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-
-
-def _filled(
-    context: ssl.SSLContext, pem: tuple[bytes, bytes], ca: bytes | None, source: str, section: str
-) -> ssl.SSLContext:
-    """The context with a pair; where there is a CA, clients need a certificate that it signed."""
-    _load(context, pem)
-    if ca is not None:
-        try:
-            context.load_verify_locations(cadata=ca.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(source, f"{section}.client_ca_file", f"no certificates: {error}") from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _files(tls: FileTls, base: Path, source: str, section: str = _SECTION) -> tuple[Pair, bytes | None]:
-    """Read the pair, and the CA that signs clients' certificates.
-
-    Raises:
-        ConfigError: naming each file that cannot be used.
-    """
-    errors: list[ConfigError] = []
-    with gather(errors):
-        ca = _client_ca(tls, base, source, section)
-    with gather(errors):
-        pair = Pair(tls, base, source, section)
-    raise_all(errors)
-    return pair, ca
-
-
-def _client_ca(tls: FileTls, base: Path, source: str, section: str = _SECTION) -> bytes | None:
-    if not tls.client_ca_file:
-        return None
-    return _required(base / tls.client_ca_file, source, f"{section}.client_ca_file")

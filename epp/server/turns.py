@@ -117,7 +117,7 @@ class Allowance:
         return self._unread_s > _FLOOD_S
 
     def done(self) -> None:
-        """Nothing of what came is left."""
+        """Note that nothing of what came is left."""
         self._waits = False
 
 

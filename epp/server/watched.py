@@ -26,7 +26,7 @@ class Watched(asyncio.Protocol):
 
     Args:
         spoken: what is spoken on it.
-        acceptor: what it came from, told of its begin and end.
+        acceptor: what it came from.
     """
 
     def __init__(self, spoken: asyncio.Protocol, acceptor: Acceptor[Watched]) -> None:
@@ -37,7 +37,7 @@ class Watched(asyncio.Protocol):
         self._looks: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Begin to speak."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from no asyncio class
         self._acceptor.begun(self)
         self._heard_s = self._loop.time()
@@ -45,24 +45,24 @@ class Watched(asyncio.Protocol):
         self._spoken.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on."""
+        """Pass on what was heard."""
         self._heard_s = self._loop.time()
         self._spoken.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass the end on."""
+        """Note the end of what is heard."""
         return self._spoken.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass on that the socket takes no more."""
+        """Wait: the socket takes no more."""
         self._spoken.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that the socket takes more."""
+        """Write on."""
         self._spoken.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget it."""
         self._transport = None
         if self._looks is not None:
             self._looks.cancel()

@@ -35,22 +35,38 @@ class ErrorCode(IntEnum):
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
-    INTERNAL_ERROR = 0x2
     FLOW_CONTROL_ERROR = 0x3
-    SETTINGS_TIMEOUT = 0x4
     STREAM_CLOSED = 0x5
     FRAME_SIZE_ERROR = 0x6
     REFUSED_STREAM = 0x7
     CANCEL = 0x8
     COMPRESSION_ERROR = 0x9
-    CONNECT_ERROR = 0xA
     ENHANCE_YOUR_CALM = 0xB
-    INADEQUATE_SECURITY = 0xC
-    HTTP_1_1_REQUIRED = 0xD
+
+
+class ProtocolError(Exception):
+    """The connection cannot go on. Never leaves `epp.transport`.
+
+    Args:
+        code: sent to the other side.
+        detail: one sentence, sent too.
+    """
+
+    def __init__(self, code: ErrorCode, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(detail)
+
+
+class StreamError(Exception):
+    """One stream cannot go on: it is reset, with this code. Never leaves `epp.transport`."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
+        super().__init__(code)
 
 
 class Setting(IntEnum):
-    """What either side tells of itself (RFC 9113 section 6.5.2)."""
+    """What either side says of itself (RFC 9113 section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2

@@ -14,11 +14,12 @@ from epp.transport.frames import Setting
 
 #: Work is counted in units of 1 to 2 microseconds of CPU: a frame, a header field, a short message.
 UNLIMITED_UNITS = 1 << 62
+PING_FRAMES, SETTINGS_FRAMES = 5, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many at once, and so many a second in the long run."""
+    """A burst, and what a second adds to it."""
 
     burst: float
     per_s: float
@@ -39,10 +40,9 @@ class Limits:
             bounds what decoding one block costs: 32 KiB of Huffman codes take 6 ms.
         max_header_list_bytes: of a request, as RFC 9113 counts it: 32 bytes a field, name and value.
         max_continuations: frames that a header block may be spread over.
-        pings: PING frames.
-        settings: SETTINGS frames; each may touch every open stream.
-        idle_frames: empty DATA frames, PRIORITY, resets of what is over, and kinds that nobody knows. The one
-            reset that answers our own early end of a stream is none: Envoy sends it for every exchange.
+        idle_frames: empty DATA frames, PRIORITY, resets of what is over, and kinds that nobody knows. A PING
+            counts as `PING_FRAMES` of them, a SETTINGS as `SETTINGS_FRAMES`: each may touch every stream. The
+            one reset that answers our own early end of a stream is none: Envoy sends it for every exchange.
         useless_streams: streams reset before they carried anything, by either side.
     """
 
@@ -53,14 +53,12 @@ class Limits:
     max_control_bytes: int = 32 * 1024
     max_header_list_bytes: int = 16 * 1024
     max_continuations: int = 32
-    pings: Rate = Rate(1000, 200)
-    settings: Rate = Rate(100, 10)
     idle_frames: Rate = Rate(10_000, 1000)
     useless_streams: Rate = Rate(1000, 100)
 
 
 def announced(limits: Limits) -> dict[Setting, int]:
-    """What of them the other side is told."""
+    """Make the settings that the other side is sent."""
     return {
         Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
         Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
@@ -96,9 +94,9 @@ class Bucket:
             self._filled_s = now_s
         return self.units
 
-    def take(self, now_s: float) -> bool:
-        """Take one unit; whether there was one."""
-        if self.refill(now_s) < 1:
+    def take(self, now_s: float, units: int = 1) -> bool:
+        """Take units; whether there were so many."""
+        if self.refill(now_s) < units:
             return False
-        self.units -= 1
+        self.units -= units
         return True

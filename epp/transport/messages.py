@@ -45,13 +45,13 @@ class NoRoomError(Exception):
 
 
 class Room(Protocol):
-    """What many calls may hold together of messages that nobody has taken yet."""
+    """Counts what many calls hold together of messages that wait."""
 
     def take_part(self, size: int) -> bool:
-        """Hold so many bytes more; False where there is no room."""
+        """Hold bytes; False where there is no room."""
 
     def give_back(self, size: int) -> None:
-        """So many are held no more."""
+        """Give back held bytes."""
 
 
 class Unbounded:
@@ -62,7 +62,7 @@ class Unbounded:
         return True
 
     def give_back(self, size: int) -> None:
-        """Nothing was counted."""
+        """Forget them: nothing was counted."""
 
 
 UNBOUNDED = Unbounded()
@@ -158,21 +158,21 @@ class MessageReader:
                 if length:
                     continue
             whole, self._held, self._wanted = self._held, bytearray(), PREFIX_BYTES
-            if self.taken_bytes:
-                self.let_go()
+            self.discard()
             yield memoryview(whole)[PREFIX_BYTES:]
         if self._held:
             more = len(self._held) - self.taken_bytes
             if not self._room.take_part(more):
-                self.let_go()
+                self.discard()
                 raise NoRoomError
             self.taken_bytes += more
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """Hold nothing any more of a message that has not come whole."""
-        self._held, self._wanted = bytearray(), PREFIX_BYTES
-        self._room.give_back(self.taken_bytes)
-        self.taken_bytes = 0
+        if self.taken_bytes:
+            self._held, self._wanted = bytearray(), PREFIX_BYTES
+            self._room.give_back(self.taken_bytes)
+            self.taken_bytes = 0
 
     def _check(self, flag: int, length: int) -> None:
         if length > self._max_bytes:

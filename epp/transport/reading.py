@@ -1,21 +1,20 @@
 """Bytes to frames: cuts them, holds header blocks together, checks what one frame alone can have wrong.
 
 Owns the bytes that have come and make no whole frame yet: never more than one control frame, because DATA is
-handed on as it comes. Knows no stream: what frames mean is the connection's, which is told of them by the
-methods of `Sink`.
+handed on as it comes. Knows no stream: what frames mean is the connection's, by its methods ``on_*``.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from epp.transport import frames
-from epp.transport.errors import ProtocolError
-from epp.transport.frames import ErrorCode
+from epp.transport.frames import ErrorCode, ProtocolError
 from epp.transport.limits import UNLIMITED_UNITS
 
 if TYPE_CHECKING:
+    from epp.transport.connection import Connection
     from epp.transport.limits import Limits
 
 _SETTING = struct.Struct(">HL")
@@ -38,67 +37,31 @@ _PIECE_BYTES = 128 * 1024
 _PAYLOAD_UNIT_BYTES = 8 * 1024
 
 
-class Sink(Protocol):
-    """What frames mean. Each may raise `ProtocolError`."""
-
-    def on_data_head(self, number: int, length: int) -> None:
-        """A DATA frame begins; padding counts."""
-
-    def on_data(self, piece: memoryview) -> None:
-        """A piece of it."""
-
-    def on_data_end(self, *, end: bool) -> None:
-        """It has come; ``end`` if its stream ends with it."""
-
-    def on_headers(self, number: int, block: bytes, *, end: bool, depends_on: int) -> None:
-        """A whole block; ``depends_on`` is negative where no priority is told."""
-
-    def on_priority(self, number: int, depends_on: int) -> None:
-        """A PRIORITY frame; ``depends_on`` is negative where it has a wrong length."""
-
-    def on_reset(self, number: int, code: int) -> None:
-        """A RST_STREAM frame."""
-
-    def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """A SETTINGS frame."""
-
-    def on_settings_taken(self) -> None:
-        """The other side has ours."""
-
-    def on_ping(self, data: bytes, *, answer: bool) -> None:
-        """A PING frame."""
-
-    def on_window_update(self, number: int, step_bytes: int) -> None:
-        """A WINDOW_UPDATE frame."""
-
-    def on_idle(self) -> None:
-        """A frame that says nothing."""
-
-
 class FrameReader:
     """Cuts frames.
 
     Args:
-        sink: told of them, in order.
+        connection: what they mean.
         limits: how long they may be.
+
+    Attributes:
+        begun: whether preface and settings have come.
+        units: work units that may still be used, granted by the owner; `feed` stops where there are none.
+        more: whether it stopped; call it again, without data, once there are more units.
     """
 
-    def __init__(self, sink: Sink, limits: Limits) -> None:
-        self._sink, self._limits = sink, limits
+    def __init__(self, connection: Connection, limits: Limits) -> None:
+        self._connection, self._limits = connection, limits
         self._rest = b""
         self._preface = True
-        #: Whether preface and settings have come.
-        self.begun = False
-        #: Work units that may still be used; its owner grants them, and `feed` stops where there are none.
+        self.begun = self.more = False
         self.units = UNLIMITED_UNITS
-        #: Whether it stopped, and bytes may be left: call it again, without data, once there are more units.
-        self.more = False
         #: Of a frame whose payload is taken as it comes: bytes that are missing, padding among them.
         self._left = self._padding = 0
         self._padded = self._skipping = self._ends = self._empty = False
-        #: Of a header block in several frames.
+        #: A header block in several frames: its bytes, then stream, flags, frames and dependency.
         self._block: bytearray | None = None
-        self._block_of, self._block_ends, self._block_frames, self._block_depends = 0, False, 0, -1
+        self._block_of, self._block_flags, self._block_frames, self._block_depends = 0, 0, 0, -1
 
     def feed(self, data: bytes) -> None:
         """Cut the frames of ``data`` and of what was left by the call before.
@@ -112,8 +75,7 @@ class FrameReader:
             self._rest = b""
         at, end, view = 0, len(data), memoryview(data)
         if self._preface:
-            begin = data[: len(frames.PREFACE)]
-            if not frames.PREFACE.startswith(begin):
+            if not frames.PREFACE.startswith(data[: len(frames.PREFACE)]):
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "this is no HTTP/2: the preface is missing")
             if end < len(frames.PREFACE):
                 self._rest = data
@@ -149,47 +111,44 @@ class FrameReader:
         self.units -= units
 
     def _check(self, kind: int, flags: int, number: int, length: int) -> None:
-        """What a frame's head alone can have wrong.
+        """Refuse what a frame's head alone can have wrong.
 
         Raises:
             ProtocolError: it has.
         """
-        if kind == frames.DATA or kind > frames.CONTINUATION:
-            longest = self._limits.max_frame_bytes
-        else:
-            longest = self._limits.max_control_bytes
+        limits = self._limits
+        of_any_length = kind == frames.DATA or kind > frames.CONTINUATION
+        longest = limits.max_frame_bytes if of_any_length else limits.max_control_bytes
+        wrong = ""
         if length > longest or _LENGTHS.get(kind, length) != length:
-            raise ProtocolError(
-                ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with a length of {length}"
-            )
+            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes")
         if self._block is not None and (kind != frames.CONTINUATION or number != self._block_of):
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
-        if not self.begun:
-            if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            self.begun = True
-        if (kind in _OF_STREAMS and not number) or (kind in _OF_CONNECTION and number):
-            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}")
+            wrong = "another frame within a header block"
+        elif not self.begun and (kind != frames.SETTINGS or flags & frames.ACK):
+            wrong = "the first frame is not SETTINGS"
+        elif (kind in _OF_STREAMS and not number) or (kind in _OF_CONNECTION and number):
+            wrong = f"a frame of type {kind} on stream {number}"
+        if wrong:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, wrong)
+        self.begun = True
 
     def _begin(self, kind: int, flags: int, number: int, length: int) -> None:
-        """A frame that is taken as it comes: DATA, or of a kind that nobody knows."""
+        """Begin a frame that is taken as it comes: DATA, or of a kind that nobody knows."""
         self._left, self._padding = length, 0
         self._skipping = kind != frames.DATA
         if self._skipping:
-            self._sink.on_idle()
+            self._connection.on_idle()
             return
         self._ends = bool(flags & frames.END_STREAM)
         self._padded, self._empty = bool(flags & frames.PADDED), True
         if self._padded and not length:
-            raise ProtocolError(
-                ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the length of its padding"
-            )
-        self._sink.on_data_head(number, length)
+            raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "padding without its length")
+        self._connection.on_data_head(number, length)
         if not length:
             self._end_of_data()
 
     def _payload(self, view: memoryview, at: int, end: int) -> int:
-        """Of such a frame, what there is; where the rest begins."""
+        """Take what there is of such a frame; where the rest begins."""
         if self._padded and not self._skipping:
             self._padded, self._padding = False, view[at]
             self._left -= 1
@@ -204,7 +163,7 @@ class FrameReader:
                 self.units -= size // _PAYLOAD_UNIT_BYTES
             if content:
                 self._empty = False
-                self._sink.on_data(view[at : at + size])
+                self._connection.on_data(view[at : at + size])
             self._left -= size
             at += size
         if not self._left and not self._skipping:
@@ -213,40 +172,39 @@ class FrameReader:
 
     def _end_of_data(self) -> None:
         if self._empty and not self._ends:
-            self._sink.on_idle()
-        self._sink.on_data_end(end=self._ends)
+            self._connection.on_idle()
+        self._connection.on_data_end(end=self._ends)
 
     def _control(self, kind: int, flags: int, number: int, payload: memoryview) -> None:
-        sink = self._sink
+        connection = self._connection
         if kind == frames.HEADERS:
             self._headers(flags, number, payload)
         elif kind == frames.WINDOW_UPDATE:
-            sink.on_window_update(number, int.from_bytes(payload, "big") & frames.STREAM_MASK)
+            connection.on_window_update(number, _stream_number(payload))
         elif kind == frames.RST_STREAM:
-            sink.on_reset(number, int.from_bytes(payload, "big"))
+            connection.on_reset(number)
         elif kind == frames.PING:
-            sink.on_ping(bytes(payload), answer=bool(flags & frames.ACK))
+            connection.on_ping(bytes(payload), answer=bool(flags & frames.ACK))
         elif kind == frames.SETTINGS:
             self._settings(flags, payload)
         elif kind == frames.CONTINUATION:
             self._continuation(flags, payload)
         elif kind == frames.PRIORITY:
             whole = len(payload) == _PRIORITY_BYTES
-            sink.on_priority(number, int.from_bytes(payload[:4], "big") & frames.STREAM_MASK if whole else -1)
+            connection.on_priority(number, _stream_number(payload) if whole else -1)
         elif kind == frames.PUSH_PROMISE:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
         else:  # GOAWAY: what is open goes on, and nothing new would come anyway
-            sink.on_idle()
+            connection.on_idle()
 
     def _settings(self, flags: int, payload: memoryview) -> None:
-        if flags & frames.ACK:
-            if payload:
-                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "settings in an acknowledgement")
-            self._sink.on_settings_taken()
-            return
-        if len(payload) % _SETTING.size:
+        answer = flags & frames.ACK
+        if (answer and payload) or len(payload) % _SETTING.size:
             raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, f"{len(payload)} bytes of settings")
-        self._sink.on_settings(list(_SETTING.iter_unpack(payload)))
+        if answer:  # ours hold from the start, because they only allow more
+            self._connection.on_idle()
+        else:
+            self._connection.on_settings(list(_SETTING.iter_unpack(payload)))
 
     def _headers(self, flags: int, number: int, payload: memoryview) -> None:
         start, stop, depends_on = 0, len(payload), -1
@@ -255,16 +213,13 @@ class FrameReader:
                 raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "padding without its length")
             start, stop = 1, stop - payload[0]
         if flags & frames.WITH_PRIORITY:
-            depends_on = int.from_bytes(payload[start : start + 4], "big") & frames.STREAM_MASK
+            depends_on = _stream_number(payload[start:])
             start += _PRIORITY_BYTES
         if start > stop:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "padding or priority longer than the frame")
-        block, ends = bytes(payload[start:stop]), bool(flags & frames.END_STREAM)
-        if flags & frames.END_HEADERS:
-            self._sink.on_headers(number, block, end=ends, depends_on=depends_on)
-            return
-        self._block, self._block_of, self._block_ends = bytearray(block), number, ends
+        self._block, self._block_of, self._block_flags = bytearray(payload[start:stop]), number, flags
         self._block_frames, self._block_depends = 0, depends_on
+        self._end_block(flags)
 
     def _continuation(self, flags: int, payload: memoryview) -> None:
         if self._block is None:
@@ -274,6 +229,15 @@ class FrameReader:
         limits = self._limits
         if self._block_frames > limits.max_continuations or len(self._block) > limits.max_control_bytes:
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
-        if flags & frames.END_HEADERS:
+        self._end_block(flags)
+
+    def _end_block(self, flags: int) -> None:
+        if flags & frames.END_HEADERS and self._block is not None:
             block, self._block = bytes(self._block), None
-            self._sink.on_headers(self._block_of, block, end=self._block_ends, depends_on=self._block_depends)
+            ends = bool(self._block_flags & frames.END_STREAM)
+            self._connection.on_headers(self._block_of, block, end=ends, depends_on=self._block_depends)
+
+
+def _stream_number(payload: memoryview) -> int:
+    """The first 31 bits behind the reserved one."""
+    return int.from_bytes(payload[:4], "big") & frames.STREAM_MASK

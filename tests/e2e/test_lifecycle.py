@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.errors import EppError
-from epp.server.sockets import listening_socket
+from epp.server.sockets import listening_sockets
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.replicas import quick_config
 
@@ -41,7 +41,7 @@ async def test_health_follows_the_pool_and_liveness_does_not(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("key", ["grpc", "http", "first_token", "health"])
 async def test_a_port_that_is_taken_is_told_by_file_and_key(tmp_path: Path, key: str) -> None:
-    with listening_socket("127.0.0.1", 0) as taken:
+    with listening_sockets("127.0.0.1:0")[0] as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         (tmp_path / "endpoints.yaml").write_text("endpoints: []")
         second = PickerProcess(tmp_path, listen={**CONFIG["listen"], key: address})

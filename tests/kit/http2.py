@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpack import Decoder, Encoder
 
@@ -15,7 +15,6 @@ from epp.transport.messages import prefix
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from epp.transport.calls import Calls
     from epp.transport.limits import Limits
 
 PATH = b"/test.Service/Method"
@@ -75,7 +74,7 @@ def message(body: bytes, *, flag: int = 0) -> bytes:
 
 @dataclass
 class Client:
-    """Speaks to a `Connection`, or to the one below `Calls`.
+    """Speaks to a `Connection`.
 
     Attributes:
         encoder: makes its header blocks.
@@ -110,16 +109,21 @@ class Client:
 
 def greeted(limits: Limits | None = None, **values: int) -> tuple[Connection, Client]:
     """A connection on which both sides have said their settings."""
-    connection, client = Connection(limits), Client()
+    connection, client = serving(limits=limits), Client()
     assert not connection.receive(client.hello(**values), 0.0)
-    kinds = [frame.kind for frame in cut(connection.output())]
+    kinds = [frame.kind for frame in sent(connection)]
     assert kinds == [frames.SETTINGS, frames.WINDOW_UPDATE, frames.SETTINGS]
     return connection, client
 
 
-def sent(connection: Connection | Calls) -> list[Frame]:
+def serving(longest_bytes: int = 1 << 20, **settings: Any) -> Connection:
+    """A connection that serves `PATH`."""
+    return Connection({PATH}, max_receive_bytes=longest_bytes, max_send_bytes=longest_bytes, **settings)
+
+
+def sent(connection: Connection) -> list[Frame]:
     """What is to be written now."""
-    return cut((connection if isinstance(connection, Connection) else connection.connection).output())
+    return cut(connection.output())
 
 
 def only(found: Iterable[Frame], kind: int) -> list[Frame]:

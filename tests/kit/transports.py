@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from epp.server.ext_proc import PROCESS
 from epp.server.grpcio_server import GrpcioServer
 from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
-    from epp.server.services import Services
+    from collections.abc import Mapping
+
+    from epp.server.handlers import Serve
 
 BUILTIN, GRPCIO = "builtin", "grpcio"
 BOTH = (BUILTIN, GRPCIO)
@@ -18,8 +21,11 @@ CHOSEN = os.environ.get("EPP_TEST_TRANSPORT", "")
 LONGEST_BYTES = 4 * 1024 * 1024
 
 
-def listener(transport: str, services: Services) -> RpcServer | GrpcioServer:
-    """A plaintext listener that takes messages of `LONGEST_BYTES`."""
+def listener(
+    transport: str, methods: Mapping[str, Serve], *, single: bool = False
+) -> RpcServer | GrpcioServer:
+    """A plaintext listener that takes messages of `LONGEST_BYTES`; ``single`` is grpcio's."""
     if transport == BUILTIN:
-        return RpcServer(services.methods(), max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES)
-    return GrpcioServer(services, max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES)
+        return RpcServer(methods, max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES)
+    paths = {PROCESS} if single else set[str]()
+    return GrpcioServer(methods, max_receive_bytes=LONGEST_BYTES, max_send_bytes=LONGEST_BYTES, single=paths)

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
-from epp.server.access_log import AccessLogReceiver
+from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
-from epp.server.grpcio_services import AccessLog
+from epp.server.grpcio_server import GrpcioServer
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
@@ -70,6 +70,7 @@ class ObservedPicker(ExtProcServer):
         super().__init__()
         self.als = AccessLogReceiver(told)
         self.first_tokens = FirstTokenReceiver(told)
+        self.first_token_port = 0
         self.ids: list[str] = []
         self._reports_server: grpc.aio.Server | None = None
 
@@ -78,7 +79,10 @@ class ObservedPicker(ExtProcServer):
 
         def with_reports(*args: Any, **options: Any) -> grpc.aio.Server:
             server = original(*args, **options)
-            server.add_generic_rpc_handlers((AccessLog(self.als).handler(),))
+            log = GrpcioServer(
+                {ACCESS_LOG: self.als.serve}, max_receive_bytes=1 << 20, max_send_bytes=1 << 20
+            )
+            server.add_generic_rpc_handlers((log._handler(ACCESS_LOG),))
             return server
 
         grpc.aio.server = with_reports
@@ -86,7 +90,8 @@ class ObservedPicker(ExtProcServer):
             await super().start()
         finally:
             grpc.aio.server = original
-        await self.first_tokens.start("127.0.0.1", self.first_tokens.port)
+        address = self.first_tokens.listen(f"127.0.0.1:{self.first_token_port}")
+        self.first_token_port = int(address.rpartition(":")[2])
 
     async def stop(self) -> None:
         self.als.end_streams()
@@ -184,7 +189,7 @@ async def running(variant: Variant = Variant.STANDALONE, **changes: Any) -> Asyn
             "variant": variant,
             "message_timeout_ms": 5000,
             "report_interval_ms": 20,
-            "first_token_port": picker.first_tokens.port,
+            "first_token_port": picker.first_token_port,
         }
         chosen = settings(endpoints, picker.port, **(values | changes))
         envoy = await stack.enter_async_context(EnvoyProcess(chosen))

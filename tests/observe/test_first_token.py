@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
+from epp.config.address import split_address
 from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def call(decision_id: str) -> bytes:
 async def listening() -> AsyncIterator[tuple[FirstTokenReceiver, Sink]]:
     sink = Sink()
     receiver = FirstTokenReceiver(sink)
-    await receiver.start("127.0.0.1", 0)
+    receiver.listen("127.0.0.1:0")
     try:
         yield receiver, sink
     finally:
@@ -52,7 +53,7 @@ async def listening() -> AsyncIterator[tuple[FirstTokenReceiver, Sink]]:
 
 
 async def talk(receiver: FirstTokenReceiver, *pieces: bytes, answer_bytes: int) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+    reader, writer = await asyncio.open_connection(*split_address(receiver.address))
     try:
         for piece in pieces:
             writer.write(piece)
@@ -108,8 +109,8 @@ async def test_other_paths_are_not_found(path: str) -> None:
 
 async def test_stop_closes_connections_and_the_port() -> None:
     receiver = FirstTokenReceiver(Sink())
-    await receiver.start("127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+    receiver.listen("127.0.0.1:0")
+    reader, writer = await asyncio.open_connection(*split_address(receiver.address))
     writer.write(call("a"))
     await reader.readexactly(len(OK))
     await receiver.stop()
@@ -117,7 +118,7 @@ async def test_stop_closes_connections_and_the_port() -> None:
         assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.transport.abort()
     with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", receiver.port)
+        await asyncio.open_connection(*split_address(receiver.address))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -130,7 +131,7 @@ async def over_unix(tmp_path: Path) -> None:
         dead.bind(str(tmp_path / "s"))  # what a process that died leaves there
     sink = Sink()
     receiver = FirstTokenReceiver(sink)
-    await receiver.start_unix(str(tmp_path / "s"))
+    receiver.listen(f"unix:{tmp_path / 's'}")
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
     writer.write(call("a"))

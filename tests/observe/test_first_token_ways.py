@@ -52,7 +52,7 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "first-token.sock"
     async with running(first_token_path=str(path), first_token_port=0) as rig:
         receiver = FirstTokenReceiver(rig.told)
-        assert await receiver.listen(f"unix:{path}") == f"unix:{path}"
+        assert receiver.listen(f"unix:{path}") == f"unix:{path}"
         try:
             assert stat.S_IMODE(path.stat().st_mode) == 0o660
             await told_while_it_runs(rig)
@@ -70,12 +70,11 @@ async def test_over_mtls_and_for_nobody_without_a_certificate(tmp_path: Path) ->
     files = TlsFiles(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
     # Envoy connects for the first call only, so the listener may come after it on a port of its choice.
     free = FirstTokenReceiver(_Nobody())
-    await free.start("127.0.0.1", 0)
-    port = free.port
+    port = int(free.listen("127.0.0.1:0").rpartition(":")[2])
     await free.stop()
     async with running(first_token_port=port, first_token_tls=files) as rig:
         receiver = FirstTokenReceiver(rig.told)
-        assert await receiver.listen(f"127.0.0.1:{port}", context) == f"127.0.0.1:{port}"
+        assert receiver.listen(f"127.0.0.1:{port}", context) == f"127.0.0.1:{port}"
         try:
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
                 await _without_certificate(port, cert)

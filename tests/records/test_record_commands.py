@@ -17,7 +17,7 @@ from epp.policies.gorgo_ms import GorgoMs
 from epp.records.files import record_files
 from epp.records.schema import decision_of
 from epp.schedule.decision import to_record
-from epp.server.sockets import listening_socket
+from epp.server.sockets import listening_sockets
 from epp.signals.paths import ConnectionTiming
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 
@@ -143,7 +143,7 @@ def test_explain_takes_the_start_of_a_single_id(folder: Path, capsys: pytest.Cap
 def test_a_picker_that_does_not_answer_is_told_with_where_to_look(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with listening_socket("127.0.0.1", 0) as closed:
+    with listening_sockets("127.0.0.1:0")[0] as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     assert main([*words, "--url", f"http://{address}"]) == 2
     assert "Connection refused (--url is the picker's listen.http; does it run?)" in capsys.readouterr().err

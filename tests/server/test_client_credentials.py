@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from epp.config.load import parse_config
@@ -31,15 +30,6 @@ async def test_the_endpoint_s_own_token_goes_before_the_common_one(tmp_path: Pat
         assert {sent.get("authorization", sent.get("Authorization")) for sent in headers} == {expected}
 
 
-async def test_a_missing_token_file_is_a_failure_not_an_end(tmp_path: Path) -> None:
-    async with engine() as address:
-        spec = EndpointSpec(address=address, bearer_token_file=str(tmp_path / "token"))
-        async with polling(address, spec) as seen:
-            await seen.until("failures", 1)
-            (tmp_path / "token").write_text("late")
-            await seen.until("rtts", 1)
-
-
 async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path: Path) -> None:
     path = tmp_path / "ca.pem"
     spec = EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path))
@@ -62,18 +52,6 @@ async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
             replace_file(path, b"two ")
             await until(lambda: headers[-1]["Authorization"] == "Bearer two")
     assert headers[0]["Authorization"] == "Bearer one"
-
-
-async def test_credentials_that_are_no_regular_files_are_a_failure_and_block_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    for spec in (
-        EndpointSpec(address="127.0.0.1:1", bearer_token_file=str(path)),
-        EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path)),
-    ):
-        async with polling(spec.address, spec) as seen:
-            await seen.until("failures", 1)
-        assert f"{path} is a FIFO" in seen.failures[0]
 
 
 async def test_the_pool_reads_a_token_once_for_all_that_share_it_and_for_as_long_as_one_does(

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc_health.v1 import health_pb2
 
 from epp.clock import ManualClock
+from epp.config.address import split_address
 from epp.config.listen import ServerTls
-from epp.server.accepting import Acceptor, allow_files, allowed_connections
+from epp.server.accepting import Acceptor
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import rpc_context
+from epp.server.tls import GRPC_SECTION, server_context
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.http2 import message
 from tests.kit.rawpeer import RawPeer, Serving
-from tests.kit.transports import GRPCIO
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -38,25 +37,6 @@ async def answered(peer: RawPeer, number: int = 1) -> bool:
     peer.write(peer.client.data(number, asked, end=True))
     await until(lambda: peer.ended() or (number in peer.told and peer.told[number].status))
     return not peer.ended()
-
-
-async def test_on_grpcio_connections_beyond_the_bound_are_closed(tmp_path: Path) -> None:
-    serving = await Serving.start(tmp_path, listen={"transport": GRPCIO, "max_connections": 3})
-    inside = [await RawPeer.connect(serving.address) for _ in range(3)]
-    for peer in inside:
-        assert await answered(peer)
-    for _ in range(20):
-        outside = await RawPeer.connect(serving.address)
-        await until(outside.ended)
-        await outside.close()
-    assert not any(peer.ended() for peer in inside)
-    await inside.pop().close()
-    async with asyncio.timeout(30):
-        while not await answered(late := await RawPeer.connect(serving.address)):
-            await late.close()
-    for peer in (*inside, late):
-        await peer.close()
-    await serving.stop()
 
 
 async def busy(serving: Serving, source: str) -> RawPeer:
@@ -128,19 +108,20 @@ async def test_a_connection_that_never_carried_a_call_makes_room_before_those_th
     third = await RawPeer.connect(serving.address)
     assert await answered(third)
     await until(unused.ended)
-    refused = await RawPeer.connect(serving.address)
-    await until(refused.ended)
+    listener: Any = serving.app._grpc._listener
+    for connection in listener._connections:
+        connection.used_s -= 2.0
     late = await RawPeer.connect(serving.address)
     assert await answered(late)
     await until(first.ended)
     assert not any(peer.ended() for peer in (second, third, late)), "the first was unused for longest"
-    for peer in (first, unused, second, third, refused, late):
+    for peer in (first, unused, second, third, late):
         await peer.close()
     await serving.stop()
 
 
 async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None:
-    context = rpc_context(ServerTls(self_signed=True), tmp_path, "epp.yaml")
+    context = server_context(ServerTls(self_signed=True), tmp_path, "epp.yaml", GRPC_SECTION)
     server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context, max_connections=2)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
@@ -164,7 +145,10 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
     (tmp_path / "ca.crt").write_bytes(b"".join(cert.read_bytes() for cert, _ in pairs))
     mutual = ServerTls(cert_file="one.crt", key_file="one.key", client_ca_file="ca.crt")
     server = RpcServer(
-        {}, max_receive_bytes=1000, max_send_bytes=1000, tls=rpc_context(mutual, tmp_path, "epp.yaml")
+        {},
+        max_receive_bytes=1000,
+        max_send_bytes=1000,
+        tls=server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION),
     )
     address = await server.start("127.0.0.1:0")
     clients = []
@@ -182,29 +166,28 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
     await server.stop(0)
 
 
-async def test_a_connection_without_streams_for_some_sweeps_is_drained(tmp_path: Path) -> None:
+async def test_a_connection_without_streams_for_minutes_is_drained(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
     server = serving.app._grpc._listener
     assert isinstance(server, RpcServer)
-    idle, crossing, used, now_and_then = [await RawPeer.connect(serving.address) for _ in range(4)]
+    idle, crossing, used = [await RawPeer.connect(serving.address) for _ in range(3)]
     used.open(1)
-    for peer in (idle, crossing, used, now_and_then):
+    for peer in (idle, crossing, used):
         await peer.round_trip()
-    for sweep in range(5):
-        if sweep < 4:
-            assert await answered(now_and_then, 1 + 2 * sweep)
-        assert idle.goaway is None
-        server._end_long_idle()
+    for connection in server._connections:
+        connection.used_s -= 301.0
+    server._end_long_idle()
     assert await answered(crossing), "a request that crosses the GOAWAY is not lost"
     await until(lambda: idle.goaway == ErrorCode.NO_ERROR)
     assert crossing.goaway == ErrorCode.NO_ERROR
     assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="idle"}') == 2
+    for connection in server._connections:
+        connection.used_s -= 60.0
     server._end_long_idle()  # it has not answered the PING
     await until(idle.ended)
-    assert not any(peer.ended() for peer in (crossing, used, now_and_then))
+    assert not any(peer.ended() for peer in (crossing, used))
     assert used.goaway is None
-    assert now_and_then.goaway is None
-    for peer in (idle, crossing, used, now_and_then):
+    for peer in (idle, crossing, used):
         await peer.close()
     await serving.stop()
 
@@ -219,10 +202,8 @@ async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
         tls=None,
         on_refused=lambda: None,
     )
-    bound = socket.create_server(("127.0.0.1", 0))
-    acceptor.listen(bound)
-    with socket.create_connection(bound.getsockname()) as client:
-        acceptor._accept(bound)
+    with socket.create_connection(split_address(acceptor.listen("127.0.0.1:0"))) as client:
+        acceptor._accept(acceptor._sockets[0])
         acceptor.close()
         await asyncio.sleep(0)
         client.setblocking(False)
@@ -230,41 +211,3 @@ async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
     gc.collect()
     assert not recwarn.list
     assert not acceptor._beginning
-
-
-async def test_without_a_file_to_accept_with_the_loop_does_not_turn_about_the_socket(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("epp.server.accepting._PAUSE_S", 3600.0)
-    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000)
-    host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
-    acceptor, loop = server._acceptor, asyncio.get_running_loop()
-    assert acceptor is not None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client:
-        client.setblocking(False)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
-        try:
-            await loop.sock_connect(client, (host, int(port)))
-            await until(lambda: "no connection can be taken" in caplog.text)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert not loop.remove_reader(acceptor._sockets[0]), "nobody listens until the pause is over"
-        acceptor._go_on()
-        assert await loop.sock_recv(client, 9), "its greeting"
-    await server.stop(0)
-
-
-def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(1024, 20_000)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    assert allowed_connections(100) == 100
-    assert allowed_connections(4096) == 128
-    allow_files()
-    assert limits[-1] == (20_000, 20_000)
-    assert allowed_connections(4096) == 2500
-    limits.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    allow_files()
-    assert limits[-1] == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert allowed_connections(4096) == 4096

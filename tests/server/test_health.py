@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.server.health import EXT_PROC, LIVENESS, READINESS, HealthNames, HealthState
-from epp.server.metrics import Metrics
-from epp.server.services import Services
+from epp.server.health import EXT_PROC, LIVENESS, READINESS, HealthState, health_service
 from tests.kit.rawpeer import Serving
 from tests.kit.transports import BOTH, listener
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,42 +27,30 @@ class Listener:
 
     def __init__(self, transport: str, *, any_name: bool) -> None:
         self.state = HealthState()
-        names = HealthNames(self.state, any_name=any_name)
-        nobody: Any = None  # neither requests nor reports come
-        self._server = listener(transport, Services(Metrics(), names, nobody, nobody))
-
-    async def start(self) -> None:
-        address = await self._server.start("127.0.0.1:0")
-        self._channel = grpc.aio.insecure_channel(address)
-        self.stub = health_pb2_grpc.HealthStub(self._channel)
-
-    async def stop(self) -> None:
-        await self._channel.close()
-        await self._server.stop(0)
+        self._server = listener(transport, health_service(self.state, any_name=any_name))
 
     async def check(self, name: str) -> int:
         answer = await self.stub.Check(health_pb2.HealthCheckRequest(service=name))
         status: int = answer.status
         return status
 
-
-@asynccontextmanager
-async def listening(transport: str, *, any_name: bool) -> AsyncIterator[Listener]:
-    served = Listener(transport, any_name=any_name)
-    await served.start()
-    yield served
-    await served.stop()
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Listener]:
+        async with grpc.aio.insecure_channel(await self._server.start("127.0.0.1:0")) as channel:
+            self.stub = health_pb2_grpc.HealthStub(channel)
+            yield self
+        await self._server.stop(0)
 
 
 @pytest.fixture(params=BOTH)
 async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    async with listening(request.param, any_name=True) as served:
+    async with Listener(request.param, any_name=True).open() as served:
         yield served
 
 
 @pytest.fixture(params=BOTH)
 async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    async with listening(request.param, any_name=False) as served:
+    async with Listener(request.param, any_name=False).open() as served:
         yield served
 
 
@@ -72,11 +59,6 @@ async def test_names_of_readiness_follow_the_state(alone: Listener, name: str) -
     assert await alone.check(name) == NOT_SERVING
     alone.state.update(serving=True)
     assert await alone.check(name) == SERVING
-    alone.state.update(serving=False)
-    assert await alone.check(name) == NOT_SERVING
-
-
-async def test_liveness_does_not(alone: Listener) -> None:
     assert await alone.check(LIVENESS) == SERVING
 
 
@@ -105,10 +87,16 @@ async def test_watchers_are_told_of_every_change(alone: Listener) -> None:
     assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
 
 
-async def test_a_watcher_of_an_unknown_name_waits(shared: Listener) -> None:
+async def test_a_watcher_of_an_unknown_name_waits_and_their_number_is_bounded(
+    shared: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epp.server.health.MAX_WATCHES", 1)
     call = shared.stub.Watch(health_pb2.HealthCheckRequest(service="anything"))
     assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    further = shared.stub.Watch(health_pb2.HealthCheckRequest())
+    assert await further.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     call.cancel()
+    await until(lambda: not shared.state.watches)
 
 
 @pytest.mark.parametrize("transport", BOTH)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,8 +12,8 @@ from epp.apis.answer import WATCH_BYTES
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.server.health import EXT_PROC
-from epp.server.tokenizers import Count, Tokenizers
-from epp.transport.calls import STREAM_BYTES
+from epp.server.tokenizers import Tokenizers
+from epp.transport.connection import STREAM_BYTES
 from epp.transport.frames import window_update
 from epp.transport.status import Status
 from tests.kit.conversation import (
@@ -116,36 +114,6 @@ class Counted:
         return (len(canonical), ())
 
 
-async def test_a_count_that_is_given_up_in_the_read_that_asked_for_it_never_begins(
-    serving: Serving, peer: RawPeer, recwarn: pytest.WarningsRecorder
-) -> None:
-    """What comes behind the end of a body finds no room: nobody waits for its tokens any more."""
-    model = Counted()
-    counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
-    serving.app.core._tokenizers = counting
-    chat = request_body(CHAT, end=True).SerializeToString()
-    for number in (1, 3):
-        peer.open(number)
-        peer.say(number, with_modes(request_headers(), DUPLEX))
-        if number == 1:
-            peer.pour(1, message(chat))
-        await peer.round_trip()
-    bodies = serving.app._grpc._grpcio_share
-    while bodies.take_part(10_000):
-        pass
-    peer.pour(3, message(chat) + half(20_000))
-    await peer.round_trip()
-    (refusal,) = peer.told[3].replies
-    assert refusal.immediate_response.status.code == 503
-    model.let.set()
-    await until(lambda: counting._running == 0 and 1 in peer.told)
-    assert peer.told[1].replies, "the other one goes on"
-    assert model.begun == 1
-    counting.close()
-    gc.collect()
-    assert not recwarn.list, "nothing was left that nobody awaited"
-
-
 async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
     peer, bodies = await RawPeer.connect(serving.address), serving.app._grpc._bodies
@@ -196,10 +164,9 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
     counting.close()
 
 
-@pytest.mark.parametrize("end", ["reset", "hang up", "deadline", "whole"])
+@pytest.mark.parametrize("end", ["reset", "hang up", "whole"])
 async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: RawPeer, end: str) -> None:
-    fields = ((b"grpc-timeout", b"300m"),) if end == "deadline" else ()
-    peer.open(1, extra=fields)
+    peer.open(1)
     body = request_body(CHAT + b" " * 300_000, end=True)
     peer.say(1, with_modes(request_headers(), DUPLEX))
     told = message(body.SerializeToString())
@@ -215,21 +182,6 @@ async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: Ra
     bodies = serving.app._grpc._bodies
     await until(lambda: not bodies.held_bytes)
     assert bool(serving.app.picker.in_flight) is (end == "whole")
-
-
-async def test_the_longest_message_comes_by_bits_beside_a_full_budget(
-    serving: Serving, peer: RawPeer
-) -> None:
-    """A budget that one body fills must not refuse the message that brings it."""
-    serving.app._grpc._grpcio_share.take(BUDGET, last=True)
-    peer.open(1)
-    peer.say(1, with_modes(request_headers(), BodyMode.BUFFERED))
-    peer.pour(1, message(request_body(CHAT + b" " * 490_000, end=True).SerializeToString()))
-    await peer.round_trip()
-    assert [reply.WhichOneof("response") for reply in peer.told[1].replies] == [
-        "request_headers",
-        "request_body",
-    ]
 
 
 async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
@@ -253,21 +205,6 @@ async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
         assert told[0] is Status.RESOURCE_EXHAUSTED
     assert serving.app.picker.in_flight == 0, "and its lease ends"
     assert await serving.metric(REFUSED) == 0
-
-
-async def test_a_decided_request_whose_rest_finds_no_room_gives_its_lease_back(
-    serving: Serving, peer: RawPeer
-) -> None:
-    peer.open(1)
-    upload = {":method": "POST", ":path": "/v1/audio/transcriptions", "content-type": "multipart/form-data"}
-    peer.say(1, with_modes(request_headers(upload), DUPLEX))
-    await peer.round_trip()
-    assert serving.app.picker.in_flight == 1
-    await fill(peer, range(3, 9, 2))
-    peer.pour(1, half())
-    await peer.round_trip()
-    assert peer.told[1].replies[-1].immediate_response.status.code == 503
-    assert serving.app.picker.in_flight == 0
 
 
 async def test_whole_messages_that_wait_behind_an_answer_that_is_not_read_count(serving: Serving) -> None:
@@ -309,32 +246,3 @@ async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving:
     assert await serving.metric(HELD) == 2 * STREAM_BYTES
     await peer.close()
     await until(lambda: not serving.app._grpc._bodies.held_bytes)
-
-
-async def test_a_request_whose_tokens_are_being_counted_is_refused_and_never_decided(
-    serving: Serving, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core, counted = serving.app.core, asyncio.Event()
-    waited = []
-
-    def slowly(_parsed: object) -> Any:
-        async def wait(_: Any) -> None:
-            try:
-                await counted.wait()
-            finally:
-                waited.append(counted.is_set())
-
-        return Count(asyncio.get_running_loop().create_future(), wait)
-
-    monkeypatch.setattr(core, "count", slowly)
-    peer.open(1)
-    peer.say(1, with_modes(request_headers(), BodyMode.BUFFERED), request_body(CHAT, end=True))
-    await fill(peer, range(3, 9, 2))
-    peer.pour(1, half())
-    await peer.round_trip()
-    assert peer.told[1].replies[-1].immediate_response.status.code == 503
-    assert waited == [False], "what counts is told that nobody waits any more"
-    counted.set()
-    await peer.round_trip()
-    assert serving.app.picker.in_flight == 0
-    assert await serving.metric('epp_faults_total{part="stream"}') == 0

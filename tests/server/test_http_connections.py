@@ -124,16 +124,3 @@ async def test_silent_connections_are_closed_and_make_room(
     assert await late.answered()
     for peer in (spoken, unfinished, mute, late):
         await peer.close()
-
-
-async def test_a_body_that_never_comes_holds_no_connection(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(app, "http", monkeypatch)
-    peer = await Peer.connect(app, "http")
-    peer.writer.write(b"POST /decisions/one/feedback HTTP/1.1\r\nhost: picker\r\ncontent-length: 9\r\n\r\n{")
-    other = await Peer.connect(app, "http")
-    for _ in range(2):
-        assert await other.answered()
-        clock.later_s += 0.9 * SILENT_S
-    assert await peer.ended()
-    for each in (peer, other):
-        await each.close()

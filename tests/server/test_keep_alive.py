@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -53,17 +52,10 @@ async def test_answers_of_every_framing_leave_the_connection_open(answer: bytes)
         for _ in range(3):
             found = await client.get("/metrics", {"authorization": "Bearer x"}, 2.0)
             assert (found.status, found.body) == (200, b"hello")
+            assert found.took_s > 0.0
     assert client.opened == 1
     assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1:")
     assert b"authorization: Bearer x\r\n" in asked[0]
-
-
-async def test_an_answer_tells_how_long_its_bytes_took() -> None:
-    async with server(LENGTH, TO_THE_END) as (client, _):
-        for _ in range(2):
-            begun_s = time.monotonic()
-            found = await client.get("/", {}, 15.0)
-            assert 0.0 < found.took_s <= time.monotonic() - begun_s
 
 
 async def test_an_answer_to_the_connections_end_and_the_next_one() -> None:
@@ -85,9 +77,8 @@ async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     ("answer", "error"),
     [
         (b"HTTP/1.1 200 OK\r\ncontent-length: 101\r\n\r\n", ValueError),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", ValueError),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffff\r\n", ValueError),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-5\r\n", ValueError),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n65\r\n" + b"x" * 101, ValueError),
+        (b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 70_000, ValueError),
         (b"SSH-2.0-x\r\n\r\n", ValueError),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe", TimeoutError),
     ],
@@ -102,71 +93,13 @@ async def test_what_is_no_answer_raises_and_the_next_request_starts_anew(
     assert client.opened == 2
 
 
-@pytest.mark.parametrize("answer", [LENGTH, CHUNKED])
-async def test_an_answer_in_any_pieces_is_the_same(answer: bytes) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for cut in range(len(answer)):
-            try:
-                await reader.readuntil(b"\r\n\r\n")
-            except (asyncio.IncompleteReadError, ConnectionError):
-                break
-            writer.write(answer[:cut])
-            await asyncio.sleep(0)
-            writer.write(answer[cut:])
-        writer.close()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    client = KeepAlive(address, tls=None, server_name=None, max_body_bytes=5)
-    try:
-        for _ in range(len(answer)):
-            assert (await client.get("/", {}, 15.0)).body == b"hello"
-    finally:
-        client.close()
-        listening.close()
-        await asyncio.sleep(0.01)
-    assert client.opened == 1
-
-
 async def test_who_gives_up_gets_no_answer_of_the_request_before() -> None:
-    late = asyncio.Event()
-    asked = 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        number = asked
-        await reader.readuntil(b"\r\n\r\n")
-        if number == 1:
-            await late.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number)
-        await reader.read()
-        writer.close()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    client = KeepAlive(address, tls=None, server_name=None, max_body_bytes=5)
-    try:
-        first = asyncio.ensure_future(client.get("/", {}, 15.0))
+    first, second = (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n%d" % number for number in (1, 2))
+    async with server(first, second) as (client, asked):
+        given_up = asyncio.ensure_future(client.get("/", {}, 15.0))
         while not asked:
-            await asyncio.sleep(0.001)
-        first.cancel()
+            await asyncio.sleep(0)
+        given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await first
-        late.set()
+            await given_up
         assert (await client.get("/", {}, 15.0)).body == b"2"
-    finally:
-        client.close()
-        listening.close()
-        await asyncio.sleep(0.01)
-
-
-async def test_each_request_has_the_time_that_it_is_given() -> None:
-    silent = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe"
-    async with server(LENGTH, LENGTH, silent) as (client, _):
-        await client.get("/", {}, 60.0)
-        await client.get("/", {}, 60.0)
-        async with asyncio.timeout(15):
-            with pytest.raises(TimeoutError):
-                await client.get("/", {}, 0.05)
-    assert client.opened == 1

@@ -1,4 +1,4 @@
-"""A picker's memory under peers that let it wait: within its budget whatever waits, and given back at the end."""
+"""Limits of messages on either transport, and who is served where the memory budget is full."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import grpc
 import pytest
 
 from epp.extproc.messages import MAX_BODILESS_BYTES
-from epp.lab.bench.processes import held
-from epp.server.health import EXT_PROC, MAX_WATCHES
-from epp.transport.calls import STREAM_BYTES
+from epp.server.health import EXT_PROC
+from epp.transport.connection import STREAM_BYTES
 from epp.transport.status import Status
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message
-from tests.kit.picker import PickerProcess
 from tests.kit.rawpeer import PROCESS, RawPeer, Serving
 from tests.kit.transports import BOTH
 
@@ -24,119 +22,10 @@ if TYPE_CHECKING:
 
     from epp.pb.ext_proc_pb2 import ProcessingRequest
 
-HELD = "epp_held_body_bytes"
-BUDGET, LONGEST = 8 * 1024 * 1024, 1024 * 1024
-#: Buffers of sockets, what is being read and decoded, and what the allocator does not return.
-BESIDE = 64 * 1024 * 1024
-WATCH = b"/grpc.health.v1.Health/Watch"
-
-
-@pytest.fixture
-async def picker(tmp_path: Path) -> AsyncIterator[PickerProcess]:
-    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '10.0.0.1:8000'}]")
-    made = PickerProcess(
-        tmp_path,
-        listen={
-            "grpc": "127.0.0.1:0",
-            "http": "127.0.0.1:0",
-            "first_token": "127.0.0.1:0",
-            "transport": "builtin",
-            "max_receive_bytes": LONGEST,
-        },
-        request={"max_body_bytes": 512 * 1024, "max_held_body_bytes": BUDGET},
-        probe={"interval_s": 0},
-        scrape={"interval_s": 0},
-    )
-    await made.start()
-    yield made
-    await made.stop()
-
 
 def opening() -> ProcessingRequest:
     """The headers of a request whose body is to come."""
     return with_modes(request_headers(), DUPLEX)
-
-
-def open_stream(peer: RawPeer, number: int) -> None:
-    peer.open(number)
-
-
-def headed(peer: RawPeer, number: int) -> None:
-    peer.open(number)
-    peer.say(number, opening())
-
-
-def many_headers(peer: RawPeer, number: int) -> None:
-    told = opening()
-    for name in range(5000):
-        told.request_headers.headers.headers.add(key=f"{name:x}", raw_value=b"a1")
-    peer.open(number)
-    peer.say(number, told)
-
-
-def wide_header(peer: RawPeer, number: int) -> None:
-    """One character beyond the basic plane makes Python keep four bytes of each."""
-    told = opening()
-    told.request_headers.headers.headers.add(key="x", raw_value=b"\xf0\x9f\x98\x80" + b"a" * 200_000)
-    peer.open(number)
-    peer.say(number, told)
-
-
-def long_hint(peer: RawPeer, number: int) -> None:
-    peer.open(number)
-    peer.say(number, with_metadata(opening(), "envoy.lb.subset_hint", {"x": [{}] * 3000}))
-
-
-def half_a_body(peer: RawPeer, number: int) -> None:
-    headed(peer, number)
-    peer.pour(number, message(request_body(bytes(100_000)).SerializeToString())[:-1])
-
-
-def answers_unread(peer: RawPeer, number: int) -> None:
-    peer.open(number)
-    peer.say(number, opening(), request_body(b'{"model": "%s"' % (b"x" * 3000), end=True))
-
-
-def behind_an_answer(peer: RawPeer, number: int) -> None:
-    """Whole messages that wait until an answer before them is read."""
-    answers = with_modes(request_headers(), DUPLEX)
-    answers.protocol_config.request_body_mode = 2  # type: ignore[assignment]  # open enum: BUFFERED
-    peer.open(number)
-    peer.say(number, answers)
-    peer.pour(number, message(bytes(2000)) * 100)
-
-
-#: What makes a stream wait, on how many of each connection, and the window for answers.
-WAITING = (
-    (open_stream, 400, 1 << 30),
-    (headed, 400, 1 << 30),
-    (many_headers, 20, 1 << 30),
-    (wide_header, 20, 1 << 30),
-    (long_hint, 60, 1 << 30),
-    (half_a_body, 60, 1 << 30),
-    (answers_unread, 400, 0),
-    (behind_an_answer, 20, 0),
-)
-
-
-async def test_whatever_waits_stays_within_the_budget_and_is_given_back(picker: PickerProcess) -> None:
-    for holds, streams, window in WAITING:
-        before, peers = held(picker.pid).rss_bytes, list[RawPeer]()
-        for _ in range(4):
-            peer = await RawPeer.connect(picker.grpc, initial_window_size=window)
-            peers.append(peer)
-            for number in range(1, 2 * streams, 2):
-                holds(peer, number)
-            await peer.round_trip()
-            assert await picker.metric(HELD) <= BUDGET + LONGEST, holds.__name__
-            assert held(picker.pid).rss_bytes - before < BUDGET + LONGEST + BESIDE, holds.__name__
-        assert await picker.metric(HELD) > BUDGET / 2, holds.__name__
-        told = [told for peer in peers for told in peer.told.values()]
-        assert any(one.status or one.reset is not None for one in told), f"{holds.__name__}: none was refused"
-        await picker.until_ready()
-        for peer in peers:
-            await peer.close()
-        await picker.until_metric(HELD, lambda held: held == 0)
 
 
 @pytest.fixture(params=BOTH)
@@ -185,28 +74,10 @@ async def test_compressed_messages_are_not_unpacked(serving: Serving) -> None:
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_watches_are_bounded(serving: Serving) -> None:
-    serving.app._grpc._watchers.update(Gone() for _ in range(MAX_WATCHES - 1))
-    async with grpc.aio.insecure_channel(serving.address) as channel:
-        watch = channel.unary_stream(WATCH.decode())
-        first = watch(b"")
-        assert await first.read()
-        assert await watch(b"").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        first.cancel()
-    serving.app._grpc._watchers.clear()
-
-
-class Gone:
-    """Somebody who watches."""
-
-    def leave(self) -> None:
-        """The server stops."""
-
-
 async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
     bodies = serving.app._grpc._grpcio_share
-    while bodies.take_part(LONGEST):
+    while bodies.take_part(1 << 20):
         pass
     while bodies.take_part(STREAM_BYTES):
         pass
@@ -215,7 +86,7 @@ async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_p
     peer.pour(1, message(b""))
     await peer.round_trip()
     assert peer.told[1].status == (Status.OK, "")
-    peer.open(3, WATCH)
+    peer.open(3, b"/grpc.health.v1.Health/Watch")
     peer.pour(3, message(b""))
     await peer.round_trip()
     peer.open(5, PROCESS)

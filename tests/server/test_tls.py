@@ -6,11 +6,8 @@ import asyncio
 import datetime as dt
 import json
 import logging
-import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 from cryptography import x509
 
@@ -19,12 +16,10 @@ from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.server.app import App
 from epp.server.process import SystemClock
-from epp.server.tls import Pair, grpc_credentials, http_context, rpc_context, self_signed
+from epp.server.tls import GRPC_SECTION, Pair, grpc_credentials, self_signed, server_context
 from tests.kit import certificates
 from tests.kit.logs import own_lines
-
-if TYPE_CHECKING:
-    from epp.server.files import WatchedFiles
+from tests.kit.transports import BOTH
 
 ROOT = Path(__file__).parent.parent.parent
 NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
@@ -37,35 +32,15 @@ def write_pair(folder: Path, name: str) -> None:
 FILES = ServerTls(cert_file="tls.crt", key_file="tls.key")
 
 
-def test_a_certificate_of_our_own_is_valid_now_and_belongs_to_its_key(tmp_path: Path) -> None:
-    key, cert = self_signed(NOW)
-    parsed = x509.load_pem_x509_certificate(cert)
-    assert parsed.not_valid_before_utc < NOW < parsed.not_valid_after_utc - dt.timedelta(days=3000)
-    assert parsed.issuer == parsed.subject
-    (tmp_path / "tls.key").write_bytes(key)
-    (tmp_path / "tls.crt").write_bytes(cert)
-    assert Pair(FILES, tmp_path, "epp.yaml").pem == (key, cert)
-    assert self_signed(NOW)[0] != key, "made anew every time"
-
-
-def test_a_replaced_pair_is_taken_and_half_of_one_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_pair(tmp_path, "first")
-    pair = Pair(FILES, tmp_path, "epp.yaml")
-    first = pair.pem
-    for half in (1, 2):
-        (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
-        for _ in range(2):
-            pair.files.check()
+def test_a_replaced_pair_is_taken_and_half_of_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = self_signed(NOW), self_signed(NOW)
+    pair = Pair(first, None)
+    for half in ((second[0], first[1]), (None, first[1])):
+        pair.take(half)
         assert pair.pem == first
-        assert len(own_lines(caplog, logging.ERROR)) == half, "each is reported once"
-    (tmp_path / "tls.key").unlink()
-    pair.files.check()
-    assert pair.pem == first
-    write_pair(tmp_path, "second")
-    pair.files.check()
-    assert x509.load_pem_x509_certificate(pair.pem[1]).subject.rfc4514_string() == "CN=second"
+    assert len(own_lines(caplog, logging.ERROR)) == 2
+    pair.take(second)
+    assert pair.pem == second
 
 
 @pytest.mark.parametrize("missing", ["tls.crt", "tls.key"])
@@ -73,29 +48,14 @@ def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None
     write_pair(tmp_path, "x")
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
-        rpc_context(FILES, tmp_path, "epp.yaml")
+        server_context(FILES, tmp_path, "epp.yaml", GRPC_SECTION)
 
 
 def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
     write_pair(tmp_path, "x")
     (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
     with pytest.raises(ConfigError, match="not a certificate and its key"):
-        rpc_context(FILES, tmp_path, "epp.yaml")
-    with pytest.raises(ConfigError, match="not a certificate and its key"):
         grpc_credentials(FILES, tmp_path, "epp.yaml")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"cert_file": "x"},
-        {"self_signed": True, "cert_file": "x", "key_file": "y"},
-    ],
-)
-def test_half_a_configuration_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="self_signed"):
-        ServerTls(**values)  # type: ignore[arg-type]
 
 
 async def presented(address: str) -> str:
@@ -107,27 +67,13 @@ async def presented(address: str) -> str:
     return x509.load_der_x509_certificate(der).subject.rfc4514_string()
 
 
-async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
-    write_pair(tmp_path, "first")
-    server = grpc.aio.server()
-    files: list[WatchedFiles] = []
-    credentials = grpc_credentials(FILES, tmp_path, "epp.yaml", files.append)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    try:
-        assert await presented(f"127.0.0.1:{port}") == "CN=first"
-        write_pair(tmp_path, "second")
-        files[0].check()
-        assert await presented(f"127.0.0.1:{port}") == "CN=second"
-    finally:
-        await server.stop(0)
-
-
+@pytest.mark.parametrize("transport", BOTH)
 async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last_good_one(
-    tmp_path: Path,
+    tmp_path: Path, transport: str
 ) -> None:
     tls = {"cert_file": "tls.crt", "key_file": "tls.key"}
     listen: dict[str, object] = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
+    listen["transport"] = transport
     listen |= dict.fromkeys(("tls", "http_tls", "first_token_tls"), tls)
     write_pair(tmp_path, "first")
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
@@ -160,24 +106,4 @@ def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificates")
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="ca.crt")
     with pytest.raises(ConfigError, match="client_ca_file"):
-        rpc_context(mutual, tmp_path, "epp.yaml")
-    assert rpc_context(None, tmp_path, "epp.yaml") is None
-
-
-def test_the_http_side_asks_for_client_certificates_where_told(tmp_path: Path) -> None:
-    write_pair(tmp_path, "x")
-    assert http_context(None, tmp_path, "epp.yaml") is None
-    plain = http_context(FILES, tmp_path, "epp.yaml")
-    assert plain is not None
-    assert plain.verify_mode is ssl.CERT_NONE
-    mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="tls.crt")
-    context = http_context(mutual, tmp_path, "epp.yaml")
-    assert context is not None
-    assert context.verify_mode is ssl.CERT_REQUIRED
-
-
-@pytest.mark.parametrize("listener", ["http_tls", "first_token_tls"])
-def test_listeners_whose_clients_verify_take_no_certificate_of_their_own(listener: str) -> None:
-    with pytest.raises(ConfigError, match=rf"listen\.{listener}\.self_signed: unknown key .*cert_file"):
-        parse_config(f"listen: {{{listener}: {{self_signed: true}}}}", "epp.yaml")
-    assert f"`listen.{listener}.self_signed`" not in (ROOT / "docs" / "configuration.md").read_text()
+        server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION)

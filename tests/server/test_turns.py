@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.server import turns
 from epp.server.turns import Peer, Peers, Turns, address_key
-from epp.transport.limits import Bucket, Rate
+from epp.transport import frames
+from tests.kit.rawpeer import RawPeer, Serving
+from tests.server.test_connections import answered
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Waiting(Turns):
@@ -53,22 +59,6 @@ def test_a_peer_whose_turns_take_longer_has_fewer() -> None:
     assert 9 <= found.count("l") <= 11
 
 
-def test_a_peer_alone_has_every_turn() -> None:
-    waiting = Waiting()
-    waiting.name(Peer(0.0), "a")
-    assert waiting.names({"a": 0.5}, 5) == "aaaaa"
-    waiting.take()
-    assert waiting.take() is None
-
-
-def test_a_debt_is_at_most_one_burst() -> None:
-    bucket = Bucket(Rate(burst=100, per_s=50), now_s=0.0)
-    bucket.units -= 10_000
-    assert bucket.refill(1.0) == -50
-    assert bucket.refill(2.0) == 0
-    assert bucket.refill(1000.0) == 100
-
-
 def test_a_budget_outlives_its_connections() -> None:
     peers = Peers()
     peer = peers.find("a", 0.0)
@@ -105,3 +95,25 @@ def test_the_number_of_peers_is_bounded_and_debts_are_kept_longest(monkeypatch: 
 )
 def test_a_peer_is_an_address_or_a_slash_64(one: Any, other: Any, same: bool) -> None:
     assert (address_key(one) == address_key(other)) is same
+
+
+async def test_a_flood_is_ended_and_others_of_its_address_are_served_meanwhile(tmp_path: Path) -> None:
+    serving = await Serving.start(tmp_path)
+    quiet = await RawPeer.connect(serving.address)
+    number = 1
+    for _ in range(3):  # the budget outlives the connection
+        attack = await RawPeer.connect(serving.address)
+        attack.write(frames.window_update(0, 1) * 300_000)
+        while not attack.ended():
+            assert await answered(quiet, number)
+            number += 2
+            await asyncio.sleep(0.02)
+        await attack.close()
+    late = await RawPeer.connect(serving.address)
+    assert await answered(late)
+    assert not quiet.ended()
+    assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="flood"}') > 0
+    assert await serving.metric("epp_connections_throttled_seconds_total") > 0
+    for peer in (quiet, late):
+        await peer.close()
+    await serving.stop()

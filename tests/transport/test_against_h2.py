@@ -14,10 +14,10 @@ from h2.settings import SettingCodes, Settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.transport.calls import CallEnded, Calls, CallStarted, MessageReceived
+from epp.transport.calls import CallEnded, CallStarted, MessageReceived
 from epp.transport.limits import Limits
 from epp.transport.status import Status
-from tests.kit.http2 import PATH, REQUEST, message
+from tests.kit.http2 import REQUEST, message, serving
 
 if TYPE_CHECKING:
     from epp.transport.calls import Call, CallEvent
@@ -64,9 +64,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.room, window = Counted(), self.random.choice((0, 1, 1000, 65_535))
-        self.calls = Calls(
-            {PATH}, max_receive_bytes=10**6, max_send_bytes=10**6, limits=LIMITS, room=self.room
-        )
+        self.server = serving(limits=LIMITS, room=self.room)
         self.client = H2Connection(H2Configuration())
         self.client.local_settings = Settings(initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
         self.client.initiate_connection()
@@ -74,8 +72,8 @@ class Exchange:
 
     def carry(self) -> None:
         for piece in self._pieces(self.client.data_to_send()):
-            self._serve(self.calls.receive(piece, 0.0))
-        for piece in self._pieces(self.calls.connection.output()):
+            self._serve(self.server.receive(piece, 0.0))
+        for piece in self._pieces(self.server.output()):
             for event in self.client.receive_data(piece):
                 if isinstance(event, DataReceived):
                     self.asked[event.stream_id].answer += event.data
@@ -83,7 +81,7 @@ class Exchange:
                 elif isinstance(event, StreamEnded | StreamReset):
                     self.asked[event.stream_id].over = True
                 self.may_set |= isinstance(event, SettingsAcknowledged)
-        assert not self.calls.connection.closed, self.calls.failed
+        assert not self.server.closed, self.server.failed
 
     def _pieces(self, data: bytes) -> list[bytes]:
         size = self.random.choice((1, 10, 1000, 100_000)) if len(data) < 2000 else 10_000
@@ -119,10 +117,10 @@ class Exchange:
                 client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: random.choice((0, 9, 500, 65_535))})
             case 5 if self.unread:
                 client.acknowledge_received_data(*self.unread.pop(random.randrange(len(self.unread))))
-            case 6 if self.calls.connection.corked:
-                self._serve(self.calls.uncork())
+            case 6 if self.server.sender.corked:
+                self._serve(self.server.uncork())
             case 6 if not random.randrange(3):
-                self.calls.connection.cork()
+                self.server.cork()
             case 7 if self.held:
                 self.held.pop().release()
 
@@ -148,7 +146,7 @@ class Exchange:
     def wind_up(self) -> None:
         """Everybody reads, and ends what has begun."""
         for turn in range(60):
-            self._serve(self.calls.uncork())
+            self._serve(self.server.uncork())
             while self.held:
                 self.held.pop().release()
             while self.unread:
@@ -174,7 +172,6 @@ def test_what_is_sent_comes_whole_and_nothing_is_left_of_it(seed: int) -> None:
     for number, asked in exchange.asked.items():
         assert asked.over, number
         assert asked.answer == asked.sent or (asked.given_up and asked.sent.startswith(asked.answer)), number
-    calls, connection = exchange.calls, exchange.calls.connection
-    assert (calls.open, connection.streams, exchange.room.held) == ({}, 0, 0)
-    assert connection._windows._left + connection._windows._owed == CONNECTION_BYTES
-    assert connection._windows._left == exchange.client.outbound_flow_control_window
+    server = exchange.server
+    assert (server.streams, exchange.room.held) == ([], 0)
+    assert server._window == exchange.client.outbound_flow_control_window

@@ -11,12 +11,11 @@ import pytest
 from hpack import Encoder
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled, Calls
+from epp.transport.calls import CallCancelled
 from epp.transport.frames import ErrorCode, Setting
 from epp.transport.headers import encode
 from epp.transport.status import Status
-from epp.transport.stream import Lately
-from tests.kit.http2 import PATH, REQUEST, Client, greeted, message, only, sent
+from tests.kit.http2 import REQUEST, greeted, message, only, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,24 +57,8 @@ def test_a_setting_told_a_thousand_times_in_one_frame_touches_every_stream_once(
         connection = with_streams(100)
         frame = frames.frame(frames.SETTINGS, 0, 0, (window + other) * times)
         costs.append(lines_run(partial(connection.receive, frame, 0.0)))
-        assert {stream.send_window for stream in connection._streams.values()} == {200}
+        assert {stream.send_window for stream in connection.streams} == {200}
     assert costs[1] < costs[0] * 2
-
-
-@pytest.mark.parametrize("value", [(Setting.MAX_FRAME_SIZE, 1), (Setting.ENABLE_PUSH, 2)])
-def test_a_wrong_setting_is_one_however_many_stand_beside_it(value: tuple[int, int]) -> None:
-    connection = with_streams(1)
-    payload = struct.pack(">HL", Setting.INITIAL_WINDOW_SIZE, 100) + struct.pack(">HL", *value)
-    connection.receive(frames.frame(frames.SETTINGS, 0, 0, payload), 0.0)
-    assert sent(connection)[-1].code == ErrorCode.PROTOCOL_ERROR
-
-
-def test_the_newest_streams_that_ended_are_remembered_and_found_by_a_hash() -> None:
-    lately = Lately(100)
-    for number in range(1000):
-        lately.add(number)
-        assert all(newer in lately for newer in range(max(0, number - 99), number + 1))
-        assert len(lately) <= 200
 
 
 def huffman(count: int) -> bytes:
@@ -141,10 +124,10 @@ def test_a_block_that_changes_the_tables_size_again_and_again_is_not_decoded() -
 
 
 def test_a_call_of_empty_messages_alone_is_ended_before_all_are_cut() -> None:
-    calls, client = Calls({PATH}, max_receive_bytes=100, max_send_bytes=100), Client()
-    calls.receive(client.hello() + client.headers(1), 0.0)
-    events = calls.receive(client.data(1, message(b"") * 50_000), 0.0)
+    connection, client = greeted()
+    data = client.headers(1) + client.data(1, message(b"") * 50_000)
+    events = connection.receive(data, 0.0)
     assert len(events) < 9000
     assert isinstance(events[-1], CallCancelled)
-    trailers = client.fields(only(sent(calls), frames.HEADERS)[-1])
+    trailers = client.fields(only(sent(connection), frames.HEADERS)[-1])
     assert trailers[b"grpc-status"] == b"%d" % Status.RESOURCE_EXHAUSTED

@@ -16,6 +16,7 @@ import grpc
 import uvloop
 
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server.handlers import Handler
 from epp.server.rpc_server import RpcServer
 from epp.transport.status import Status
 
@@ -46,10 +47,10 @@ def answer(message: ProcessingRequest, destination: str) -> ProcessingResponse:
     return reply
 
 
-class Answering:
+class Answering(Handler):
     """A call on the picker's own transport, each message answered at once."""
 
-    def __init__(self, destination: str, call: Call, _: object) -> None:
+    def __init__(self, destination: str, call: Call) -> None:
         self._call, self._destination = call, destination
 
     def message(self, message: Message) -> None:
@@ -60,11 +61,6 @@ class Answering:
     def ended(self) -> None:
         """Finish the call: its caller has said all."""
         self._call.finish(Status.OK)
-
-    def drained(self) -> None:
-        """Ignore that what was sent has left."""
-
-    no_room = cancelled = drained
 
 
 async def _grpcio(destination: str) -> tuple[object, str]:
