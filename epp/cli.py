@@ -53,7 +53,7 @@ COMMANDS = (
     Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.ops.records:verify", "prove that recorded decisions run again"),
     Command(
-        ("laar", "fit"),
+        ("capability", "fit"),
         "epp.learn.capability.command",
         "how likely each model is right, from checked answers",
     ),
@@ -77,7 +77,7 @@ COMMANDS = (
 GROUPS = {
     "config": "the picker's configuration",
     "records": "what was decided, on file",
-    "laar": "models that answer differently well",
+    "capability": "models that answer differently well",
     "lab": "comparisons, simulated replicas, experiments",
     "envoy": "Envoy configuration",
 }

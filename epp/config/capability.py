@@ -1,6 +1,6 @@
 """The capability file: what is known of each model's answers, from text to checked values and back.
 
-Owns the file's format; `epp laar fit` writes it, `epp serve` reads and watches it.
+Owns the file's format; `epp capability fit` writes it, `epp serve` reads and watches it.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class CapabilitySection(Section, frozen=True):
     """Several models behind one public name, which answer differently well (docs/laar.md).
 
     Attributes:
-        file: what is known of their answers, written by `epp laar fit`, watched.
+        file: what is known of their answers, written by `epp capability fit`, watched.
         tell_model: answers carry ``x-epp-served-model`` and, how many are left to try,
             ``x-epp-untried-models``. Render Envoy's configuration again after a change.
     """

@@ -89,7 +89,7 @@ def test_a_capability_file_is_fitted_from_checked_answers(tmp_path: Path) -> Non
                     )
                     + "\n"
                 )
-    run("laar", "fit", str(answers), "--out", str(tmp_path / "capability.yaml"))
+    run("capability", "fit", str(answers), "--out", str(tmp_path / "capability.yaml"))
     text = (tmp_path / "capability.yaml").read_text(encoding="utf-8")
     assert "small" in text
     assert "large" in text

@@ -96,7 +96,7 @@ def test_a_fitted_capability_file_routes_by_success(tmp_path: Path) -> None:
     ]
     answers = tmp_path / "answers.jsonl"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    run("laar", "fit", str(answers), "--out", str(tmp_path / "capability.yaml"))
+    run("capability", "fit", str(answers), "--out", str(tmp_path / "capability.yaml"))
     with serving(tmp_path, "a", policy={"name": "laar"}, capability={"file": "capability.yaml"}) as stack:
         until(lambda: stack.metric("epp_file_ok", file="capability") == 1)
         assert "retry term │ 0.0" not in shown(stack)  # an answer may be wrong, and be asked again

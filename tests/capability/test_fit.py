@@ -99,7 +99,7 @@ def test_nothing_is_told_beyond_what_was_seen() -> None:
 def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, out = tmp_path / "results.jsonl", tmp_path / "capability.yaml"
     write_rows(results, answers(30))
-    assert command("laar", "fit", results, "--out", out) == 0
+    assert command("capability", "fit", results, "--out", out) == 0
     parsed = parse_capability(out.read_bytes(), "capability.yaml")
     assert parsed == fit(answers(30), 0)
     assert "held-out answers" in capsys.readouterr().out

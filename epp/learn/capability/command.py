@@ -1,4 +1,4 @@
-"""`epp laar fit`: checked answers to the capability file."""
+"""`epp capability fit`: checked answers to the capability file."""
 
 from __future__ import annotations
 
