@@ -36,6 +36,7 @@ def base() -> Path:
 def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command's end, in a folder with a configuration of each extra's; no Envoy is on the PATH."""
     (folder / "endpoints.yaml").write_text("endpoints: [{address: '192.0.2.1:8000'}]")
+    (folder / "tokenizer.json").write_text("{}")
     for name, text in {
         "plain": f"{LISTEN}}}",
         "tls": f"{LISTEN}, tls: {{self_signed: true}}}}",

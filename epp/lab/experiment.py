@@ -142,9 +142,12 @@ def read_kept(path: Path) -> list[Run]:
 def current_commit() -> str:
     """Return the short commit of this source tree, ``unknown`` outside of git."""
     command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    done = subprocess.run(  # noqa: S603  # fixed words
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(  # noqa: S603  # fixed words
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:  # no git on this machine
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

@@ -44,9 +44,12 @@ def test_a_hung_picker_costs_no_request(tmp_path: Path) -> None:
 
 
 def test_a_killed_replica_is_avoided_and_returns(tmp_path: Path) -> None:
+    def kill() -> None:
+        stack.replicas["a"].signal(SIGKILL)
+        stack.replicas["a"].wait()  # a request on its way to it when it dies would fail
+
     with serving(tmp_path) as stack:
-        assert load(stack, 15, 5, lambda: stack.replicas["a"].signal(SIGKILL)) == [200] * 15
-        stack.replicas["a"].wait()
+        assert load(stack, 15, 5, kill) == [200] * 15
         stack.start_replica("a")
         until(
             lambda: stack.chat(f"again {stack.metric('epp_decisions_total')}").headers["x-served-by"] == "a"

@@ -81,7 +81,7 @@ class TestFlightRecords:
     def decision(self, name: str, at: float, tokens: int = 600, **more: Any) -> dict[str, Any]:
         asked = {"prompt_tokens": tokens, "max_output_tokens": None, "affinity_key": ""}
         asked |= more.pop("request", {})
-        return {"schema": 1, "kind": "decision", "id": name, "at": at, "request": asked} | more
+        return {"schema": 2, "kind": "decision", "id": name, "at": at, "request": asked} | more
 
     def test_times_lengths_sessions_and_blocks_are_those_recorded(self) -> None:
         first, other, second = read_flight_records(

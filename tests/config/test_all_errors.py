@@ -112,8 +112,8 @@ capability: {file: capability.yaml}
 START_KEYS = [
     "epp.yaml: prefix.secret_file", "epp.yaml: policy.params.speed", "epp.yaml: policy.bounds.queue",
     "epp.yaml: policy.weights.rtt", "epp.yaml: shadow[0]", "epp.yaml: shadow[2]",
-    "epp.yaml: listen.http_tls.client_ca_file", "epp.yaml: listen.http_tls.key_file",
-    "epp.yaml: listen.http_tls.cert_file", "overrides.yaml: weights.w", "overrides.yaml: weights.v",
+    "epp.yaml: listen.http_tls.key_file", "epp.yaml: listen.http_tls.cert_file",
+    "epp.yaml: listen.http_tls.client_ca_file", "overrides.yaml: weights.w", "overrides.yaml: weights.v",
     "capability.yaml: models", "endpoints.yaml: endpoints[0].address",
 ]  # fmt: skip
 

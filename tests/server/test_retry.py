@@ -12,7 +12,6 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest
-from epp.ops import feedback as feedback_command
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.server.app import App
@@ -160,7 +159,7 @@ async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path
         async with client(recorder.verdict) as http:
             url = str(http.make_url("/"))
             words = (decision.id, "--wrong", "--score", "0.5", "--evaluator", "me", "--url", url)
-            assert await asyncio.to_thread(command, feedback_command, *words) == 0
+            assert await asyncio.to_thread(command, "feedback", *words) == 0
     (line,) = [record for record in read_records(tmp_path) if record["kind"] == "feedback"]
     assert {name: line[name] for name in ("id", "correct", "score", "evaluator")} == {
         "id": decision.id,

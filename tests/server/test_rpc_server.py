@@ -22,9 +22,8 @@ from epp.server.metrics import Metrics
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, server_context
 from tests.kit import certificates
-from tests.kit.conversation import DUPLEX, request_body, request_headers, with_modes
+from tests.kit.conversation import request_body
 from tests.kit.logs import own_lines
-from tests.kit.rawpeer import Serving
 from tests.kit.transports import BOTH, LONGEST_BYTES, listener
 from tests.kit.waiting import until
 
@@ -277,23 +276,6 @@ async def test_what_does_not_end_is_cut(channel: grpc.aio.Channel, served: Serve
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
     await until(lambda: served.ends)
     assert served.ends == [True]
-
-
-@pytest.mark.parametrize("transport", BOTH)
-async def test_a_stream_whose_pick_is_too_long_to_send_ends_with_that_and_holds_no_lease(
-    tmp_path: Path, transport: str
-) -> None:
-    listen = {"transport": transport, "max_send_bytes": 2000}
-    serving = await Serving.start(tmp_path, listen=listen, observe={"mode": "none"})
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
-    async with grpc.aio.insecure_channel(serving.address) as channel:
-        call = open_call(channel)
-        await call.write(with_modes(request_headers(), DUPLEX, DUPLEX))
-        await call.write(request_body(body, end=True))
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await until(lambda: not serving.app.picker.in_flight)
-    await serving.stop()
-    assert serving.app.core.recent.get("last"), "it was decided"
 
 
 async def test_tls_wants_a_clients_certificate_and_http2(tmp_path: Path) -> None:
