@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: How much of a prompt `RequestView.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
+#: How much of a prompt `RequestInfo.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
 
 #: Longest name of a model, public or an engine's, wherever one is read: requests, configuration, capability
@@ -120,7 +120,7 @@ def upload_doublings(body_bytes: float) -> float:
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 
 
-class RequestView(Struct, frozen=True):
+class RequestInfo(Struct, frozen=True):
     """What filters and policies may know of the request, its prompt reduced to numbers.
 
     Prompts are safe to keep in this form, and impossible to read back.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 #: Load of one request that the engine reports.
 _REQUESTS = WeightSpec(1.0, 0.0, 10_000.0)
@@ -38,7 +38,7 @@ class RoundRobin(Policy):
 
     name = "round-robin"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         count = len(fleet)
         # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
         turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)
@@ -57,7 +57,7 @@ class Random(Policy):
 
     def rank(
         self,
-        request: RequestView,
+        request: RequestInfo,
         fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
@@ -99,7 +99,7 @@ class PowerOfTwo(Policy):
 
     def rank(
         self,
-        request: RequestView,
+        request: RequestInfo,
         fleet: Snapshot,
         weights: Mapping[str, float],
         seed: int,
@@ -142,7 +142,7 @@ class LeastRequest(Policy):
     name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
         return {"running_requests": fleet.running_requests, "engine_requests": engine}
 
@@ -168,7 +168,7 @@ class LeastRequestStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     count_waiting: bool = True
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}
 
 
@@ -188,7 +188,7 @@ class LeastLoad(Policy):
     # Without engine metrics the live term decides alone.
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {
             "requests": requests,
@@ -209,6 +209,6 @@ class LeastLoadStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED}
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

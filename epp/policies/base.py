@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
     Column = NDArray[np.float64]
     Terms = dict[str, Column]
@@ -35,7 +35,7 @@ class Need(Enum):
     """What a policy must be given beyond the list of endpoints; what no policy needs is not computed."""
 
     PROMPT = "prompt"  # the request body: token count and prefix match
-    SESSION = "session"  # RequestView.affinity_key
+    SESSION = "session"  # RequestInfo.affinity_key
     RTT = "rtt"
     ENGINE_METRICS = "engine-metrics"
 
@@ -117,7 +117,7 @@ class Policy:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 
         Args:
@@ -131,7 +131,7 @@ class Policy:
         """Combine the terms to one finite cost per endpoint, lower is better; by default their sum."""
         return reduce(add, terms.values())
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
         terms = self.terms(request, fleet, weights)
         return Ranking(self.combine(terms, fleet, weights), terms)

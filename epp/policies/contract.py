@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.policies.registry import create
-from epp.types import NUMERIC_COLUMNS, RequestView, Snapshot
+from epp.types import NUMERIC_COLUMNS, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def breaches(
 
 
 def _stays_behind(
-    policy: Policy, request: RequestView, fleet: Snapshot, random: Generator, apart: float
+    policy: Policy, request: RequestInfo, fleet: Snapshot, random: Generator, apart: float
 ) -> bool:
     """Tell whether an endpoint whose value was filled stands behind as many as with another's value."""
     count, column = len(fleet), str(random.choice(FILLABLE))
@@ -94,9 +94,9 @@ def _turned(fleet: Snapshot, order: NDArray[np.int64]) -> Snapshot:
     return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names)
 
 
-def _request(random: Generator, number: int) -> RequestView:
+def _request(random: Generator, number: int) -> RequestInfo:
     key = str(random.choice(["", "s"]))
-    return RequestView(
+    return RequestInfo(
         decision_id=f"d-{number}",
         prompt_tokens=int(random.choice([0, 100, 4000, 200_000])),
         affinity_key=key,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Gorgo(Policy):
         "queue_weight": WeightSpec(0.5, 0.0, 5.0),  # cost of one prompt token of unfinished requests
     }
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {
             "rtt": weights["rtt_weight"] * fleet.rtt_ms,
             "prefill": weights["prefill_weight"] * fleet.uncached_tokens,

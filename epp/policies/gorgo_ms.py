@@ -14,7 +14,7 @@ from epp.types import Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
 
@@ -63,7 +63,7 @@ class GorgoMs(Policy):
     discount_hits: bool = True
     urgency_power: NotNegative = 0.5
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
         now, full = fleet.columns(), weights["prefill_weight"]
         per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests
@@ -95,7 +95,7 @@ class GorgoMs(Policy):
         ratio = min(max(least_ms / usual_ms, _MIN_URGENCY_RATIO), _MAX_URGENCY_RATIO)
         return float(ratio**self.urgency_power)
 
-    def _copy_weight(self, request: RequestView, weight: float) -> float:
+    def _copy_weight(self, request: RequestInfo, weight: float) -> float:
         if not self.popular or weight <= 1.0:
             return weight
         return 1.0 + (weight - 1.0) / (1.0 + request.prefix_sharing / self.popular)

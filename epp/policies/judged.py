@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.reward_model import RewardModel
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 #: Rows added to a batch, at most, for endpoints of which something is not known.
 _MOST_GUESSES = 256
@@ -49,7 +49,7 @@ class Judged:
 
 def judge(
     model: RewardModel,
-    request: RequestView,
+    request: RequestInfo,
     fleet: Snapshot,
     *,
     rows: NDArray[np.intp] | None = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
@@ -69,7 +69,7 @@ def models_of(models: tuple[str, ...]) -> Models:
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
 
 
-def tried_factor(request: RequestView, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
+def tried_factor(request: RequestInfo, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
     if not request.tried_models or not fleet.models:
         return np.ones(len(fleet))
@@ -120,7 +120,7 @@ class Laar(GorgoMs):
     patience_s: NotNegative = 20.0
     reach: Share = 0.85
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Price the attempt, another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms
@@ -137,7 +137,7 @@ class Laar(GorgoMs):
 
     def _worth(
         self,
-        request: RequestView,
+        request: RequestInfo,
         models: Models,
         success: NDArray[np.float64],
         per_answer_ms: NDArray[np.float64],
@@ -152,7 +152,7 @@ class Laar(GorgoMs):
         return worth
 
     def _wanted(
-        self, request: RequestView, names: tuple[str, ...], chances: list[float], least_ms: list[float]
+        self, request: RequestInfo, names: tuple[str, ...], chances: list[float], least_ms: list[float]
     ) -> list[bool]:
         """Of each model, whether it takes it to have ``reach`` of the chance that any is right."""
         enough = self.reach * (1.0 - math.prod(1.0 - chance for chance in chances))
@@ -171,7 +171,7 @@ class Laar(GorgoMs):
         return wanted
 
 
-def _least_untried(request: RequestView, names: tuple[str, ...], least_ms: list[float]) -> float:
+def _least_untried(request: RequestInfo, names: tuple[str, ...], least_ms: list[float]) -> float:
     """The least of models that were not tried; of all where none is left."""
     if request.tried_models:
         tried = request.tried_models

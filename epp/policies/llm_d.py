@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LlmD(Policy):
     match_length_scale_tokens: Positive = 8192.0
     counts: Counts = "engine"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         waiting = fleet.engine_waiting
         if self.counts == "live":
             waiting = fleet.running_requests - fleet.decoding_requests
@@ -64,7 +64,7 @@ class LlmD(Policy):
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
         return {"queue": queue, "kv": kv, "prefix": prefix}
 
-    def _prefix_score(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
+    def _prefix_score(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
         share = self.match_length_weight
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
         score: NDArray[np.float64] = share * length + (1.0 - share) * match_ratios(request, fleet)
@@ -98,7 +98,7 @@ class LlmDAffinity(Policy):
     prefill_tokens_per_ms: Positive = 15.928
     counts: Counts = "engine"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         scorers = LlmD(counts=self.counts)
         return {
             "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Lmetric(Policy):
     needs = frozenset({Need.PROMPT})
     counts: Counts = "live"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {
             "prefill_tokens": fleet.pending_uncached_tokens + fleet.uncached_tokens,
             "requests": request_counts(fleet, self.counts) + 1.0,

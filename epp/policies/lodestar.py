@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.judged import Judged
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 _HEURISTIC = PrefixCacheAndLoad()
 
@@ -117,7 +117,7 @@ class Lodestar(Policy):
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
         if model is None:
@@ -154,7 +154,7 @@ class Lodestar(Policy):
 
     def _costs(
         self,
-        request: RequestView,
+        request: RequestInfo,
         fleet: Snapshot,
         judged: Judged,
         heuristic: NDArray[np.float64] | None,
@@ -177,7 +177,7 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestView, fleet: Snapshot) -> NDArray[np.bool_] | None:
+    def _kept(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.bool_] | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
@@ -199,7 +199,7 @@ class Lodestar(Policy):
 
     def _drawn(
         self,
-        request: RequestView,
+        request: RequestInfo,
         fleet: Snapshot,
         seed: int,
         costs: NDArray[np.float64],
@@ -240,7 +240,7 @@ def _reasons(judged: Judged) -> NDArray[np.float64]:
 
 
 def _some(
-    request: RequestView, count: int, wanted: int, heuristic: NDArray[np.float64], seed: int
+    request: RequestInfo, count: int, wanted: int, heuristic: NDArray[np.float64], seed: int
 ) -> NDArray[np.intp]:
     """Rows of the endpoints to be predicted for: evenly drawn ones, and the heuristic's own.
 

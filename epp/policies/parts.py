@@ -12,7 +12,7 @@ from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Signals, Snapshot
+    from epp.types import RequestInfo, Signals, Snapshot
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
@@ -46,7 +46,7 @@ def transfer_ms(
     return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
-def match_ratios(request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
+def match_ratios(request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
     """Compute the share of the prompt that each endpoint is expected to have cached, 0..1."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))

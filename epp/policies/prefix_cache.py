@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PrefixCache(Policy):
     counts: Counts = "live"
     longest_only: bool = False
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         counts = request_counts(fleet, self.counts, waiting=False)
         return {"requests": counts, "match_ratio": match_ratios(request, fleet)}
 

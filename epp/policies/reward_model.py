@@ -1,7 +1,7 @@
 """A reward model: what a request would feel at each endpoint, predicted by a small network.
 
 Owns the features, the network's pass and the bounds of what it was trained on. The picker's policy and the
-learner make inputs by the same function, from the same `RequestView` and `Snapshot`: a decision's snapshot
+learner make inputs by the same function, from the same `RequestInfo` and `Snapshot`: a decision's snapshot
 is its training row by construction. An endpoint's identity is never an input, so that a fleet that grows
 needs no training. Knows no file, no clock and no way to train. Source [L], sections 4.1 and 4.3.
 """
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
     Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
-    _Feature = Callable[[RequestView, Snapshot], NDArray[np.float64] | float]
+    _Feature = Callable[[RequestInfo, Snapshot], NDArray[np.float64] | float]
 
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
 FEATURES: Mapping[str, _Feature] = {
@@ -82,7 +82,7 @@ _ZERO = np.float32(0.0)
 
 
 def inputs(
-    request: RequestView, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]
+    request: RequestInfo, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]
 ) -> NDArray[np.float64]:
     """Make a network's inputs before normalisation, ``[endpoints, features + classes]``.
 
@@ -183,7 +183,7 @@ class RewardModel:
         """Hash the version."""
         return hash(self.version)
 
-    def inputs(self, request: RequestView, fleet: Snapshot) -> NDArray[np.float64]:
+    def inputs(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
         """Make this model's inputs, ``[endpoints, d]``."""
         return inputs(request, fleet, self.features, self.classes)
 

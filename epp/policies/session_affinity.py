@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -40,7 +40,7 @@ class SessionAffinity(Policy):
     name = "session-affinity"
     needs = frozenset({Need.SESSION})
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)
@@ -84,7 +84,7 @@ class SessionAffinityBounded(Policy):
     key: Literal["session", "prefix"] = "session"
     overflow: Literal["next", "least"] = "next"
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Places, with the session's order and the room left as terms."""
         key = request.affinity_key if self.key == "session" else request.prefix_key
         if not key:

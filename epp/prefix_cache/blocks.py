@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from epp.apis.language import language_of
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ class BlockHasher:
         counter: EstimateCounter,
         tenant: str = "",
         counted: TokenCount | None = None,
-    ) -> RequestView:
+    ) -> RequestInfo:
         """Describe a request by what its body says, its prompt counted and hashed.
 
         Args:
@@ -95,7 +95,7 @@ class BlockHasher:
         blocks = self._chain(namespace, canonical)
         key, session = affinity_key(request.session, blocks), request.session
         # Decisions are recorded: no client's word goes into one as it is.
-        return RequestView(
+        return RequestInfo(
             api=request.api,
             model=request.model,
             prompt_tokens=tokens,
@@ -117,7 +117,7 @@ class BlockHasher:
         keyed.update(block.to_bytes(8))
         return keyed.hexdigest()
 
-    def coarse_ids(self, prompt: RequestView) -> list[str]:
+    def coarse_ids(self, prompt: RequestInfo) -> list[str]:
         """Return a prompt's exported names, one per run of `coarse_blocks`, each covering all before.
 
         What is left beyond the last whole run has no id.

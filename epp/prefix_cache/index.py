@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.prefix_cache.state_slots import StateSlots
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
     _Limit = Callable[[NDArray[np.intp], NDArray[np.float64]], NDArray[np.float64]]
 
@@ -145,7 +145,7 @@ class PrefixIndex:
         self._tokens = 0.0
         self._blocks = 0
 
-    def match(self, prompt: RequestView) -> PrefixMatch:
+    def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
         blocks, steps, answered = prompt.blocks, list[tuple[int, float]](), dict[int, int]()
         position, alive = 0, -1
@@ -174,7 +174,7 @@ class PrefixIndex:
         limit = None if self._states is None else partial(self._states.reusable, prompt)
         return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit)
 
-    def insert(self, slot: int, prompt: RequestView) -> float:
+    def insert(self, slot: int, prompt: RequestInfo) -> float:
         """Make the whole prompt the slot's most recently used path.
 
         Returns:
@@ -214,7 +214,7 @@ class PrefixIndex:
         self._shrink_all()
         return distance_tokens
 
-    def note_answer(self, slot: int, prompt: RequestView, answer_tokens: int) -> None:
+    def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
         """Note an answer that the slot generated: a prompt that continues it finds its tokens cached."""
         if self._states is not None:
             self._states.note_answer(slot, prompt, answer_tokens)
@@ -349,7 +349,7 @@ class PrefixIndex:
         if not self._segments:
             self._tokens = 0.0
 
-    def _last_segment(self, prompt: RequestView) -> _Segment | None:
+    def _last_segment(self, prompt: RequestInfo) -> _Segment | None:
         """Find the segment that ends exactly where the prompt's blocks end."""
         blocks, position = prompt.blocks, 0
         while position < len(blocks):

@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 #: Tokens by which two counts of one copy may be apart.
 _SAME_TOKENS = 0.5
@@ -46,7 +46,7 @@ class StateSlots:
         return cls(count, chunk_tokens) if count else None
 
     def reusable(
-        self, prompt: RequestView, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
+        self, prompt: RequestInfo, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return, of the tokens believed cached by candidate, those up to the deepest copy."""
         result = np.zeros(len(slots))
@@ -68,7 +68,7 @@ class StateSlots:
                 break
         return result
 
-    def insert(self, slot: int, prompt: RequestView, reused_tokens: float) -> None:
+    def insert(self, slot: int, prompt: RequestInfo, reused_tokens: float) -> None:
         """Note that the slot computes what is left of a prompt, and copies its state on the way."""
         kept = self._kept.setdefault(slot, OrderedDict())
         position = reused_tokens
@@ -79,7 +79,7 @@ class StateSlots:
             if number:
                 self._keep(slot, kept, prompt.blocks[number - 1], prompt.tokens_before(number))
 
-    def note_answer(self, slot: int, prompt: RequestView, answer_tokens: int) -> None:
+    def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
         """Note that the slot's state was copied where the answer to this prompt ended."""
         kept = self._kept.get(slot)
         if kept is not None and prompt.blocks and answer_tokens > 0:
@@ -102,7 +102,7 @@ class StateSlots:
                 return tokens
         return 0.0
 
-    def _use(self, kept: OrderedDict[int, float], prompt: RequestView, reused_tokens: float) -> None:
+    def _use(self, kept: OrderedDict[int, float], prompt: RequestInfo, reused_tokens: float) -> None:
         """Mark the copy that was taken up as used last; an answer's goes by a block before its end."""
         last = int(reused_tokens / prompt.block_tokens + 1e-6)
         for block in reversed(prompt.blocks[:last]):

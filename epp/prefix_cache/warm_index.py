@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.prefix_cache.index import PrefixMatch
     from epp.prefix_cache.state_slots import StateSlots
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 #: Seeds over all endpoints, some 300 bytes each: a bound on memory, not on what is useful.
 MAX_SEEDS = 300_000
@@ -156,14 +156,14 @@ class WarmIndex(PrefixIndex):
         if self._seeds is not None:
             self._seeds.forget_before(slot, wall_s)
 
-    def match(self, prompt: RequestView) -> PrefixMatch:
+    def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; seeds that know more than the index are made part of it first."""
         found = super().match(prompt)
         if self._seeds is not None and self._recall(prompt, self._seeds, found):
             return super().match(prompt)
         return found
 
-    def insert(self, slot: int, prompt: RequestView) -> float:
+    def insert(self, slot: int, prompt: RequestInfo) -> float:
         """Insert as `PrefixIndex.insert`; the oldest seeds make room."""
         distance_tokens = super().insert(slot, prompt)
         if self._seeds is not None:
@@ -178,7 +178,7 @@ class WarmIndex(PrefixIndex):
         if self._seeds is not None:
             self._seeds.forget(slot)
 
-    def _recall(self, prompt: RequestView, seeds: Seeds, found: PrefixMatch) -> bool:
+    def _recall(self, prompt: RequestInfo, seeds: Seeds, found: PrefixMatch) -> bool:
         """Insert what the seeds know of a prompt beyond what was found; return whether they know anything."""
         if not len(seeds):
             self._seeds = None

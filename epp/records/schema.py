@@ -13,7 +13,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp.schedule.decision import Basis, Decision
-from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestView, Snapshot
+from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -80,7 +80,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         api=record["api"],
         basis=Basis(record["basis"]),
         policy=record["policy"],
-        request=RequestView(
+        request=RequestInfo(
             decision_id=record["id"],
             model=request["model"],
             prompt_tokens=request["prompt_tokens"],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.apis.usage import Usage
-    from epp.types import Ranking, RequestView, Snapshot
+    from epp.types import Ranking, RequestInfo, Snapshot
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 2
@@ -76,7 +76,7 @@ class Decision(Struct, frozen=True):
     api: str
     basis: Basis
     policy: str
-    request: RequestView
+    request: RequestInfo
     fleet: Snapshot
     weights: Mapping[str, float]
     weights_version: str
@@ -189,7 +189,7 @@ def _rtt_sources(fleet: Snapshot) -> dict[str, list[int]]:
     return rows
 
 
-def _asked(request: RequestView) -> dict[str, Any]:
+def _asked(request: RequestInfo) -> dict[str, Any]:
     return {
         "model": request.model,
         "prompt_tokens": request.prompt_tokens,

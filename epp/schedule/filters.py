@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from epp.config.schema import RegionRule
     from epp.schedule.subset import Hosts, Subset
-    from epp.types import Endpoint, RequestView
+    from epp.types import Endpoint, RequestInfo
 
 _REMEMBERED = 1024
 
@@ -92,7 +92,7 @@ class Filters:
 
     def candidates(
         self,
-        request: RequestView,
+        request: RequestInfo,
         healthy: NDArray[np.bool_] | None,
         retry_after: Mapping[int, float] | None = None,
     ) -> Candidates:
@@ -149,7 +149,7 @@ class Filters:
         excluded[rule] = tuple(self._pool[slot].address for slot in slots[~mask].tolist())
         return slots[mask]
 
-    def _static(self, request: RequestView) -> _Static:
+    def _static(self, request: RequestInfo) -> _Static:
         key = (request.model, request.regions)
         found = self._memory.get(key)
         if found is None:

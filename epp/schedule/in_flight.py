@@ -17,7 +17,7 @@ from epp.schedule.decision import Outcome, Source, usage_sources, with_itl
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.signals.paths import ConnectionTiming
-    from epp.types import RequestView, Signals, Snapshot
+    from epp.types import RequestInfo, Signals, Snapshot
 
 
 class Sent(Struct, frozen=True):
@@ -49,7 +49,7 @@ class InFlight:
 
     slot: int
     endpoint: str
-    request: RequestView
+    request: RequestInfo
     picked_s: float
     expected_tokens: float
     distance_tokens: float = math.nan

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.capability import Success
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint, RequestView
+    from epp.types import Endpoint, RequestInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Picker:
         """Tell whether a request was decided here and has not ended."""
         return decision_id in self._in_flight
 
-    def pick(self, request: RequestView, now_s: float, wall_s: float) -> Decision:
+    def pick(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         """Choose an endpoint for a request and reserve it; fill in what this picker knows of the request.
 
         Raises:
@@ -200,7 +200,7 @@ class Picker:
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
 
-    def _success(self, request: RequestView, found: Candidates) -> Success | None:
+    def _success(self, request: RequestInfo, found: Candidates) -> Success | None:
         capability, tokens = self.fleet.capability, request.prompt_tokens
         if not tokens or not len(capability):
             return None
@@ -208,8 +208,8 @@ class Picker:
         return capability.success(models, language=request.language, task=request.task, prompt_tokens=tokens)
 
     def _completed(
-        self, request: RequestView, match: PrefixMatch | None, now_s: float, found: Candidates
-    ) -> RequestView:
+        self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
+    ) -> RequestInfo:
         """Fill in what this picker knows of a request."""
         tried = request.tried_models
         if tried:
@@ -227,23 +227,23 @@ class Picker:
             tried_models=tried,
         )
 
-    def _sharing(self, request: RequestView, match: PrefixMatch | None, now_s: float) -> float:
+    def _sharing(self, request: RequestInfo, match: PrefixMatch | None, now_s: float) -> float:
         if match is None or not match.depth_blocks:
             return 0.0
         return self.fleet.popularity.touch(request.blocks[match.depth_blocks - 1], now_s)
 
-    def _prefix_key(self, request: RequestView) -> str:
+    def _prefix_key(self, request: RequestInfo) -> str:
         if not request.blocks:
             return ""
         covered = max(int(PREFIX_KEY_TOKENS / request.block_tokens), 1)
         return self._name_block(request.blocks[min(covered, len(request.blocks)) - 1])
 
-    def _policy_for(self, request: RequestView) -> tuple[Policy, Basis]:
+    def _policy_for(self, request: RequestInfo) -> tuple[Policy, Basis]:
         if request.opaque and Need.PROMPT in self.policy.needs:
             return self._balance, Basis.BALANCE
         return self.policy, Basis.POLICY
 
-    def _weights_for(self, request: RequestView, wall_s: float) -> tuple[Weights, str]:
+    def _weights_for(self, request: RequestInfo, wall_s: float) -> tuple[Weights, str]:
         """Choose the weights of a request's arm in a trial, with the arm's stamp.
 
         An arm is drawn by the client's session, else by the root of the prompt.

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 #: So many different continuations make a template; a conversation that is regenerated has fewer.
 _TEMPLATE_CHILDREN = 16
@@ -38,7 +38,7 @@ class PromptRoots:
         self._children: OrderedDict[int, int | set[int]] = OrderedDict()
         self._seen: OrderedDict[int, int] = OrderedDict()
 
-    def root(self, prompt: RequestView) -> int | None:
+    def root(self, prompt: RequestInfo) -> int | None:
         """Find the first block below the prompt's template, None when it has none or little is known yet."""
         seen = self._count(prompt.namespace)
         parent, root = prompt.namespace, None

@@ -21,7 +21,7 @@ from epp.server.gateway import Gateway, rewrite_bodies, set_models
 from epp.server.outcomes import Outcomes
 from epp.server.response_sampling import EstimatedLeases
 from epp.signals.duration import predict_duration
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -233,7 +233,7 @@ class Core:
 
     def _info(
         self, request: HttpRequest, parsed: ParsedRequest | None, counted: TokenCount | None
-    ) -> RequestView:
+    ) -> RequestInfo:
         """Describe a request to filters and policies."""
         headers = request.headers
         body_bytes = len(request.body or b"") if request.whole else announced_bytes(headers)
@@ -244,7 +244,7 @@ class Core:
         subset = self.gateway.subset(request)
         if parsed is None:
             opaque = request.body is not None or not request.whole
-            return RequestView(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
+            return RequestInfo(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         return replace(
             self._hasher.measure(parsed, self._counter, tenant, counted),

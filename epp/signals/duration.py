@@ -16,7 +16,7 @@ from epp.signals.paths import cold_body_ms
 from epp.types import upload_doublings
 
 if TYPE_CHECKING:
-    from epp.types import RequestView, Signals, Snapshot
+    from epp.types import RequestInfo, Signals, Snapshot
 
 #: Round trips per doubling of a body before any report of connections (source [P]).
 _UPLOAD_ROUNDS = 0.7
@@ -32,7 +32,7 @@ class Duration(Struct, frozen=True):
     end_s: float
 
 
-def predict_duration(request: RequestView, fleet: Snapshot, chosen: int) -> Duration:
+def predict_duration(request: RequestInfo, fleet: Snapshot, chosen: int) -> Duration:
     """Predict when the first token and the end of the answer come from a candidate.
 
     Args:

@@ -12,7 +12,7 @@ from epp.prefix_cache.blocks import BlockHasher
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 COUNTER = EstimateCounter()
 HASHER = BlockHasher(b"a secret of the deployment", block_bytes=32)
@@ -22,7 +22,7 @@ def request(data: bytes, *, model: str = "m", salt: str = "", session: str = "")
     return ParsedRequest("api", model, data, False, None, session, salt, False)
 
 
-def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> RequestView:
+def measure(data: bytes, *, hasher: BlockHasher = HASHER, tenant: str = "", **fields: str) -> RequestInfo:
     return hasher.measure(request(data, **fields), COUNTER, tenant)
 
 

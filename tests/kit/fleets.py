@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from epp.policies.registry import POLICIES
-from epp.types import NUMERIC_COLUMNS, RequestView, Snapshot
+from epp.types import NUMERIC_COLUMNS, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +74,9 @@ def with_unknown(fleet: Snapshot, column: str, index: int) -> Snapshot:
     return replace(fleet, block=block, unknown={**fleet.unknown, column: mask})
 
 
-def request(decision_id: str = "d-1", **fields: Any) -> RequestView:
-    """A request; fields of `RequestView` by name."""
-    return RequestView(decision_id=decision_id, **fields)
+def request(decision_id: str = "d-1", **fields: Any) -> RequestInfo:
+    """A request; fields of `RequestInfo` by name."""
+    return RequestInfo(decision_id=decision_id, **fields)
 
 
 def register(patch: pytest.MonkeyPatch, policy: type[Policy]) -> None:
@@ -136,10 +136,10 @@ def fleets(draw: st.DrawFn, min_size: int = 1, max_size: int = 6) -> Snapshot:
     return fleet_view(count, models=models, **columns)
 
 
-def requests() -> st.SearchStrategy[RequestView]:
+def requests() -> st.SearchStrategy[RequestInfo]:
     """Requests with and without a session, early and late in the life of a picker."""
     return st.builds(
-        RequestView,
+        RequestInfo,
         decision_id=st.text(min_size=1, max_size=12),
         prompt_tokens=st.integers(0, 200_000),
         affinity_key=st.one_of(st.just(""), st.text(max_size=12)),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.schedule.decision import Decision
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 HASHER = BlockHasher(b"the secret of the tests")
 POOL = tuple(Endpoint(f"10.0.0.{number}:8000", region=f"r{number}") for number in range(3))
@@ -44,12 +44,12 @@ def ended(folder: Path) -> int:
     return sum(request.outcome is not None for request in join(recorded(folder)))
 
 
-def prompt_of(seed: int, blocks: int = 40) -> RequestView:
+def prompt_of(seed: int, blocks: int = 40) -> RequestInfo:
     """A prompt of 64-token blocks whose hashes depend on the seed alone: longer ones extend shorter ones."""
     return measured(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
 
 
-def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestView:
+def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestInfo:
     """A chat request with such a prompt."""
     name = HASHER.export_name(f"session {seed}")
     fields = {"session": name, "affinity_key": name, "api": "openai-chat", **fields}
@@ -77,7 +77,7 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
     return picker
 
 
-def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, RequestView]]:
+def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, RequestInfo]]:
     """So many decisions on eight conversations; every second request has ended by the next."""
     picker = picker_of(policy, **settings)
     found = []
@@ -118,7 +118,7 @@ def recorder_to(folder: Path, **settings: Any) -> Iterator[tuple[FileRecorder, l
         recorder.close()
 
 
-def record_all(folder: Path, requests: list[tuple[Decision, RequestView]], **settings: Any) -> None:
+def record_all(folder: Path, requests: list[tuple[Decision, RequestInfo]], **settings: Any) -> None:
     """Record these with their outcomes."""
     with recorder_to(folder, **settings) as (recorder, _):
         for decision, _ in requests:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from epp.extproc.types import Pick, Refusal
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from epp.server.core import Core
 
 
-def measured(namespace: int, tokens: int, blocks: Sequence[int], block_tokens: float) -> RequestView:
+def measured(namespace: int, tokens: int, blocks: Sequence[int], block_tokens: float) -> RequestInfo:
     """A request of which the prompt alone is known."""
-    return RequestView(namespace=namespace, prompt_tokens=tokens, blocks=blocks, block_tokens=block_tokens)
+    return RequestInfo(namespace=namespace, prompt_tokens=tokens, blocks=blocks, block_tokens=block_tokens)
 
 
-def asked(prompt: RequestView | None = None, **fields: Any) -> RequestView:
+def asked(prompt: RequestInfo | None = None, **fields: Any) -> RequestInfo:
     """A request with this prompt."""
-    return replace(prompt or RequestView(), **fields)
+    return replace(prompt or RequestInfo(), **fields)
 
 
 @dataclass(frozen=True)

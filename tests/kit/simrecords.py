@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.results import SimResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.schedule.decision import Decision
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 _HASHER = BlockHasher(b"the secret of the tests")
 
@@ -36,11 +36,11 @@ def record_simulation(
 ) -> list[SimResult]:
     """Serve a load and write what a recorder would have written; what clients saw."""
     sim = FleetSim(requests, fleet, create(policy), weights=weights or {}, seed=3, options=WindowOptions())
-    decisions: dict[str, tuple[Decision, RequestView]] = {}
+    decisions: dict[str, tuple[Decision, RequestInfo]] = {}
     pick, over = sim._picker.pick, sim.over
     results: list[SimResult] = []
 
-    def picked(request: RequestView, now_s: float, wall_s: float) -> Decision:
+    def picked(request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         decision = pick(request, now_s, wall_s)
         decisions[decision.id] = (decision, request)
         return decision

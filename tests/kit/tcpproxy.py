@@ -52,6 +52,8 @@ class TcpProxy:
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:
             self._writers -= {writer, far_writer}
+            for each in (writer, far_writer):
+                each.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 #: A learned policy is another one with a model: once without (its entry in the registry), once with.
 WITH_MODEL = Lodestar(
@@ -46,7 +46,7 @@ def test_a_learned_policy_keeps_the_contract() -> None:
 class Wrong(Policy):
     name = "wrong"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:  # noqa: ARG002
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:  # noqa: ARG002
         return {"rtt": -fleet.rtt_ms, "place": np.arange(len(fleet), dtype=np.float64)}
 
 

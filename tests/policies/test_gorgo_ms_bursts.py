@@ -11,13 +11,13 @@ from tests.kit.records import POOL, WALL_S, picker_of
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 _WEIGHT = GorgoMs.weight_specs["prefill_weight"].default
 BLOCK_TOKENS, CONTEXT, TASK, SIBLINGS = 64, 112, 2, 8
 
 
-def _ask(sibling: int | None) -> RequestView:
+def _ask(sibling: int | None) -> RequestInfo:
     """The planner's request, or one of a sibling: the planner's context and a task of its own."""
     blocks = list(range(1, CONTEXT + 1))
     if sibling is not None:

@@ -23,7 +23,7 @@ from tests.kit.fleets import (
 from tests.kit.reward_models import linear_model, random_model
 
 if TYPE_CHECKING:
-    from epp.types import Ranking, RequestView, Snapshot
+    from epp.types import Ranking, RequestInfo, Snapshot
 
 #: Predicts 10 ms for each request in an engine's batch.
 BY_BATCH = linear_model({"engine_running": 10.0})
@@ -31,7 +31,7 @@ BY_BATCH = linear_model({"engine_running": 10.0})
 UP_TO_TEN = linear_model({"engine_running": 10.0}, low={"engine_running": 0.0}, high={"engine_running": 10.0})
 
 
-def ranked(policy: Lodestar, fleet: Snapshot, ask: RequestView | None = None, **weights: float) -> Ranking:
+def ranked(policy: Lodestar, fleet: Snapshot, ask: RequestInfo | None = None, **weights: float) -> Ranking:
     return policy.rank(ask or request(), fleet, {**policy.default_weights(), **weights}, 7)
 
 
@@ -43,7 +43,7 @@ def reasons(ranking: Ranking) -> list[str]:
     return [FALLBACKS[int(code)] for code in ranking.terms["fallback"]]
 
 
-def heuristic(fleet: Snapshot, ask: RequestView | None = None) -> list[float]:
+def heuristic(fleet: Snapshot, ask: RequestInfo | None = None) -> list[float]:
     policy = create("prefix-cache-and-load")
     costs: list[float] = policy.rank(ask or request(), fleet, policy.default_weights(), 7).costs.tolist()
     return costs
@@ -131,7 +131,7 @@ class TestBounds:
     @settings(max_examples=40)
     @given(ask=requests(), fleet=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
-        self, ask: RequestView, fleet: Snapshot
+        self, ask: RequestInfo, fleet: Snapshot
     ) -> None:
         ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0, k=0), fleet, ask)
         inside = [reason == "" for reason in reasons(ranking)]
@@ -186,7 +186,7 @@ class TestChance:
     @given(ask=requests(), fleet=fleets())
     @pytest.mark.parametrize("policy", [Lodestar(), Lodestar(UP_TO_TEN), Lodestar(random_model())])
     def test_is_known_of_every_endpoint_whoever_decides(
-        self, policy: Lodestar, ask: RequestView, fleet: Snapshot
+        self, policy: Lodestar, ask: RequestInfo, fleet: Snapshot
     ) -> None:
         ranking = ranked(policy, fleet, ask)
         chances = ranking.terms["probability"]

@@ -14,7 +14,7 @@ from epp.prefix_cache.index import PrefixIndex
 from tests.kit.requests import measured
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 BLOCK = 10.0
 
@@ -24,11 +24,11 @@ def chain(path: tuple[int, ...]) -> list[int]:
     return [int(keyed_uniform(0, str(path[: end + 1]), "") * 2**63) for end in range(len(path))]
 
 
-def prompt(*path: int, tail: int = 0) -> RequestView:
+def prompt(*path: int, tail: int = 0) -> RequestInfo:
     return measured(0, int(len(path) * BLOCK) + tail, chain(path), BLOCK)
 
 
-def cached(index: PrefixIndex, asked: RequestView, *slots: int) -> list[float]:
+def cached(index: PrefixIndex, asked: RequestInfo, *slots: int) -> list[float]:
     found: list[float] = index.match(asked).cached_tokens(np.array(slots, dtype=np.intp)).tolist()
     return found
 

@@ -13,12 +13,12 @@ from epp.prefix_cache.state_slots import StateSlots
 from tests.kit.requests import measured
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 BLOCK = 10
 
 
-def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> RequestView:
+def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> RequestInfo:
     """A prompt whose first ``shared`` tokens are the family's, the rest its own."""
     blocks = [
         family * 10**6 + number if (number + 1) * BLOCK <= shared or not own else own * 10**9 + number
@@ -27,7 +27,7 @@ def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> Re
     return measured(0, tokens, blocks, float(BLOCK))
 
 
-def cached(index: PrefixIndex, asked: RequestView, *slots: int) -> list[float]:
+def cached(index: PrefixIndex, asked: RequestInfo, *slots: int) -> list[float]:
     tokens: list[float] = index.match(asked).cached_tokens(np.array(slots or (0,), np.intp)).tolist()
     return tokens
 

@@ -13,14 +13,14 @@ from epp.prefix_cache.warm_index import Seeds, WarmIndex
 from tests.kit.requests import measured
 
 if TYPE_CHECKING:
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 STEP, BLOCK_TOKENS = 6, 64.0
 COARSE_TOKENS = STEP * BLOCK_TOKENS
 SLOTS = np.arange(3)
 
 
-def chain(*runs: tuple[int, int]) -> RequestView:
+def chain(*runs: tuple[int, int]) -> RequestInfo:
     """A prompt of runs of blocks: (seed, count); hashes depend on all that comes before."""
     blocks, value = [], 0
     for seed, count in runs:
@@ -34,7 +34,7 @@ def name(block: int) -> str:
     return f"<{block:x}>"
 
 
-def names(prompt: RequestView) -> list[str]:
+def names(prompt: RequestInfo) -> list[str]:
     return [name(block) for block in prompt.blocks[STEP - 1 :: STEP]]
 
 
@@ -42,7 +42,7 @@ def index(**settings: Any) -> WarmIndex:
     return WarmIndex(**settings, name_block=name, coarse_blocks=STEP)
 
 
-def seeded(*held: tuple[int, RequestView], capacity_tokens: float = 1e6) -> WarmIndex:
+def seeded(*held: tuple[int, RequestInfo], capacity_tokens: float = 1e6) -> WarmIndex:
     """An index with seeds, the first given being the latest used."""
     warm = index()
     seeds = Seeds(dict.fromkeys(range(3), capacity_tokens))
@@ -52,7 +52,7 @@ def seeded(*held: tuple[int, RequestView], capacity_tokens: float = 1e6) -> Warm
     return warm
 
 
-def cached(warm: WarmIndex, prompt: RequestView) -> list[float]:
+def cached(warm: WarmIndex, prompt: RequestInfo) -> list[float]:
     found: list[float] = warm.match(prompt).cached_tokens(SLOTS).tolist()
     return found
 

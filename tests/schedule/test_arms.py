@@ -17,7 +17,7 @@ from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
-from epp.types import Endpoint, RequestView
+from epp.types import Endpoint, RequestInfo
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split)
     assert (weights.current, weights.arm_weights, weights.plan.trial) == before
 
 
-def prompt(template: int, conversation: int, turn: int, length: int = 5) -> RequestView:
+def prompt(template: int, conversation: int, turn: int, length: int = 5) -> RequestInfo:
     """Blocks are chained hashes: those of a template are equal, those below it are a conversation's own."""
     shared = [template * 1_000_000 + depth for depth in range(length)]
     own = [template * 1_000_000 + conversation * 1000 + 100 + depth for depth in range(turn)]
@@ -139,7 +139,7 @@ def test_the_root_of_a_conversation_lies_below_its_template() -> None:
 def test_requests_without_sessions_are_drawn_by_their_root() -> None:
     serving = picker(book(split(share=0.5)))
 
-    def stamp(ask: RequestView) -> str:
+    def stamp(ask: RequestInfo) -> str:
         return serving.pick(ask, START, START).arm
 
     for number in range(150):

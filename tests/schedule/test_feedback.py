@@ -16,12 +16,12 @@ from tests.kit.requests import asked
 if TYPE_CHECKING:
     from epp.schedule.decision import Outcome
     from epp.schedule.picker import Picker
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 WALL_S = 1_700_000_000.0
 
 
-def served(picker: Picker, ask: RequestView, usage: Usage, now_s: float, **end: Any) -> Outcome:
+def served(picker: Picker, ask: RequestInfo, usage: Usage, now_s: float, **end: Any) -> Outcome:
     decision = picker.pick(ask, now_s, WALL_S)
     picker.first_token(decision.id, now_s + 0.1, Source.STREAM)
     picker.response_started(decision.id, 200, end.get("served", ""))

@@ -6,7 +6,7 @@ import pytest
 from epp.config.schema import RegionRule
 from epp.errors import NoEndpointError
 from epp.schedule.filters import Filters, allowed_regions
-from epp.types import Endpoint, RequestView
+from epp.types import Endpoint, RequestInfo
 
 POOL = [
     Endpoint("a:1", region="eu", models=frozenset({"llama"}), context_tokens=8000),
@@ -26,15 +26,15 @@ def filters() -> Filters:
 @pytest.mark.parametrize(
     ("wants", "slots", "excluded"),
     [
-        (RequestView(), [0, 1, 2], {"draining": ("d:1",)}),
-        (RequestView(model="qwen"), [1, 2], {"draining": ("d:1",), "model": ("a:1",)}),
-        (RequestView(model="gpt"), [2], {"draining": ("d:1",), "model": ("a:1", "b:1")}),
-        (RequestView(regions=frozenset({"us"})), [1, 2], {"draining": ("d:1",), "region": ("a:1",)}),
-        (RequestView(prompt_tokens=5000), [0, 1], {"draining": ("d:1",), "context": ("c:1",)}),
+        (RequestInfo(), [0, 1, 2], {"draining": ("d:1",)}),
+        (RequestInfo(model="qwen"), [1, 2], {"draining": ("d:1",), "model": ("a:1",)}),
+        (RequestInfo(model="gpt"), [2], {"draining": ("d:1",), "model": ("a:1", "b:1")}),
+        (RequestInfo(regions=frozenset({"us"})), [1, 2], {"draining": ("d:1",), "region": ("a:1",)}),
+        (RequestInfo(prompt_tokens=5000), [0, 1], {"draining": ("d:1",), "context": ("c:1",)}),
     ],
 )
 def test_each_rule_removes_and_says_whom(
-    filters: Filters, wants: RequestView, slots: list[int], excluded: dict[str, tuple[str, ...]]
+    filters: Filters, wants: RequestInfo, slots: list[int], excluded: dict[str, tuple[str, ...]]
 ) -> None:
     found = filters.candidates(wants, None)
     assert found.slots.tolist() == slots
@@ -52,7 +52,7 @@ def test_each_rule_removes_and_says_whom(
 def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
     filters: Filters, retry_after: dict[int, float], slots: list[int], excluded: tuple[str, ...] | None
 ) -> None:
-    found = filters.candidates(RequestView(), None, retry_after)
+    found = filters.candidates(RequestInfo(), None, retry_after)
     assert found.slots.tolist() == slots
     assert found.excluded.get("retry-after") == excluded
 
@@ -60,17 +60,17 @@ def test_endpoints_that_asked_to_be_left_alone_serve_only_where_no_other_may(
 @pytest.mark.parametrize(
     ("wants", "healthy", "rule"),
     [
-        (RequestView(regions=frozenset({"mars"})), None, "region"),
-        (RequestView(regions=frozenset()), None, "region"),
-        (RequestView(model="qwen", regions=frozenset({"eu"})), None, "region"),
-        (RequestView(model="gpt", regions=frozenset({"eu"})), None, "region"),
-        (RequestView(model="llama", regions=frozenset({"eu"}), prompt_tokens=9000), None, "context"),
-        (RequestView(), np.zeros(4, dtype=np.bool_), "health"),
+        (RequestInfo(regions=frozenset({"mars"})), None, "region"),
+        (RequestInfo(regions=frozenset()), None, "region"),
+        (RequestInfo(model="qwen", regions=frozenset({"eu"})), None, "region"),
+        (RequestInfo(model="gpt", regions=frozenset({"eu"})), None, "region"),
+        (RequestInfo(model="llama", regions=frozenset({"eu"}), prompt_tokens=9000), None, "context"),
+        (RequestInfo(), np.zeros(4, dtype=np.bool_), "health"),
     ],
 )
 def test_nobody_left_names_the_rule(
     filters: Filters,
-    wants: RequestView,
+    wants: RequestInfo,
     healthy: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
     rule: str,
 ) -> None:
@@ -107,28 +107,28 @@ NAMED = [
 def test_candidates_say_what_their_engines_call_the_model() -> None:
     eligibility = Filters()
     eligibility.set_pool(list(enumerate(NAMED)))
-    assert eligibility.candidates(RequestView(model="chat"), None).served_models == (
+    assert eligibility.candidates(RequestInfo(model="chat"), None).served_models == (
         "llama-a",
         "llama-b",
         "llama-a",
         "chat",
     )
-    assert eligibility.candidates(RequestView(model="chat", prompt_tokens=200), None).served_models == (
+    assert eligibility.candidates(RequestInfo(model="chat", prompt_tokens=200), None).served_models == (
         "llama-a",
         "llama-a",
         "chat",
     )
     healthy = np.array([False, True, True, True])
-    assert eligibility.candidates(RequestView(model="chat"), healthy).served_models == (
+    assert eligibility.candidates(RequestInfo(model="chat"), healthy).served_models == (
         "llama-b",
         "llama-a",
         "chat",
     )
-    assert eligibility.candidates(RequestView(model="sql"), None).served_models == ("lora", "sql", "sql")
+    assert eligibility.candidates(RequestInfo(model="sql"), None).served_models == ("lora", "sql", "sql")
     assert eligibility.candidates(
-        RequestView(model="sql"), np.array([False, True, True, True])
+        RequestInfo(model="sql"), np.array([False, True, True, True])
     ).served_models == (
         "sql",
         "sql",
     )
-    assert eligibility.candidates(RequestView(model="other"), None).served_models == ()
+    assert eligibility.candidates(RequestInfo(model="other"), None).served_models == ()

@@ -16,7 +16,7 @@ from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.rerun import rerun
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
-from epp.types import Endpoint, RequestView
+from epp.types import Endpoint, RequestInfo
 from tests.kit.requests import asked, measured
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
@@ -40,7 +40,7 @@ def build(policy: str = "gorgo", pool: list[Endpoint] | None = None, **settings:
     return picker
 
 
-def prompt(seed: int, blocks: int = 40) -> RequestView:
+def prompt(seed: int, blocks: int = 40) -> RequestInfo:
     return measured(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
 
 
@@ -126,7 +126,7 @@ def test_a_body_that_is_not_understood_is_balanced() -> None:
     ("ask", "rule"),
     [(asked(model="nope"), "model"), (asked(prompt=prompt(1), max_output_tokens=10_000), "context")],
 )
-def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestView, rule: str) -> None:
+def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestInfo, rule: str) -> None:
     pool = [Endpoint("a:1", models=frozenset({"llama"}), context_tokens=4096)]
     picker = build(pool=pool)
     with pytest.raises(NoEndpointError) as caught:

@@ -1,4 +1,4 @@
-"""Which prompts share `RequestView.prefix_key`: those with the same blocks within the first 256 tokens."""
+"""Which prompts share `RequestInfo.prefix_key`: those with the same blocks within the first 256 tokens."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.schedule.filters import Filters
 from epp.schedule.subset import KEY, NAMESPACE, hosts_of, parse_entries, subset_hint
-from epp.types import Endpoint, RequestView
+from epp.types import Endpoint, RequestInfo
 
 POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "replica.example:8000")
 
@@ -73,6 +73,6 @@ def filters() -> Filters:
 
 
 def test_only_what_is_listed_is_a_candidate(filters: Filters) -> None:
-    found = filters.candidates(RequestView(subset=filters.addresses(parse_entries(("10.0.0.1",)))), None)
+    found = filters.candidates(RequestInfo(subset=filters.addresses(parse_entries(("10.0.0.1",)))), None)
     assert found.slots.tolist() == [0, 1]
     assert set(found.excluded["subset"]) == set(POOL[2:])

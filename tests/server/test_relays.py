@@ -9,7 +9,7 @@ import pytest
 from epp.config.relays import Relays
 from epp.extproc.types import Pick
 from epp.server.relays import RELAYS_KEY, RelayPaths
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision
@@ -23,7 +23,7 @@ class Decided:
     """What of a decision is asked."""
 
     fleet = Fleet()
-    request = RequestView()
+    request = RequestInfo()
 
     def __init__(self, chosen: int, *fallbacks: int) -> None:
         self.chosen, self.fallbacks = chosen, fallbacks
@@ -38,7 +38,7 @@ def paths(connections: int = 1, **regions: str) -> RelayPaths:
 
 def through(relays: RelayPaths, decided: Decided, allowed: frozenset[str] | None = None) -> list[str]:
     pick = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
-    decided.request = RequestView(regions=allowed)
+    decided.request = RequestInfo(regions=allowed)
     relays.set_path(pick, cast("Decision", decided))
     assert pick.metadata["model_public"] == "m"
     return pick.metadata.get(RELAYS_KEY, "").split(",")

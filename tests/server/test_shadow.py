@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from epp.types import Ranking, RequestView, Snapshot
+    from epp.types import Ranking, RequestInfo, Snapshot
 
 
 def shadow(*names: str, **options: Any) -> Shadow:
@@ -54,7 +54,7 @@ def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str
 class Broken(Random):
     name: ClassVar[str] = "broken"
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         raise ZeroDivisionError(request, fleet, weights, seed)
 
 

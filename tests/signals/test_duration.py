@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from epp.signals.duration import Duration, network_ms, predict_duration, prefills
-from epp.types import RequestView
+from epp.types import RequestInfo
 from tests.kit.fleets import fleet_view
 
-REQUEST = RequestView("d", "m", 1000, 0, expected_output_tokens=101.0)
+REQUEST = RequestInfo("d", "m", 1000, 0, expected_output_tokens=101.0)
 
 
-def duration(request: RequestView = REQUEST, **columns: float) -> Duration:
+def duration(request: RequestInfo = REQUEST, **columns: float) -> Duration:
     values = {
         "rtt_ms": 100.0,
         "cached_tokens": 200.0,

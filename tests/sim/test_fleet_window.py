@@ -40,7 +40,7 @@ from tests.kit.simfleet import options, request, still_fleet
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 def test_a_request_takes_what_the_parts_take() -> None:
@@ -112,7 +112,7 @@ class Spy(Policy):
 
     def rank(
         self,
-        request: RequestView,  # noqa: ARG002 - the contract's
+        request: RequestInfo,  # noqa: ARG002 - the contract's
         fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.truth import Forecast, Truth
-    from epp.types import Ranking, RequestView, Snapshot
+    from epp.types import Ranking, RequestInfo, Snapshot
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
 
@@ -40,7 +40,7 @@ class Foresees(Policy):
 
     def rank(
         self,
-        request: RequestView,
+        request: RequestInfo,
         fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's
@@ -116,7 +116,7 @@ def test_looking_ahead_changes_nothing() -> None:
 
     class Peeks(Foresees):
         def rank(
-            self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int
+            self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int
         ) -> Ranking:
             super().rank(request, fleet, weights, seed)
             return create("least-request").rank(request, fleet, {}, seed)

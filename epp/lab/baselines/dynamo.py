@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 #: Half of the smallest step of a draw: keeps the logarithm of a draw of 0 finite.
 _LEAST_DRAW = 2.0**-54
@@ -57,7 +57,7 @@ class Dynamo(Policy):
     }
     block_tokens: PositiveCount = 16
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """The sum in blocks, with its four terms."""
         prompt, block = float(request.prompt_tokens), float(self.block_tokens)
         potential = fleet.pending_uncached_tokens + prompt - weights["overlap_credit"] * fleet.cached_tokens
@@ -101,7 +101,7 @@ def _width(costs: NDArray[np.float64], weights: Mapping[str, float]) -> float:
     return weights["temperature"] * float(costs.max() - costs.min())
 
 
-def _noise(request: RequestView, fleet: Snapshot, width: float, seed: int) -> NDArray[np.float64]:
+def _noise(request: RequestInfo, fleet: Snapshot, width: float, seed: int) -> NDArray[np.float64]:
     if width <= 0.0:
         return np.zeros(len(fleet))
     key = request.decision_id

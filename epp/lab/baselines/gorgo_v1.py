@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class GorgoV1(Policy):
     }
     local_region: str = ""
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)
         running, usage = fleet.engine_running, fleet.engine_kv_usage
         room = (running < weights["max_running"]) & (usage < weights["max_kv_usage"])

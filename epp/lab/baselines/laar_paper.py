@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LaarPaper(Policy):
     }
     least_success: PositiveShare = LEAST_SUCCESS
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         bucket = length_bucket(request.prompt_tokens)
         return {
             "latency": fleet.decode_base_ms * (bucket + weights["alpha"] * fleet.queued_tokens),

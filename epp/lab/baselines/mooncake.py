@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 _FITTED_MS_PER_TOKEN = 0.0938  # GORGO v1's fit on A100
 
@@ -55,7 +55,7 @@ class Mooncake(Policy):
     }
     rates: Literal["fitted", "learned"] = "fitted"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         uncached = fleet.uncached_tokens
         queue = weights["queue_ms_per_token"] * fleet.pending_uncached_tokens
         pairs = uncached * (fleet.cached_tokens + 0.5 * uncached)
@@ -88,7 +88,7 @@ class MooncakeStatic(Policy):
     speeds: dict[str, Positive] = field(default_factory=PUBLISHED_SPEEDS.copy)
     counts: Counts = "live"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         published = {name.lower(): speed for name, speed in self.speeds.items()}
         known = (published.get(name.lower(), 1.0) for name in fleet.engine_classes)
         speeds = np.fromiter(known, np.float64, len(fleet))

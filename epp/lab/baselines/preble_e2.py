@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PrebleE2(Policy):
         "decode_ms_per_request": WeightSpec(6750.0, 0.0, 60_000.0),  # decoding of one unfinished request
     }
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         cached = fleet.cached_tokens
         tokens = fleet.pending_uncached_tokens + fleet.uncached_tokens
         return {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PrefixThreshold(Policy):
     weight_specs = {"threshold": WeightSpec(0.5, 0.0, 1.0)}
     counts: Counts = "live"
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"match_ratio": match_ratios(request, fleet), "requests": request_counts(fleet, self.counts)}
 
     def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:

@@ -15,7 +15,7 @@ from epp.types import PREFIX_KEY_TOKENS, Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -37,7 +37,7 @@ class SessionAffinityHash256(Policy):
     needs = frozenset({Need.PROMPT})
     prefix_tokens: ClassVar[int] = PREFIX_KEY_TOKENS
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Turns from the prefix's endpoint, or the counts of `LeastRequest` without a prefix."""
         if not request.prefix_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Column, Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SglangCacheAware(Policy):
         "balance_rel": WeightSpec(1.5, 1.0, 100.0),  # ratio of loads that imbalance needs as well
     }
 
-    def terms(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
         return {"load": fleet.running_requests, "match_ratio": match_ratios(request, fleet)}
 
     def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:

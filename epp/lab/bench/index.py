@@ -13,7 +13,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 from epp.prefix_cache.index import PrefixIndex
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     import argparse
@@ -25,11 +25,11 @@ SIZES = {"1M": 1_000_000, "10M": 10_000_000, "100M": 100_000_000}
 _BLOCK_TOKENS, _BLOCKS, _TURNS, _SLOTS, _PROBES = 64, 281, 10, 8, 400
 
 
-def prompt(seed: int, blocks: int = _BLOCKS) -> RequestView:
+def prompt(seed: int, blocks: int = _BLOCKS) -> RequestInfo:
     """Make a prompt out of a conversation's first blocks."""
     chance = random.Random(seed)  # noqa: S311  # hashes of nothing
     hashes = [chance.getrandbits(64) for _ in range(blocks)]
-    return RequestView(prompt_tokens=blocks * _BLOCK_TOKENS, blocks=hashes, block_tokens=float(_BLOCK_TOKENS))
+    return RequestInfo(prompt_tokens=blocks * _BLOCK_TOKENS, blocks=hashes, block_tokens=float(_BLOCK_TOKENS))
 
 
 def figures(tokens: int) -> dict[str, float]:
@@ -58,7 +58,7 @@ def figures(tokens: int) -> dict[str, float]:
     return found
 
 
-def _each_us(work: Callable[[RequestView], object], prompts: list[RequestView]) -> float:
+def _each_us(work: Callable[[RequestInfo], object], prompts: list[RequestInfo]) -> float:
     begun_s = time.thread_time()
     for one in prompts:
         work(one)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from epp.lab.sim.oracle import Oracle
     from epp.lab.sim.truth import Truth
-    from epp.types import Ranking, RequestView, Snapshot
+    from epp.types import Ranking, RequestInfo, Snapshot
 
 _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "uncached_tokens", "hit_ratio"))
 #: What is known beside the usual signals, by entry.
@@ -51,7 +51,7 @@ class InformedPolicy(Policy):
         self._truth, self._known = truth, known
         self._policy = GorgoMs()
 
-    def rank(self, request: RequestView, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Rank as `GorgoMs.rank` does, over what is true."""
         if "answer" in self._known and request.max_output_tokens is not None:
             # The simulated client's limit is the length that the answer will have.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
     from epp.schedule.decision import Decision, Outcome
     from epp.signals.paths import ConnectionTiming
-    from epp.types import RequestView
+    from epp.types import RequestInfo
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -177,7 +177,7 @@ class FleetSim:
     def _build_client(self) -> Sender:
         return Client(self.requests, self.options, loop=self.loop, start_ms=self.start_ms, send=self._send)
 
-    def _info(self, index: int) -> RequestView:
+    def _info(self, index: int) -> RequestInfo:
         """Describe a request to the picker."""
         request = self.requests[index]
         return msgspec.structs.replace(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from epp.lab.sim.truth import Truth
     from epp.policies.base import Terms
-    from epp.types import RequestView, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
 
 Oracle: TypeAlias = Callable[["Truth"], Policy]
@@ -35,7 +35,7 @@ class GreedyOracleTtft(Policy):
 
     def terms(
         self,
-        request: RequestView,  # noqa: ARG002 - the truth knows it better
+        request: RequestInfo,  # noqa: ARG002 - the truth knows it better
         fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - no weights
     ) -> Terms:
@@ -53,7 +53,7 @@ class GreedyOracleTotal(GreedyOracleTtft):
 
     def terms(
         self,
-        request: RequestView,  # noqa: ARG002 - the truth knows it better
+        request: RequestInfo,  # noqa: ARG002 - the truth knows it better
         fleet: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - no weights
     ) -> Terms:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from epp.lab.sim.job import Job
-from epp.types import RequestView
+from epp.types import RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,12 +56,12 @@ class Prompts:
         self._engine = _mix(ids, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
 
-    def measured(self, index: int) -> RequestView:
+    def measured(self, index: int) -> RequestInfo:
         """Return the prompt as the picker measures it: full blocks only."""
         request = self._requests[index]
         full = request.prompt_tokens // self.block_tokens
         blocks = self._slice(self._picker, index)[:full]
-        return RequestView(
+        return RequestInfo(
             prompt_tokens=request.prompt_tokens, blocks=blocks, block_tokens=float(self.block_tokens)
         )
 

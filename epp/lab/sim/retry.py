@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.scenario import FleetSpec, WindowOptions
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
-    from epp.types import Cell, RequestView
+    from epp.types import Cell, RequestInfo
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
@@ -153,7 +153,7 @@ class RetrySim(FleetSim):
             self._begun_ms[question] = self.loop.now_ms
             self._send(question * self._attempts, self.loop.now_ms)
 
-    def _info(self, index: int) -> RequestView:
+    def _info(self, index: int) -> RequestInfo:
         question = index // self._attempts
         return replace(
             super()._info(index),
