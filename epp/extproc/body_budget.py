@@ -6,7 +6,7 @@ slowly it sends. What finds no room has its request refused, which makes room at
 so nothing can wait for ever. What makes a body whole is always taken: it is decided upon now, and held no
 longer.
 
-All but bodies is taken by `take_part`: headers and metadata, prompts whose tokens are being counted, and by
+All but bodies is taken by `reserve`: headers and metadata, prompts whose tokens are being counted, and by
 the transport open streams, messages that have not come whole, those that wait behind another, and answers
 that nobody reads.
 
@@ -100,7 +100,7 @@ class Share:
         self._hold(size)
         return True
 
-    def take_part(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Hold so much of what is no body; False where there is no room."""
         budget = self._budget
         limit_bytes = budget.max_with_parts_bytes
@@ -117,7 +117,7 @@ class Share:
         self._hold(size)
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Hold so much no more."""
         self._budget.held_bytes -= size
         self.held_bytes -= size

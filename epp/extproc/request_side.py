@@ -217,7 +217,7 @@ class RequestSide:
         method, path = self._headers.get(":method", ""), self._headers.get(":path", "")[:_KEPT_PATH_CHARS]
         self._headers, self._metadata = {":method": method, ":path": path}, {}
         taken_bytes, self._taken_bytes = self._taken_bytes, 0
-        self._bodies.give_back(taken_bytes)
+        self._bodies.release(taken_bytes)
 
     def _drop_body(self) -> None:
         self.body = b""
@@ -281,7 +281,7 @@ class RequestSide:
 
     def _take_beside(self, size: int) -> None:
         """Take what waits beside a body."""
-        if not self._bodies.take_part(size):
+        if not self._bodies.reserve(size):
             self._drop_body()
             raise NoRoomError
         self._taken_bytes += size

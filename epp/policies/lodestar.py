@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Count, Explored, Need, NotNegative, Policy, PositiveCount, Share, WeightSpec
-from epp.policies.judged import judge
+from epp.policies.prediction import predict
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import RewardModel
 from epp.policies.session_affinity import session_places
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.policies.judged import Judged
+    from epp.policies.prediction import Prediction
     from epp.types import RequestInfo, Snapshot
 
 _HEURISTIC = PrefixCacheAndLoad()
@@ -129,7 +129,7 @@ class Lodestar(Policy):
         if len(fleet) > self.candidates:
             heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
             rows = _some(request, len(fleet), self.candidates, heuristic, seed)
-        judged = judge(model, request, fleet, rows=rows, felt=self.reward == "felt")
+        judged = predict(model, request, fleet, rows=rows, felt=self.reward == "felt")
         if judged.outsiders:
             if heuristic is None:
                 heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
@@ -156,7 +156,7 @@ class Lodestar(Policy):
         self,
         request: RequestInfo,
         fleet: Snapshot,
-        judged: Judged,
+        judged: Prediction,
         heuristic: NDArray[np.float64] | None,
     ) -> NDArray[np.float64]:
         """Costs before exploration; all that are picked alike have the lowest."""
@@ -231,7 +231,7 @@ class Lodestar(Policy):
         return Explored(ranking.terms.get("before_exploring", ranking.costs), float(explore))
 
 
-def _reasons(judged: Judged) -> NDArray[np.float64]:
+def _reasons(judged: Prediction) -> NDArray[np.float64]:
     codes = np.zeros(len(judged.inside))
     if judged.outsiders:
         codes[~judged.inside] = _CODE["not-drawn"]

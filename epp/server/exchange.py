@@ -105,7 +105,7 @@ class Exchange:
         if self._count is not None and cancel:
             self._count.cancel()
         self._count = None
-        self._stream.bodies.give_back(self._counted_bytes)
+        self._stream.bodies.release(self._counted_bytes)
         self._counted_bytes = 0
 
     async def _after_count(self, outputs: Sequence[Output]) -> Answer:
@@ -196,7 +196,7 @@ class Exchange:
         """Watch the answer no longer; again is fine."""
         if self._watch is not None:
             self._watch = None
-            self._stream.bodies.give_back(WATCH_BYTES)
+            self._stream.bodies.release(WATCH_BYTES)
 
     def _end(self, cause: Cause) -> None:
         decision_id, self._decision_id = self._decision_id, ""

@@ -80,7 +80,7 @@ class ProcessCall(Handler):
             return  # given up in the same read: nobody waits for a pick, and `cancelled` follows
         if self._task is None and not self._waiting and not self._call.blocked:
             self._take(message)
-        elif self._call.room.take_part(len(message) + _ITEM_BYTES):
+        elif self._call.room.reserve(len(message) + _ITEM_BYTES):
             self._waiting.append(bytes(message))
             self._call.hold()
         else:
@@ -116,7 +116,7 @@ class ProcessCall(Handler):
         """Answer what waits, as far as that goes."""
         while self._waiting and self._task is None and not self._call.blocked and not self._over:
             message = self._waiting.popleft()
-            self._call.room.give_back(len(message) + _ITEM_BYTES)
+            self._call.room.release(len(message) + _ITEM_BYTES)
             self._take(message)
         if self._over or self._task is not None or self._waiting:
             return
@@ -196,7 +196,7 @@ class ProcessCall(Handler):
             return
         self._over = True
         if self._waiting:
-            self._call.room.give_back(sum(map(len, self._waiting)) + _ITEM_BYTES * len(self._waiting))
+            self._call.room.release(sum(map(len, self._waiting)) + _ITEM_BYTES * len(self._waiting))
             self._waiting.clear()
         self._metrics.stream_ended(go_name(status.name), self._time_s() - self._began_s)
         try:

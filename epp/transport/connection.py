@@ -351,7 +351,7 @@ class Connection:
 
     def _start(self, call: Call, head: RequestHead) -> None:
         """Start a call, or answer it here."""
-        has_room = len(self._calls) == 1 or self.room.take_part(STREAM_BYTES)
+        has_room = len(self._calls) == 1 or self.room.reserve(STREAM_BYTES)
         if has_room and len(self._calls) > 1:
             call.taken_bytes = STREAM_BYTES
         kind = head.fields.get(b"content-type", b"")

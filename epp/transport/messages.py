@@ -47,21 +47,21 @@ class NoRoomError(Exception):
 class Room(Protocol):
     """Counts what many calls hold together of messages that wait."""
 
-    def take_part(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Hold bytes; False where there is no room."""
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give back held bytes."""
 
 
 class Unbounded:
     """Room for everything."""
 
-    def take_part(self, size: int) -> bool:  # noqa: ARG002  # any
+    def reserve(self, size: int) -> bool:  # noqa: ARG002  # any
         """There is."""
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Forget them: nothing was counted."""
 
 
@@ -162,7 +162,7 @@ class MessageReader:
             yield memoryview(whole)[PREFIX_BYTES:]
         if self._held:
             more = len(self._held) - self.taken_bytes
-            if not self._room.take_part(more):
+            if not self._room.reserve(more):
                 self.discard()
                 raise NoRoomError
             self.taken_bytes += more
@@ -171,7 +171,7 @@ class MessageReader:
         """Hold nothing any more of a message that has not come whole."""
         if self.taken_bytes:
             self._held, self._wanted = bytearray(), PREFIX_BYTES
-            self._room.give_back(self.taken_bytes)
+            self._room.release(self.taken_bytes)
             self.taken_bytes = 0
 
     def _check(self, flag: int, length: int) -> None:

@@ -131,7 +131,7 @@ class Sender:
             self._advance(call)
         left = len(item.data or b"")
         if left > UNCOUNTED_BYTES or (left and len(call.waiting) > 1):
-            if not self._room.take_part(left + _ITEM_BYTES):
+            if not self._room.reserve(left + _ITEM_BYTES):
                 return False
             item.taken_bytes = left + _ITEM_BYTES
         return True
@@ -158,7 +158,7 @@ class Sender:
             call.unsent = bool(call.waiting)
             taken_bytes = call.taken_bytes + sum(item.taken_bytes for item in call.waiting or ())
             if taken_bytes:
-                self._room.give_back(taken_bytes)
+                self._room.release(taken_bytes)
             call.waiting, call.taken_bytes = None, 0
 
     def _advance(self, call: Call, frames_at_most: int = 1 << 30) -> bool:
@@ -175,7 +175,7 @@ class Sender:
             if not item.data:
                 waiting.popleft()
                 if item.taken_bytes:
-                    self._room.give_back(item.taken_bytes)
+                    self._room.release(item.taken_bytes)
             frames_at_most -= 1
             if waiting and frames_at_most <= 0 and waiting[0].data is not None:
                 self._ready[call] = None

@@ -62,7 +62,7 @@ def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
 
 def test_what_it_predicts_is_what_came() -> None:
     result, lesson = learned()
-    predicted = np.array([foretold for _, _, foretold in lesson.chosen])
+    predicted = np.array([predicted for _, _, predicted in lesson.chosen])
     seen = np.array([request.ttft_ms for request in result.requests], float)
     known = ~np.isnan(predicted)
     assert known.sum() > 100

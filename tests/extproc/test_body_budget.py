@@ -174,15 +174,15 @@ def test_who_holds_the_most_gives_way_to_who_holds_little() -> None:
     def reclaim(needed: Callable[[], bool]) -> None:
         while needed():
             ended.append("call")
-            greedy.give_back(10)
+            greedy.release(10)
 
     greedy, modest = whole.share(reclaim), whole.share()
-    while greedy.take_part(10):
+    while greedy.reserve(10):
         pass
     assert greedy.held_bytes == 100
-    assert modest.take_part(25)
+    assert modest.reserve(25)
     assert len(ended) == 3
-    assert modest.take_part(9)
-    assert not modest.take_part(10), "it would hold more than half as much by now"
-    assert not greedy.take_part(10)
+    assert modest.reserve(9)
+    assert not modest.reserve(10), "it would hold more than half as much by now"
+    assert not greedy.reserve(10)
     assert whole.held_bytes == greedy.held_bytes + modest.held_bytes <= 100

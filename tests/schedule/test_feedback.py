@@ -70,7 +70,7 @@ def test_an_endpoint_that_holds_less_than_foretold_has_a_lower_hit_ratio() -> No
     outcome = served(picker, ask_of(1), Usage(2560, 5, 0), 0.0)
     slot = picker.fleet.slot_of(outcome.endpoint)
     assert slot is not None
-    assert ratios[slot] == 1.0, "nothing was foretold of a new prompt"
+    assert ratios[slot] == 1.0, "nothing was predicted of a new prompt"
     for turn in range(20):
         again = served(picker, ask_of(1), Usage(2560, 5, 640), 10.0 * turn)
         assert again.endpoint == outcome.endpoint
@@ -113,7 +113,7 @@ def test_who_served_instead_holds_the_prompt_from_then_on() -> None:
     slot = picker.fleet.slot_of(other)
     assert slot is not None
     assert picker.fleet.index.tokens(slot) == 2560.0
-    assert picker.fleet.calibration.hit_ratio.tolist()[:3] == [1.0] * 3, "nothing was foretold of that one"
+    assert picker.fleet.calibration.hit_ratio.tolist()[:3] == [1.0] * 3, "nothing was predicted of that one"
 
 
 def test_the_lease_goes_where_the_request_went() -> None:

@@ -212,7 +212,7 @@ def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -
 
 
 def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:
-    """Else short answers alone would be learned from, and answers be foretold ever shorter."""
+    """Else short answers alone would be learned from, and answers be predicted ever shorter."""
     told: list[Outcome] = []
     outcomes, ledger = deployment.core.outcomes, deployment.fleet.ledger
     outcomes.listeners.append(told.append)
@@ -242,13 +242,13 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     if reporting:
         deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))
     outcomes.listeners.append(told.append)
-    foretold, seen = (deployment.decide([{"role": "user", "content": WORDS}]) for _ in range(2))
-    outcomes.stream_ended(foretold.id, Cause.UNOBSERVED.value, predicted=True)
+    predicted, seen = (deployment.decide([{"role": "user", "content": WORDS}]) for _ in range(2))
+    outcomes.stream_ended(predicted.id, Cause.UNOBSERVED.value, predicted=True)
     outcomes.stream_ended(seen.id, Cause.STREAM_END.value)
     deployment.clock.now_s += wait_s - 0.5
     outcomes.expire()
     assert [outcome.id for outcome in told] == ([seen.id] if reporting else [])
     deployment.clock.now_s += 0.5
     outcomes.expire()
-    assert {outcome.id for outcome in told} == {foretold.id, seen.id}
+    assert {outcome.id for outcome in told} == {predicted.id, seen.id}
     assert told[-1].sources["e2e_ms"] == (Source.PREDICTED if reporting else Source.STREAM)

@@ -121,7 +121,7 @@ async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> No
     for number in (1, 3):
         peer.open(number)
         await peer.round_trip()
-        while number == 3 and serving.app._grpc._grpcio_share.take_part(WATCH_BYTES):
+        while number == 3 and serving.app._grpc._grpcio_share.reserve(WATCH_BYTES):
             pass
         before = bodies.held_bytes
         peer.say(number, with_modes(models, DUPLEX, DUPLEX), response_headers(), response_body(b"answer"))
@@ -149,7 +149,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
         peer.open(number)
         peer.say(number, with_modes(request_headers(), DUPLEX))
         await peer.round_trip()
-        while number == 3 and serving.app._grpc._grpcio_share.take_part(10_000):
+        while number == 3 and serving.app._grpc._grpcio_share.reserve(10_000):
             pass
         before = bodies.held_bytes
         peer.pour(number, chat)

@@ -77,9 +77,9 @@ async def test_compressed_messages_are_not_unpacked(serving: Serving) -> None:
 async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
     bodies = serving.app._grpc._grpcio_share
-    while bodies.take_part(1 << 20):
+    while bodies.reserve(1 << 20):
         pass
-    while bodies.take_part(STREAM_BYTES):
+    while bodies.reserve(STREAM_BYTES):
         pass
     peer = await RawPeer.connect(serving.address)
     peer.open(1, b"/grpc.health.v1.Health/Check")

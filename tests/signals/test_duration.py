@@ -1,4 +1,4 @@
-"""Durations: the terms, what they rest on, and that they are learned as they are foretold."""
+"""Durations: the terms, what they rest on, and that they are learned as they are predicted."""
 
 from __future__ import annotations
 

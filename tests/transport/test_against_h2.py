@@ -32,11 +32,11 @@ class Counted:
 
     held = 0
 
-    def take_part(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         self.held += size
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.held -= size
 
 

@@ -170,13 +170,13 @@ class Scarce:
     def __init__(self, free: int) -> None:
         self.free = free
 
-    def take_part(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         if size > self.free:
             return False
         self.free -= size
         return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.free += size
 
 

@@ -322,7 +322,7 @@ def speeds(context: Context) -> Findings:
     if at_bound:
         yield warning(
             f"what was measured of engine class {at_bound} fits no engine",
-            "times to first token and to the end are foretold wrongly, and gorgo-ms prices by them",
+            "times to first token and to the end are predicted wrongly, and gorgo-ms prices by them",
             "name the class after the hardware (l40s, h100, a30, v100) if it is one of these; look at the"
             " RTTs and at what stands between picker and engine",
         )

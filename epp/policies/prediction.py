@@ -27,7 +27,7 @@ _NOBODY = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Prediction:
     """One value per endpoint.
 
     Attributes:
@@ -47,14 +47,14 @@ class Judged:
     outsiders: bool
 
 
-def judge(
+def predict(
     model: RewardModel,
     request: RequestInfo,
     fleet: Snapshot,
     *,
     rows: NDArray[np.intp] | None = None,
     felt: bool = False,
-) -> Judged:
+) -> Prediction:
     """Predict for all endpoints in one batch, or for some of a large pool.
 
     An endpoint with an input that is not known counts as the worst that it would be with the values of any
@@ -77,7 +77,7 @@ def judge(
     made = heads[:, 0] + heads[:, 1] * request.expected_output_tokens if felt else heads[:, 0]
     if rows is None and not len(owners):
         terms = _terms(made, price, heads, felt=felt)
-        return Judged(made, price, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
+        return Prediction(made, price, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
     given = count if rows is None else len(rows)
     where = slice(0, count) if rows is None else rows
     # Who was not asked stands at the mean, for people; its prediction does not count.
@@ -93,7 +93,7 @@ def judge(
         inside[owners[foreign[given:]]] = False
         outside[owners] = False  # silence does not make a stranger
     terms = _terms(predicted, price, all_heads, felt=felt)
-    return Judged(predicted, price, inside, outside, terms, outsiders=not inside.all())
+    return Prediction(predicted, price, inside, outside, terms, outsiders=not inside.all())
 
 
 def _terms(
