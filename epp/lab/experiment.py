@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.errors import EppError
+from epp.lab.compare.evidence import mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Floats = NDArray[np.float64]
-RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
@@ -198,15 +198,11 @@ def _log_ratios(values: Floats, baseline: Floats) -> Floats:
 
 
 def interval(values: Floats) -> tuple[float, float, float]:
-    """Return the mean of the known values and the ends of its interval, NaN for fewer than two values."""
+    """Return the mean of the known values and the ends of its interval, NaN for fewer than three values."""
     known = values[~np.isnan(values)]
-    if not len(known):
-        return math.nan, math.nan, math.nan
-    if len(known) < 2:
-        return float(known[0]), math.nan, math.nan
-    drawn = np.random.default_rng(0).integers(0, len(known), (RESAMPLES, len(known)))
-    low, high = np.percentile(known[drawn].mean(axis=1), [2.5, 97.5])
-    return float(known.mean()), float(low), float(high)
+    if len(known) > 2:
+        return mean_interval(known)
+    return float(known.mean()) if len(known) else math.nan, math.nan, math.nan
 
 
 def share_interval(values: Floats) -> tuple[float, float, float]:

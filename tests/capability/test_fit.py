@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
 from epp.config.capability import parse_capability
 from epp.errors import EppError
 from epp.learn.capability.fit import fit
-from epp.learn.capability.results import Row, read_rows, write_rows
+from epp.learn.capability.results import Row, read_rows
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.types import Cell
@@ -98,7 +99,7 @@ def test_nothing_is_told_beyond_what_was_seen() -> None:
 
 def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, out = tmp_path / "results.jsonl", tmp_path / "capability.yaml"
-    write_rows(results, answers(30))
+    results.write_bytes(msgspec.json.Encoder().encode_lines(answers(30)))
     assert command("capability", "fit", results, "--out", out) == 0
     parsed = parse_capability(out.read_bytes(), "capability.yaml")
     assert parsed == fit(answers(30), 0)

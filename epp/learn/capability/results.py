@@ -15,7 +15,7 @@ from epp.errors import EppError
 from epp.records.files import placed_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from epp.records.files import Place
@@ -116,9 +116,3 @@ def _decided(record: Mapping[str, Any]) -> dict[str, object]:
         "prompt_tokens": request["prompt_tokens"],
         "task": request.get("task", ""),
     }
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON Lines."""
-    encoder = msgspec.json.Encoder()
-    path.write_bytes(b"".join(encoder.encode(row) + b"\n" for row in rows))
