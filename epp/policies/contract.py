@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
+from epp.errors import ConfigError
+from epp.policies.base import Need
 from epp.policies.registry import create
 from epp.types import NUMERIC_COLUMNS, RequestInfo, Snapshot
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Columns that the picker fills with the worst known value where one is not known.
 FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
+
+#: Rows of a snapshot that are 0 where nobody needs the prompt.
+_OF_PROMPTS = np.isin(NUMERIC_COLUMNS, ("cached_tokens", "uncached_tokens"))[:, None]
 
 
 def breaches(
@@ -41,9 +47,19 @@ def breaches(
         before = fleet.block.copy()
         ranking = policy.rank(request, fleet, weights, number)
         costs = ranking.costs.copy()
-        for name, column in {"costs": costs, **ranking.terms}.items():
-            if column.shape != (len(fleet),) or not np.isfinite(column).all():
-                yield f"{name} is not one finite number per endpoint: {column}"
+        wrong = [
+            name
+            for name, column in {"costs": costs, **ranking.terms}.items()
+            if np.shape(column) != (len(fleet),) or not np.isfinite(column).all()
+        ]
+        if wrong:
+            yield f"not one finite number per endpoint: {', '.join(wrong)}"
+            continue
+        if Need.PROMPT not in policy.needs:
+            unread = replace(fleet, block=np.where(_OF_PROMPTS, 0.0, fleet.block))
+            bare = policy.rank(replace(request, prompt_tokens=0), unread, weights, number)
+            if not np.array_equal(bare.costs, costs):
+                yield "it reads the prompt, but its needs lack Need.PROMPT: served, these columns are 0"
         if not np.array_equal(fleet.block, before):
             yield "it changes its inputs"
         if not np.array_equal(policy.rank(request, fleet, weights, number).costs, costs):
@@ -107,6 +123,21 @@ def _request(random: Generator, number: int) -> RequestInfo:
     )
 
 
+def main(argv: list[str] | None = None) -> str | int:
+    """Try policies by name; what they do wrong, 0 for nothing."""
+    parser = argparse.ArgumentParser(prog="python -m epp.policies.contract", description="Try policies.")
+    parser.add_argument("name", nargs="+", help="name of an installed policy")
+    found: dict[str, None] = {}
+    for name in parser.parse_args(argv).name:
+        try:
+            policy = create(name, source="command line", key="name")
+        except ConfigError as error:
+            return str(error)
+        if policy.name != name:
+            found[f"{name}: its class has the name {policy.name!r}"] = None
+        found |= dict.fromkeys(f"{name}: {breach}" for breach in breaches(policy))
+    return "\n".join(found) or 0
+
+
 if __name__ == "__main__":
-    found = sorted({breach for name in sys.argv[1:] for breach in breaches(create(name))})
-    sys.exit("\n".join(found) or 0)
+    sys.exit(main())

@@ -59,7 +59,10 @@ def create(
     """
     if name not in POLICIES:
         raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
-    factory: type[Policy] = POLICIES[name].load()
+    try:
+        factory: type[Policy] = POLICIES[name].load()
+    except (ImportError, AttributeError) as error:  # of the package that registered it
+        raise ConfigError(source, key, f"policy {name} cannot be loaded: {error}") from error
     known: list[str] = (
         [field.name for field in dataclasses.fields(factory)] if dataclasses.is_dataclass(factory) else []
     )
