@@ -352,7 +352,7 @@ def compression(context: Context) -> Findings:
         yield advice(
             f"{packed:.0f} answers were compressed, so that what they cost could not be read",
             "cached tokens and answer lengths of these requests stay unknown",
-            "render Envoy's configuration with strip_accept_encoding, or let engines not compress",
+            "render Envoy's configuration with --strip-accept-encoding, or let engines not compress",
         )
 
 
