@@ -14,8 +14,6 @@ MAX_CONNECTIONS = 64
 #: What of one request's body, or of one answer, may be on its way unacknowledged (HTTP/2 flow control): less
 #: than bandwidth times round trip slows a long body down.
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
-
-
 #: DNS names in the certificates of the global Envoy and of every relay.
 GLOBAL_NAME, RELAY_NAME = "global.epp.internal", "relay.epp.internal"
 

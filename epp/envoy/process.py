@@ -7,7 +7,6 @@ the running Envoy, so nothing races for a port that only looked free.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
@@ -79,29 +78,6 @@ async def version_of(binary: Path) -> tuple[int, int]:
             raise EnvoyError(f"{binary} does not name its version: {output.decode(errors='replace').strip()}")
         _versions[binary] = int(found[1]), int(found[2])
     return _versions[binary]
-
-
-async def validate(config_file: Path) -> None:
-    """Have a real Envoy check a configuration file.
-
-    Raises:
-        EnvoyError: no binary, or the configuration is refused; carries Envoy's words.
-    """
-    process = await asyncio.create_subprocess_exec(
-        str(find_envoy()), "--mode", "validate", "--log-level", "error", "--config-path", str(config_file),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        output, _ = await process.communicate()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise EnvoyError(f"envoy refuses {config_file}: {output.decode(errors='replace').strip()}")
 
 
 class EnvoyProcess:

@@ -54,14 +54,13 @@ def create(
         key: dotted path of the name in that file, for the error; parameters stand in `policy.params`.
 
     Raises:
-        ConfigError: unknown policy or parameter, or a value that the policy refuses; names the nearest right
-            one.
+        ConfigError: unknown policy or parameter, or a value that the policy refuses.
     """
     if name not in POLICIES:
         raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
     try:
         factory: type[Policy] = POLICIES[name].load()
-    except (ImportError, AttributeError) as error:  # of the package that registered it
+    except (ImportError, AttributeError) as error:
         raise ConfigError(source, key, f"policy {name} cannot be loaded: {error}") from error
     known: list[str] = (
         [field.name for field in dataclasses.fields(factory)] if dataclasses.is_dataclass(factory) else []

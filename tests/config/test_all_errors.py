@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.cli import main
-from epp.clock import ManualClock
 from epp.config.capability import parse_capability
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError
 from epp.server.app import App
+from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:

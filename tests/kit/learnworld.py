@@ -6,11 +6,11 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from epp.clock import ManualClock
 from epp.learn.reward_model.loop import Loop
 from epp.learn.sidecar.paths import ModelPaths
 from epp.learn.sidecar.process import ProcessLock
 from epp.records.model_files import parse_reward_model
+from tests.kit.clock import ManualClock
 from tests.kit.learning import Recorded, settings_of
 from tests.kit.tunework import FakeFiles
 

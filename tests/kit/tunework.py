@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.apis.usage import Usage
-from epp.clock import ManualClock
 from epp.config.bounds import tuner_bounds
 from epp.config.schema import Config
 from epp.errors import ConfigError
@@ -35,6 +34,7 @@ from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:

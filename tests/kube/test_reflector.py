@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from epp.clock import ManualClock
 from epp.kube.objects import InferencePool, Pod
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reflector import PAGE_OBJECTS, RELIST_S, WATCH_S, Reflector, Resource, Tools
+from tests.kit.clock import ManualClock
 from tests.kit.kubefollow import Counted
 
 if TYPE_CHECKING:

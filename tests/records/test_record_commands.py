@@ -51,7 +51,6 @@ def ids(text: str) -> set[str]:
         (["--cause", "client-gone"], 13),
         (["--cause", "none"], 2),
         (["--policy", "random", "--cause", "completed"], 6),
-        (["--model", "m"], 40),
         (["--model", "other"], 0),
         (["--since", "2023-11-14T22:13:40Z"], 10),
         (["--until", "2023-11-14T22:13:24+00:00"], 10),

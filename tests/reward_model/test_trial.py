@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.clock import ManualClock
 from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
 from epp.learn.tuner import machine
 from epp.learn.tuner.samples import Sample
 from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
 from epp.learn.tuner.state import Observed, Rules
+from tests.kit.clock import ManualClock
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from epp.clock import ManualClock
 from epp.config.address import split_address
 from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor
@@ -19,6 +18,7 @@ from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, server_context
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
+from tests.kit.clock import ManualClock
 from tests.kit.http2 import message
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.kit.waiting import until

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server import eds
 from epp.server.app import App
+from tests.kit.clock import ManualClock
 from tests.kit.shown import shown
 from tests.kit.waiting import until
 

@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 
 from epp.apis.usage import Usage
-from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
@@ -25,6 +24,7 @@ from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
 from tests.kit.requests import asked, measured
 

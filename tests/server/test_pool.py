@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.ops.doctor.command import load
 from epp.server.app import App
 from epp.server.poll import target_of
+from tests.kit.clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.clock import ManualClock
 from epp.prefix_cache.warm_index import WarmIndex
 from epp.server.restore import IndexRestore
 from epp.signals.fleet import Fleet
+from tests.kit.clock import ManualClock
 from tests.kit.records import HASHER, POOL, decided, record_all
 
 if TYPE_CHECKING:

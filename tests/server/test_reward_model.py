@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.clock import ManualClock
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.extproc.types import HttpRequest
@@ -19,6 +18,7 @@ from epp.schedule.decision import to_record
 from epp.server.app import App
 from epp.server.learned import MODEL_MAX_AGE_S
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.requests import Decided, decide
 from tests.kit.reward_models import linear_model
 

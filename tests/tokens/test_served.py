@@ -10,7 +10,6 @@ from epp.server.poll import parse_models
 
 pytest.importorskip("tokenizers")
 
-from epp.clock import ManualClock
 from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.feed import SignalFeed
@@ -18,6 +17,7 @@ from epp.server.metrics import Metrics
 from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.tokenizers import DATA
 from tests.kit.waiting import until
 

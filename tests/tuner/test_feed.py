@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.clock import ManualClock
 from epp.learn.sidecar.feed import State
 from epp.learn.tuner.feed import SampleFeed
 from epp.records.files import file_name
 from epp.schedule.decision import outcome_record, to_record
+from tests.kit.clock import ManualClock
 from tests.kit.records import WALL_S, decided, outcome_of
 
 if TYPE_CHECKING:
