@@ -1,7 +1,7 @@
 """The peers that behave: `python -m tests.attacks.probe KIND ADDRESS SOURCE [tls]`, a call every `EVERY_S`.
 
 `pick` holds one ext_proc stream a call on one connection, which it replaces now and then as a restarted Envoy
-does; `ready` asks for /readyz. Calls begin when they are due,
+does; `ready` asks for /readyz; `chat` sends chat requests through an Envoy. Calls begin when they are due,
 however many wait. Each that is over is a line of JSON on standard output: its number, when it began (on the
 monotonic clock, which all processes share), how long it took in ms, and what failed.
 """
@@ -22,7 +22,7 @@ from epp.extproc.modes import BodyMode
 from tests.kit import certificates
 from tests.kit.conversation import request_body, request_headers, with_modes
 from tests.kit.rawpeer import RawPeer
-from tests.kit.replicas import chat_body
+from tests.kit.replicas import CHAT, chat_body
 
 if TYPE_CHECKING:
     import ssl
@@ -115,18 +115,20 @@ def _close(task: asyncio.Task[Connection]) -> None:
 
 
 class Http:
-    """Asks for /readyz as a kubelet does, each time on a new connection."""
+    """Asks for /readyz as a kubelet does, each time on a new connection, or for chats as a client of Envoy."""
 
-    def __init__(self, address: str, source: str) -> None:
-        self._url = f"http://{address}/readyz"
-        connector = aiohttp.TCPConnector(limit=0, force_close=True, local_addr=(source, 0))
-        self._http = aiohttp.ClientSession(connector=connector)
+    def __init__(self, url: str, source: str, body: bytes | None = None) -> None:
+        self._url, self._body, self._wanted = url, body, b"choices" if body else b"ok"
+        connector = aiohttp.TCPConnector(limit=0, force_close=body is None, local_addr=(source, 0))
+        self._http = aiohttp.ClientSession(connector=connector, headers={"content-type": "application/json"})
 
     async def call(self) -> None:
         """One request."""
-        async with self._http.get(self._url) as answer:
-            if answer.status != 200:
-                raise FailedError(f"{answer.status}")
+        method = "POST" if self._body else "GET"
+        async with self._http.request(method, self._url, data=self._body) as answer:
+            text = await answer.read()
+            if answer.status != 200 or self._wanted not in text:
+                raise FailedError(f"{answer.status} {text[:80]!r}")
 
 
 async def _timed(number: int, call: Callable[[], Awaitable[None]]) -> None:
@@ -142,7 +144,10 @@ async def _timed(number: int, call: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _run(kind: str, address: str, source: str, tls: ssl.SSLContext | None) -> None:
-    caller = Proxy(address, source, tls) if kind == "pick" else Http(address, source)
+    caller: Proxy | Http = Proxy(address, source, tls)
+    if kind != "pick":
+        path, body = (CHAT, _BODY) if kind == "chat" else ("/readyz", None)
+        caller = Http(f"http://{address}{path}", source, body)
     due_s, under_way = time.monotonic(), set()
     for number in itertools.count():
         task = asyncio.ensure_future(_timed(number, caller.call))

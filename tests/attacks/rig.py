@@ -6,21 +6,18 @@ import json
 import select
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from epp.envoy.launch import tied_to_parent
 from epp.lab.bench.figures import percentile
-from epp.lab.bench.processes import cpu_s, held, picker, pool_of
+from epp.lab.bench.processes import cpu_s, held
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"
 MIB = 1 << 20
@@ -120,22 +117,6 @@ class Probe:
         """Whether the last ten calls succeeded."""
         last = self.samples()[-10:]
         return len(last) == 10 and not any(sample.problem for sample in last)
-
-
-@contextmanager
-def alone(*, tls: bool = False) -> Iterator[Rig]:
-    """A picker with three endpoints that do not exist, a well-behaved stream from either address, /readyz."""
-    config = {**CONFIG, "listen": {**CONFIG["listen"], "tls": {"self_signed": True} if tls else None}}
-    flags = ["tls"] if tls else []
-    with tempfile.TemporaryDirectory(prefix="epp-attacks-") as name, picker(pool_of(3), **config) as server:
-        folder = Path(name)
-        probes = [
-            Probe(folder, "same", "pick", server.grpc, ATTACKER, *flags),
-            Probe(folder, "other", "pick", server.grpc, OTHER, *flags),
-            Probe(folder, "ready", "ready", server.http, ATTACKER),
-        ]
-        with Rig(server.pid, server.grpc, probes, tls=tls) as rig:
-            yield rig
 
 
 class Rig:

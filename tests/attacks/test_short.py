@@ -11,10 +11,12 @@ import pytest
 
 from tests.attacks.__main__ import header, line, memory_problem
 from tests.attacks.floods import FLOODS
-from tests.attacks.rig import alone
+from tests.attacks.pickers import ISTIO, alone, gateway
+from tests.kit.envoy import require_envoy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.attacks.rig import Rig
 
@@ -34,3 +36,22 @@ def test_peers_that_behave_are_served(rig: Rig, capsys: pytest.CaptureFixture[st
     assert not memory_problem(row)
     assert not row.cut_short
     assert row.tally["made"] >= 8, "nothing was attacked"
+
+
+@pytest.mark.envoy
+async def test_an_envoy_as_istio_configures_it_sends_requests_where_the_picker_says(tmp_path: Path) -> None:
+    """Or the attacks behind it would show nothing: without a pick it is round robin."""
+    require_envoy()
+    async with gateway(ISTIO, tmp_path) as serving:
+        for number in range(6):
+            before = [replica.requests for replica in serving.replicas]
+            status, _ = await serving.chat(f"question {number}")
+            assert status == 200
+            served = [
+                replica.address
+                for replica, count in zip(serving.replicas, before, strict=True)
+                if replica.requests > count
+            ]
+            async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
+                decision = await answer.json()
+            assert served == [decision["endpoints"][decision["chosen"]]]
