@@ -74,7 +74,8 @@ class Acceptor(Generic[P]):
         most: connections at once, those in their handshakes included.
         tls: for connections, None for plaintext.
         on_refused: called for each connection that is closed because there are enough.
-        end_idle: ends one of a peer's connections that is idle, if one is; None where none is to be ended.
+        end_idle: ends one of a peer's connections that is idle, if one is, and returns it; one that has not
+            begun is left to be ended here. None where none is to be ended.
         queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
 
     Attributes:
@@ -190,11 +191,10 @@ class Acceptor(Generic[P]):
         if self._end_idle is None:
             return False
         for peer in peers:
-            ended = next((each for each in peer.connections if each in self._beginning), None)
-            if ended is not None:
+            ended = self._end_idle(peer.connections)
+            if ended in self._beginning:
                 self._end_beginning(ended)
                 return True
-            ended = self._end_idle(peer.connections)
             if ended is not None:
                 self._release(ended)
                 return True

@@ -171,13 +171,17 @@ class RpcServer:
         peer.credit_s -= loop.time() - began_s
 
     def _end_idle(self, connections: Iterable[RpcConnection]) -> RpcConnection | None:
-        """End the one that was unused for longest, those first that never carried a call."""
+        """End the one that was unused for longest, those first that never carried a call.
+
+        One that has not begun is left to the acceptor.
+        """
         idle = [each for each in connections if not each.was_used or each.unused_s() > _UNUSED_S]
         if not idle:
             return None
         connection = min(idle, key=lambda each: (each.was_used, each.used_s))
-        connection.end()
-        self.on_closed("room")
+        if connection in self._connections:
+            connection.end()
+            self.on_closed("room")
         return connection
 
     def _end_long_idle(self) -> None:

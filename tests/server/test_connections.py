@@ -95,6 +95,23 @@ async def test_the_oldest_idle_connection_of_the_peer_with_the_most_makes_room(
     await serving.stop()
 
 
+async def test_connections_taken_in_one_turn_make_the_oldest_go_and_not_each_other(tmp_path: Path) -> None:
+    serving = await Serving.start(tmp_path, listen={"max_connections": 8})
+    idle = [await RawPeer.connect(serving.address) for _ in range(4)]
+    for peer in idle:
+        await peer.round_trip()
+    late = [socket.create_connection(split_address(serving.address)) for _ in range(3)]
+    await until(lambda: all(peer.ended() for peer in idle[:3]))
+    assert not idle[3].ended()
+    for taken in late:
+        taken.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(taken, 9), "it is greeted"
+        taken.close()
+    for peer in idle:
+        await peer.close()
+    await serving.stop()
+
+
 async def test_a_connection_that_never_carried_a_call_makes_room_before_those_that_did(
     tmp_path: Path,
 ) -> None:
