@@ -120,7 +120,8 @@ class Filters:
                 raise NoEndpointError("context", f"{needs}; at most {context.max():.0f} fit")
             slots = self._keep(slots, fits, "context", excluded)
         if request.subset is not None:
-            mask = np.array([self._pool[slot].address in request.subset for slot in slots.tolist()], np.bool_)
+            allowed = frozenset(request.subset)
+            mask = np.array([self._pool[slot].address in allowed for slot in slots.tolist()], np.bool_)
             problem = "no endpoint that the gateway allows can serve the request"
             slots = self._keep(slots, mask, "subset", excluded, problem)
         if healthy is not None:
