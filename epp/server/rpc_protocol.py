@@ -66,7 +66,7 @@ class RpcConnection(asyncio.Protocol):
         server: the listener.
 
     Attributes:
-        used_s: when a stream last began on it, or the connection itself.
+        used_s: when a stream was last seen on it, or the connection itself began.
     """
 
     def __init__(self, server: RpcServer) -> None:
@@ -220,10 +220,11 @@ class RpcConnection(asyncio.Protocol):
                 timer.cancel()
         self._end_some()
 
-    def drain(self) -> None:
-        """Take no new calls; close once the open ones have ended."""
-        self._connection.drain()
+    def drain(self) -> bool:
+        """Take no new calls; close once the open ones have ended. False where that was said before."""
+        begun = self._connection.drain()
         self.flush()
+        return begun
 
     def refuse_more(self) -> None:
         """Take no new calls, without waiting for the other side to have read that."""
@@ -244,8 +245,11 @@ class RpcConnection(asyncio.Protocol):
         return self._last_number > 0
 
     def unused_s(self) -> float:
-        """Seconds since a stream last began; 0 while one is open."""
-        return 0.0 if self._connection.streams else self._time_s() - self.used_s
+        """Seconds since a stream was last seen open, at its begin or by this; 0 while one is."""
+        now_s = self._time_s()
+        if self._connection.streams:
+            self.used_s = now_s
+        return now_s - self.used_s
 
     def end(self) -> None:
         """Close an idle connection: with a GOAWAY, and without the other side where it does nothing."""

@@ -186,10 +186,10 @@ class RpcServer:
 
     def _end_long_idle(self) -> None:
         for connection in list(self._connections):
-            unused_s = connection.unused_s()
-            if unused_s > _IDLE_S + _SWEEP_S:  # it does not answer
-                connection.end()
-            elif unused_s > _IDLE_S:
-                connection.drain()
+            if connection.unused_s() <= _IDLE_S:
+                continue
+            if connection.drain():
                 self.on_closed("idle")
+            else:  # it has not answered since the sweep before
+                connection.end()
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)

@@ -1,8 +1,7 @@
 """The server's side of an HTTP/2 connection that carries gRPC calls (RFC 9113): bytes in, events out.
 
 Owns the calls, the receive windows and how a connection ends. Frames are cut by `epp.transport.reading`; what
-is
-sent is queued by `epp.transport.sending`. Rules:
+is sent is queued by `epp.transport.sending`. Rules:
 
 * Nothing is raised at the caller, whatever comes. What breaks the connection sets `failed`, cancels every
   call and puts a GOAWAY in the output; what breaks a stream cancels its call and puts a RST_STREAM there.
@@ -172,12 +171,14 @@ class Connection:
         self._drained_of(self.sender.flush())
         return self._events
 
-    def drain(self) -> None:
-        """Ask for no new streams; those that are open go on."""
-        if not self._draining and not self.closed:
-            self._draining = True
-            self.sender.control(frames.goaway(frames.STREAM_MASK, ErrorCode.NO_ERROR))
-            self.sender.control(frames.frame(frames.PING, 0, 0, _DRAIN_PING))
+    def drain(self) -> bool:
+        """Ask for no new streams; those that are open go on. False where that was asked before."""
+        if self._draining or self.closed:
+            return False
+        self._draining = True
+        self.sender.control(frames.goaway(frames.STREAM_MASK, ErrorCode.NO_ERROR))
+        self.sender.control(frames.frame(frames.PING, 0, 0, _DRAIN_PING))
+        return True
 
     def refuse_more(self) -> None:
         """Ignore the streams that the other side opens from here on."""
