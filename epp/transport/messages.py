@@ -169,8 +169,9 @@ class MessageReader:
 
     def discard(self) -> None:
         """Hold nothing any more of a message that has not come whole."""
-        if self.taken_bytes:
+        if self._held:
             self._held, self._wanted = bytearray(), PREFIX_BYTES
+        if self.taken_bytes:
             self._room.release(self.taken_bytes)
             self.taken_bytes = 0
 

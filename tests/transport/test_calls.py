@@ -196,6 +196,7 @@ def test_a_part_that_finds_no_room_is_reported_once_behind_what_came_before_it()
     data = client.data(3, message(b"whole") + message(b"x" * 50)[:15]) + client.data(3, b"y" * 9)
     assert connection.receive(data, 0.0) == [MessageReceived(second, b"whole"), NoRoom(second)]
     assert room.free == 5
+    assert not second.reader.partial, "none of it is kept, counted or not"
     second.finish(Status.OK, last=b"no room")
     assert not connection.receive(client.data(3, b"more"), 0.0)
     assert messages(connection.receive(client.data(1, b"x" * 40), 0.0)) == [b"x" * 50]
