@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from epp.config.address import split_address
+from epp.extproc.messages import SERVED_KEY
 
 if TYPE_CHECKING:
     import ssl
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_HEAD_BYTES = 64 * 1024
 #: Who served, as a relay says it.
-_SERVED = b"x-gateway-destination-endpoint-served"
+_SERVED = SERVED_KEY.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,10 @@ class _Connection(asyncio.Protocol):
             self._fail(ValueError(f"no HTTP/1.1 answer: {error.__context__ or error}"))
         if self._in_head and self._head_bytes > _MAX_HEAD_BYTES:
             self._fail(ValueError("the head of the answer is too long"))
+
+    def on_message_begin(self) -> None:
+        """An answer begins; nothing more is asked where it is one that nobody asked for."""
+        self.over = self.over or self._waiting is None or self._waiting.done()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer."""

@@ -65,6 +65,14 @@ async def test_an_answer_to_the_connections_end_and_the_next_one() -> None:
     assert client.opened == 2
 
 
+async def test_what_follows_an_answer_unasked_is_no_answer_to_the_next_request() -> None:
+    behind = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nho"
+    async with server(LENGTH + behind, LENGTH) as (client, _):
+        for _ in range(2):
+            assert (await client.get("/", {}, 2.0)).body == b"hello"
+    assert client.opened == 2
+
+
 async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     async with server(LENGTH, leave_after=1) as (client, _):
         for _ in range(3):
