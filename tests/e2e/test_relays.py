@@ -17,10 +17,10 @@ from epp.envoy.settings import EnvoySettings
 from epp.lab.sim.http import SimReplica
 from epp.records.schema import join
 from tests.kit.envoy import require_envoy
-from tests.kit.picker import CHAT, CONFIG, PickerProcess
+from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.records import recorded
 from tests.kit.relays import certificates, relays
-from tests.kit.replicas import MODEL, quick_config
+from tests.kit.replicas import CHAT, MODEL, quick_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -84,25 +84,12 @@ async def tiers(tmp_path: Path) -> AsyncIterator[Tiers]:
             for name in names
         ]
         (tmp_path / "endpoints.yaml").write_bytes(dump_pool(specs))
-        picker = PickerProcess(
-            tmp_path,
-            relays=msgspec.to_builtins(known),
-            policy={"name": "least-request"},
-            probe={**CONFIG["probe"], "timeout_s": 10.0},  # a busy machine answers late
-            regions=[{"allow": [region], "header": HEADER, "value": region} for region in NAMES],
-        )
-        stack.push_async_callback(picker.stop)
-        await picker.start()
-        host, _, port = picker.grpc.rpartition(":")
         settings = EnvoySettings(
             endpoints=tuple(spec.endpoint() for spec in specs),
             relays=known,
             listener_port=0,
             admin_port=0,
-            picker_host=host,
-            picker_port=int(port),
             message_timeout_ms=10_000,
-            first_token_port=int(picker.first_token.rpartition(":")[2]),
         )
         side = {"cert_file": str(tmp_path / "relay.crt"), "key_file": str(tmp_path / "relay.key")}
         local = replace(settings, relays=msgspec.structs.replace(known, **side))
@@ -112,6 +99,22 @@ async def tiers(tmp_path: Path) -> AsyncIterator[Tiers]:
             )
             for region in NAMES
         }
+        picker = PickerProcess(  # behind the relays: it probes through them
+            tmp_path,
+            relays=msgspec.to_builtins(known),
+            policy={"name": "least-request"},
+            probe={**CONFIG["probe"], "timeout_s": 10.0},  # a busy machine answers late
+            regions=[{"allow": [region], "header": HEADER, "value": region} for region in NAMES],
+        )
+        stack.push_async_callback(picker.stop)
+        await picker.start()
+        host, _, port = picker.grpc.rpartition(":")
+        settings = replace(
+            settings,
+            picker_host=host,
+            picker_port=int(port),
+            first_token_port=int(picker.first_token.rpartition(":")[2]),
+        )
         envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=tmp_path / "global"))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Tiers(tmp_path, replicas, known, local, running, envoy, http)
