@@ -49,6 +49,15 @@ def test_silence_is_no_drift() -> None:
     assert "drift: mean prompt" in world.state.reason
 
 
+def test_bursts_with_silence_between_them_make_a_baseline() -> None:
+    world = Deployment(when_new(Effect()), settings=quick(baseline_s=300.0), tick_s=100.0)
+    for _ in range(4):
+        assert "requests, slow above" not in world.words(), "silence is no time of it"
+        world.tick()
+        world.now_wall_s += 600.0
+    assert "requests, slow above" in world.words()
+
+
 def test_an_outage_is_no_drift() -> None:
     world = frozen_world()
     world.effect = lambda _: Effect(fails=0.95)

@@ -340,14 +340,20 @@ def drifted(before: Features, now: Features, settings: Drift) -> str:
 
 
 def silence(run: Run, sample: Sample) -> None:
-    """Begin a stretch of time anew where nothing came for long before a sample: its rate would say nothing.
+    """Leave time out in which nothing came for long before a sample: a rate over it would say nothing.
 
-    Where requests are rare anyway, a pause is one of many times the usual time between two.
+    Nor is it time of a baseline: a burst, and one request an hour later, would complete it. A stretch that
+    is compared begins anew. Where requests are rare anyway, a pause is one of many times the usual time
+    between two.
     """
     state, settings = run.state, run.settings
-    baseline = state.baseline
-    lasting_s = settings.drift.lasting_s if state.phase == "frozen" else settings.stages.baseline_s
+    baseline, frozen = state.baseline, state.phase == "frozen"
+    lasting_s = settings.drift.lasting_s if frozen else settings.stages.baseline_s
     usual_s = baseline.lasted_s / max(1, baseline.requests - 1)
     silent_s = sample.dispatched_wall_s - baseline.until_wall_s
-    if baseline.requests and silent_s > max(_SILENT_SHARE * lasting_s, _SILENT_TIMES * usual_s):
+    if not baseline.requests or silent_s <= max(_SILENT_SHARE * lasting_s, _SILENT_TIMES * usual_s):
+        return
+    if frozen:
         state.baseline = Baseline()
+    else:
+        baseline.since_wall_s += silent_s

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.state import Action, Event
 
-#: Without news the state is persisted so often.
+#: Without actions the state is persisted so often.
 SAVE_S = 5.0
 #: A rehearsal that failed is begun again after so long, each time twice as long, up to the other.
 RETRY_S, MAX_RETRY_S = 60.0, 3600.0
@@ -177,9 +177,9 @@ class Tuner:
             machine.break_schedule(self.state)
         self._read_overrides()
         self.obey()
-        news = self._observe()
+        self._observe()
         self._rehearse(now_s)
-        if news or self._unsaved or self._plan is not None or now_s - self._saved_s >= SAVE_S:
+        if self._unsaved or self._plan is not None or now_s - self._saved_s >= SAVE_S:
             self.save()
 
     def close(self) -> None:
@@ -264,8 +264,8 @@ class Tuner:
             self._report(f"{error}; put aside as {aside}, beginning with the configuration's weights")
             return {}
 
-    def _observe(self) -> bool:
-        """Hand over what is new on file; whether there was anything.
+    def _observe(self) -> None:
+        """Hand over what is new on file.
 
         Blocks are closed by the clock: while there are records unread the clock stands still for the state,
         or their samples would come too late for their blocks.
@@ -275,7 +275,6 @@ class Tuner:
         samples = list(self.feed.new(now_wall_s, give_up_s=give_up_s))
         heard_wall_s = min(state.clock_wall_s, now_wall_s) if self.feed.behind else now_wall_s
         self.handle(Observed(heard_wall_s, samples))
-        return bool(samples)
 
     def _read_overrides(self) -> None:
         path, setup = self.setup.overrides, self.setup
