@@ -118,10 +118,10 @@ def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
     """Return what is kept of a decision that a policy priced."""
     fleet, terms = decision.fleet, decision.ranking.terms
     fallback, propensities = terms.get("fallback"), terms.get("probability")
-    if propensities is None:
+    if decision.shares is not None:
+        propensities = np.zeros(len(fleet.endpoints))
+    elif propensities is None:
         propensities = decision.probabilities()
-    elif decision.shares is not None:
-        propensities = np.zeros(len(propensities))
     return Choice(
         endpoints=fleet.endpoints,
         rows=inputs(decision.request, fleet, features, ()),
