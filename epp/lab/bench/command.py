@@ -23,7 +23,7 @@ from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
 
 class Case(NamedTuple):
@@ -67,21 +67,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
     return int(text)
-
-
-def _modes(text: str) -> list[Mode]:
-    return [Mode(name) for name in text.split(",")]
 
 
 def _fleets(text: str) -> list[int]:
     return [_positive(size) for size in text.split(",")]
 
 
+def _modes(text: str) -> list[Mode]:
+    return [Mode(name) for name in _among(text, [*Mode])]
+
+
 def _sizes(text: str) -> list[str]:
-    return [name for name in text.split(",") if core.SIZES[name]]
+    return _among(text, core.SIZES)
+
+
+def _among(text: str, names: Collection[str]) -> list[str]:
+    for name in text.split(","):
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
+    return text.split(",")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,7 +124,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         EppError: naming the flag.
     """
-    name, address = arguments.name, arguments.address
+    name, address, against = arguments.name, arguments.address, arguments.against
     if bool(address) != bool(arguments.pid) or (address and name != "server"):
         raise EppError("--address and --pid go together, with `epp bench server` alone")
     if address:
@@ -125,8 +132,10 @@ def _check(arguments: argparse.Namespace) -> None:
             cpu_s(arguments.pid)
         except OSError:
             raise EppError(f"--pid {arguments.pid}: no such process on this machine") from None
-    if arguments.against is not None and (address or arguments.baseline is not None):
+    if against is not None and (address or arguments.baseline is not None):
         raise EppError("--against, --baseline and --address exclude each other")
+    if against is not None and not (against / "epp" / "__main__.py").is_file():
+        raise EppError(f"--against {against}: no source tree of this project")
     if name == "tokens" and arguments.tokenizer is None:
         raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
     if name in ("all", "envoy"):
@@ -156,14 +165,14 @@ def _in_tree(tree: Path) -> Figures:
     Raises:
         EppError: it failed there.
     """
-    words = list(sys.argv[1:])
+    ours = argparse.ArgumentParser(add_help=False)
     for flag in ("--against", "--rounds", "--save"):
-        while flag in words:
-            del words[words.index(flag) : words.index(flag) + 2]
+        ours.add_argument(flag)
+    _, words = ours.parse_known_args(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as folder:
         saved = Path(folder) / "figures.json"
         done = subprocess.run(  # noqa: S603  # ourselves
-            tied_to_parent(sys.executable, "-m", "epp", *words, "--rounds", "1", "--save", str(saved)),
+            tied_to_parent(sys.executable, "-P", "-m", "epp", *words, "--rounds", "1", "--save", str(saved)),
             env={**os.environ, "PYTHONPATH": str(tree.resolve())},
             capture_output=True,
             text=True,
