@@ -68,6 +68,8 @@ def run(folder: str, _: str, seed: int) -> dict[str, float]:
             )
         except subprocess.TimeoutExpired:
             return {"killed": 1.0}
+    if done.returncode not in (0, 1, 2):  # 2: a test file cannot be imported any more
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-500:]!r}")
     return {"killed": float(done.returncode != 0)}
 
 
