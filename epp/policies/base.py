@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Types of parameters; `epp.policies.registry` checks what a configuration says by them.
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveShare = Annotated[float, Meta(gt=0.0, le=1.0)]
-NotNegative = Annotated[float, Meta(ge=0.0)]
-Positive = Annotated[float, Meta(gt=0.0)]
+NotNegative = Annotated[float, Meta(ge=0.0, le=1e9)]
+Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 
