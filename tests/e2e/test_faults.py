@@ -12,8 +12,8 @@ import pytest
 from epp.envoy.settings import Variant
 from epp.server.command import STALLED
 from tests.kit.hanging import HANGING
-from tests.kit.picker import CHAT, Serving
-from tests.kit.replicas import MODEL, QUICK, quick_config
+from tests.kit.picker import Serving
+from tests.kit.replicas import CHAT, MODEL, QUICK, quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path

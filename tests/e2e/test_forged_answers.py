@@ -8,8 +8,7 @@ import pytest
 
 from epp.envoy.settings import Variant
 from tests.kit.engines import Answered, Asked, Engine, EngineServing
-from tests.kit.picker import CHAT
-from tests.kit.replicas import MODEL
+from tests.kit.replicas import CHAT, MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kit.picker import CHAT, Serving
+from tests.kit.picker import Serving
 from tests.kit.records import command, ended
-from tests.kit.replicas import MODEL
+from tests.kit.replicas import CHAT, MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from epp.envoy.settings import Variant
-from tests.kit.picker import CHAT, Serving
-from tests.kit.replicas import MODEL, quick_config
+from tests.kit.picker import Serving
+from tests.kit.replicas import CHAT, MODEL, quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ from epp.kube.api import KubeApi
 from epp.kube.credentials import Surroundings, namespace_of
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
+from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
 
 #: How long a change may take to arrive: far more than it needs on any machine.
 PATIENCE_S = 30.0
-
-
-class RealClock:
-    """The machine's clocks."""
-
-    def mono_s(self) -> float:
-        return time.monotonic()
-
-    def wall_s(self) -> float:
-        return time.time()
 
 
 class Counted:
@@ -72,7 +63,7 @@ class Following:
     def __init__(self, settings: Kubernetes, around: Surroundings) -> None:
         self.seen = Counted()
         self.pools: list[Discovered] = []
-        clock = RealClock()
+        clock = SystemClock()
         self.api = Listing(settings, around)
         self.api.lists = Counter()
         tools = Tools(self.api, self.seen, clock, _short, seed=1)

@@ -18,7 +18,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
-from tests.kit.replicas import MODEL, metric, quick_config
+from tests.kit.replicas import CHAT, MODEL, metric, quick_config
 from tests.kit.transports import CHOSEN
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from epp.lab.sim.http import SimConfig
 
-CHAT = "/v1/chat/completions"
 #: Probes and scrapes quick enough that a test need not wait for them; their time limit is that of a busy machine, on
 #: which replicas that share the test's event loop may answer late.
 CONFIG: dict[str, Any] = {

@@ -11,6 +11,7 @@ from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
 from epp.server.app import App
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
@@ -23,19 +24,9 @@ KEY = "x-gateway-destination-endpoint-subset"
 REASON = "x-llm-d-request-dropped-reason"
 
 
-class StillClock:
-    """Time that stands."""
-
-    def mono_s(self) -> float:
-        return 1000.0
-
-    def wall_s(self) -> float:
-        return 1.75e9
-
-
 def app(folder: Path, endpoints: tuple[str, ...] = POOL, **protocol: Any) -> App:
     config = {"protocol": protocol, "policy": {"fallbacks": 1}, "pool": {"warmup_s": 0}}
-    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", StillClock())
+    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", ManualClock(1000.0))
     made.picker.set_pool([Endpoint(address) for address in endpoints], 0.0)
     return made
 

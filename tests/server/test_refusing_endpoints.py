@@ -55,21 +55,21 @@ def test_an_endpoint_that_says_retry_after_is_left_alone_for_that_long(
         assert decision.excluded == {"retry-after": (first.endpoint,)}
         assert first.endpoint not in decision.destination, "nor as a fallback"
         deployment.ended(decision)
-        deployment.clock.now_s -= 1.0
+        deployment.clock.advance(-1.0)
     record = json.loads(json.dumps(to_record(decision), default=list))
     assert f"retry-after: {first.endpoint} excluded" in "".join(map(str, explain(record)))
     assert verify([record]).differences == []
-    deployment.clock.now_s += 15.0
+    deployment.clock.advance(15.0)
     trial = deployment.decide(QUESTION)
     assert trial.excluded == {}
 
 
 def test_one_request_tries_the_endpoint_after_its_pause(deployment: Deployment) -> None:
-    deployment.app.picker.set_pool(POOL[:1], deployment.clock.now_s)
+    deployment.app.picker.set_pool(POOL[:1], deployment.clock.mono_s())
     refused(deployment, deployment.decide(QUESTION), "10", by_stream=True)
-    deployment.clock.now_s += 13.0
+    deployment.clock.advance(13.0)
     trial = deployment.decide(QUESTION)
-    deployment.app.picker.set_pool(POOL, deployment.clock.now_s)
+    deployment.app.picker.set_pool(POOL, deployment.clock.mono_s())
     assert deployment.decide(QUESTION).excluded == {"retry-after": (trial.endpoint,)}
     deployment.ended(trial)
     assert deployment.decide(QUESTION).excluded == {}
@@ -119,7 +119,7 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     """By the context that engines list, else by the configured one."""
     outcomes = outcomes_of(deployment)
     pool = [replace(endpoint, context_tokens=100_000 if listed else 8192) for endpoint in POOL]
-    deployment.app.picker.set_pool(pool, deployment.clock.now_s)
+    deployment.app.picker.set_pool(pool, deployment.clock.mono_s())
     if listed:
         list_context(deployment)
     expected = deployment.fleet.answers.expected("m")

@@ -19,9 +19,9 @@ from epp.server.http import build_app
 from epp.server.metrics import Metrics
 from epp.server.process import DecisionIds
 from epp.types import Endpoint
+from tests.kit.clock import ManualClock
 from tests.kit.records import command, decided, recorder_to
 from tests.kit.requests import Decided, decide
-from tests.server.test_gateway import StillClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def app(folder: Path, **sections: Any) -> App:
         "capability": {"file": "capability.yaml", "tell_model": True},
         **sections,
     }
-    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", StillClock())
+    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", ManualClock(1000.0))
     pool = [("10.0.0.1:1", "small"), ("10.0.0.2:1", "large"), ("10.0.0.3:1", "large")]
     made.picker.set_pool(
         [Endpoint(address, models=frozenset({"chat"}), served_names={"chat": own}) for address, own in pool],
