@@ -2,8 +2,7 @@
 
 The table is written without a look at any policy. `SEED` is the first seed of comparisons; the weights of
 tuned policies were found on others (`epp.lab.compare.plan.TUNING_SEED`). Chat that lives on its caches runs
-on the
-calibrated engine (docs/simulator.md), the rest on one that keeps every token.
+on the calibrated engine (docs/simulator.md), the rest on one that keeps every token.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, calibrated
 from epp.lab.compare.plan import Cell, Reports, Source
 from epp.lab.sim.engine_class import scaled
-from epp.lab.sim.scenario import REGION_RTT_MS, ConnectionReports, Event, FleetSpec, Happening, ReplicaSpec
+from epp.lab.sim.scenario import REGION_RTT_MS, Event, FleetSpec, Happening, ReplicaSpec
 from epp.lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ REPORTS: Mapping[str, Reports] = {
     "no usage": Reports(usage=False),
     "no cached tokens": Reports(cached_tokens=False),
     "first tokens a second late": Reports(delay_ms=1_000.0),
-    "connections reported": Reports(connections=ConnectionReports.EARLY),
+    "connections reported": Reports(connections=True),
 }
 NAMES = (
     *(f"{load} / {fleet} / {what}" for load in LOADS for fleet in SIZED_FLEETS for what in HAPPENINGS),

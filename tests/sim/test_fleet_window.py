@@ -21,7 +21,6 @@ from epp.lab.sim.fleet import FleetSim
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import (
-    ConnectionReports,
     Event,
     FleetSpec,
     Happening,
@@ -229,20 +228,20 @@ def test_every_policy_serves_generated_chat(policy: str) -> None:
 @pytest.mark.parametrize(
     ("told", "gap_ms", "cold", "connect_ms"),
     [
-        (ConnectionReports.NONE, 1_000.0, (0.0, 0.0), 0.0),
-        (ConnectionReports.EARLY, 2_000.0, (0.0, 0.05), 100.0),
-        (ConnectionReports.EARLY, 62_000.0, (0.9, 1.0), 100.0),  # closed between requests
+        (False, 1_000.0, (0.0, 0.0), 0.0),
+        (True, 2_000.0, (0.0, 0.05), 100.0),
+        (True, 62_000.0, (0.9, 1.0), 100.0),  # closed between requests
     ],
 )
 def test_the_picker_hears_of_connections_where_proxies_tell(
-    told: ConnectionReports, gap_ms: float, cold: tuple[float, float], connect_ms: float
+    told: bool, gap_ms: float, cold: tuple[float, float], connect_ms: float
 ) -> None:
     last = seen(told, gap_ms)[-1]
     assert cold[0] <= last.cold_chance[0] <= cold[1]
     assert last.connect_ms[0] == pytest.approx(connect_ms)
 
 
-def seen(told: ConnectionReports, gap_ms: float) -> list[Snapshot]:
+def seen(told: bool, gap_ms: float) -> list[Snapshot]:
     spy = Spy()
     load = [request(n * gap_ms, prompt_tokens=100, family=n, session=str(n)) for n in range(30)]
     run_window(load, still_fleet(), spy, options=options(report_connections=told))

@@ -12,7 +12,6 @@ from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
 from epp.lab.compare.files import load_trace
 from epp.lab.compare.trace import TraceRequest, select
-from epp.lab.sim.scenario import ConnectionReports
 from epp.lab.workloads.registry import workload_named
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
@@ -108,7 +107,7 @@ class Reports:
     usage: bool = True
     cached_tokens: bool = True
     delay_ms: float = 2.0
-    connections: ConnectionReports = ConnectionReports.NONE
+    connections: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from epp.apis.usage import Usage
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.results import SimResult
-from epp.lab.sim.scenario import ConnectionReports
 from epp.signals.paths import ConnectionTiming
 
 if TYPE_CHECKING:
@@ -129,13 +128,10 @@ class Flight:
 
     def _travelled(self) -> ConnectionTiming | None:
         """Return what a proxy's log would tell; of several tries nobody knows which one it was of."""
-        reports = self._sim.options.report_connections
-        if reports is ConnectionReports.NONE or self._connection is None or self._tries > 1:
+        if not self._sim.options.report_connections or self._connection is None or self._tries > 1:
             return None
-        late_ms = math.nan if self._ttft_ms is None else self._intended_ms + self._ttft_ms - self._started_ms
-        first_byte_ms = self._early_ms if reports is ConnectionReports.EARLY else late_ms
         is_new = self._connection.is_new
-        return ConnectionTiming(is_new, self._opened_ms if is_new else math.nan, first_byte_ms)
+        return ConnectionTiming(is_new, self._opened_ms if is_new else math.nan, self._early_ms)
 
     def _end(self, error: str, tokens: int) -> None:
         request, now_ms = self._sim.requests[self._index], self._sim.loop.now_ms

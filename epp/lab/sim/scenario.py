@@ -104,14 +104,6 @@ class FleetSpec:
                 raise ValueError(f"event at {event.at_s:g} s: no replica {event.address}")
 
 
-class ConnectionReports(Enum):
-    """What the picker hears of the connections that requests travelled on."""
-
-    NONE = "none"  # nothing, as of proxies that do not tell
-    EARLY = "early"  # all; response headers leave an engine when it has the request
-    LATE = "late"  # all; response headers wait for the first token
-
-
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
     """How a load is sent, and how the picker is configured.
@@ -124,7 +116,7 @@ class WindowOptions:
             sent at its nominal time.
         report_usage: whether the picker hears of any usage (prompt, completion, cached tokens).
         report_cached_tokens: whether engines report cached tokens to the picker.
-        report_connections: whether it hears of their connections, at the end.
+        report_connections: whether it hears of their connections, at the end; engines send headers at once.
         report_delay_ms: how long reports take from the gateway to the picker.
         config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
             start, index sizes. The policy's name and weights in it are not read.
@@ -135,7 +127,7 @@ class WindowOptions:
     closed_loop: bool = True
     report_usage: bool = True
     report_cached_tokens: bool = True
-    report_connections: ConnectionReports = ConnectionReports.NONE
+    report_connections: bool = False
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
 
