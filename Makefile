@@ -153,4 +153,4 @@ bench-wan: setup ## the cross-region paper's policies over its three regions (a 
 	$(LAB) wan --jobs $(JOBS)
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .*_cache .hypothesis *.egg-info

@@ -1,12 +1,11 @@
 """Write docs/configuration.md from the schema: every key, its type, default and meaning.
 
-python docs/generate_configuration.py [--check]
+python -m docs.generate_configuration
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,15 +59,6 @@ FILES = (
         "Read when the command starts. What the words mean: [docs/learner.md](learner.md).",
     ),
 )
-
-
-def main() -> int:
-    """Write the page, or with --check say whether it is fresh."""
-    text = render()
-    if "--check" in sys.argv[1:]:
-        return 0 if TARGET.exists() and TARGET.read_text() == text else 1
-    TARGET.write_text(text)
-    return 0
 
 
 def render() -> str:
@@ -167,4 +157,4 @@ def attributes(docstring: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    TARGET.write_text(render())

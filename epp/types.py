@@ -1,7 +1,7 @@
 """What a policy sees and says, and what an endpoint is.
 
 A `Snapshot` is one immutable snapshot taken at one instant: columns, one value per eligible endpoint, all of
-the same length and in the same order. It holds ages, never timestamps, so that a recorded view can be ranked
+the same length and in the same order. It holds ages, never timestamps, so that a recorded one can be ranked
 again at any later time. A `Ranking` is the policy's answer: one cost per endpoint (lower is better) and the
 terms it is the sum of.
 """
@@ -149,8 +149,8 @@ class RequestInfo(Struct, frozen=True):
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
         choices: how many answers to the prompt it asks for.
-        text_bytes: canonical bytes that the prompt's token count was estimated from, 0 where it was counted
-            or no ratio can be learned from it (`epp.apis.canonical.text_bytes`).
+        text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
+            others (`epp.apis.canonical.text_bytes`) and where the tokens were counted.
         regions: regions allowed, None for any.
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
@@ -229,7 +229,7 @@ NUMERIC_COLUMNS = Signals._fields
 
 
 class _Column:
-    """A named row of a view's block."""
+    """A named row of a snapshot's block."""
 
     __slots__ = ("_row",)
 

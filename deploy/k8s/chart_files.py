@@ -2,9 +2,9 @@
 
     python -m deploy.k8s.chart_files
 
-They are rendered by the same code as `epp envoy render`, with marks where a chart's value
-goes; every mark then becomes a template action. So the chart's Envoy is the renderer's, which a test checks
-on what Helm makes of it.
+They are rendered by the same code as `epp envoy render`, with marks where a chart's value goes; every mark
+then becomes a template action. So the chart's Envoy is the renderer's, which a test checks on what Helm
+makes of it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""API bodies to one canonical prompt; token counting; block hashing."""
+"""API bodies to one canonical prompt."""

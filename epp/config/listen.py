@@ -41,8 +41,8 @@ class ServerTls(FileTls, frozen=True):
         cert_file: certificate chain.
         key_file: private key.
         client_ca_file: when set, clients must present a certificate signed by it (mTLS).
-        self_signed: make a certificate at start instead (the gRPC listener's only), for gateways that do not
-            verify; needs ``pip install 'gorgo-epp[tls]'``.
+        self_signed: make a certificate at start instead, for gateways that do not verify; needs
+            ``pip install 'gorgo-epp[tls]'``.
     """
 
     self_signed: bool = False

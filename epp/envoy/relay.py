@@ -54,7 +54,6 @@ def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Boots
         # Nothing to watch for the picker: the global Envoy does.
         observe=False,
         endpoints=tuple(endpoint for endpoint in settings.endpoints if endpoint.region == region),
-        eds_path=settings.eds_path,
     )
     return api.bootstrap.Bootstrap(
         node=api.core.Node(id=f"epp-relay-{region}", cluster="epp-relay"),

@@ -3,9 +3,7 @@
 Envoy >= 1.34 declares both modes in `protocol_config` of the first message; what it declares holds. Older
 proxies declare nothing, and the modes cannot be read off in time: in BUFFERED mode Envoy holds the body back
 until the headers are answered, in FULL_DUPLEX_STREAMED mode the answer to the headers must wait for the body.
-So the modes to assume come from the configuration; FULL_DUPLEX_STREAMED both ways is what the endpoint picker
-protocol asks of gateways. Body pieces before the end of the stream contradict an assumed BUFFERED, and
-`contradiction` names the setting to change.
+So FULL_DUPLEX_STREAMED both ways is assumed, which is what the endpoint picker protocol asks of gateways.
 
 One stateless object a mode, from `request_mode`. Which reply Envoy obeys in which mode (comments of
 `external_processor.proto`; read in and tried with Envoy 1.40):
@@ -76,7 +74,6 @@ class Modes(Struct, frozen=True):
     Attributes:
         request: how request bodies come.
         response: how response bodies come, if they do.
-        declared: whether Envoy said so itself.
         ahead: whether streamed request bodies come without waiting for the answer to the headers
             (``send_body_without_waiting_for_header_response``).
         observing: whether nobody waits for answers or obeys them (``observability_mode``).
@@ -84,16 +81,11 @@ class Modes(Struct, frozen=True):
 
     request: BodyMode
     response: BodyMode
-    declared: bool
     ahead: bool = False
     observing: bool = False
 
 
-#: The modes of a proxy that declares none, unless configured.
-ASSUMED = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED, declared=False)
-
-
-def detect(first: ProcessingRequest, assumed: Modes) -> Modes:
+def detect(first: ProcessingRequest) -> Modes:
     """Read the modes of a stream from its first message.
 
     Raises:
@@ -101,34 +93,18 @@ def detect(first: ProcessingRequest, assumed: Modes) -> Modes:
     """
     observing = first.observability_mode
     if not first.HasField("protocol_config"):
-        return Modes(assumed.request, assumed.response, declared=False, observing=observing)
+        return Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED, observing=observing)
     declared = first.protocol_config
     try:
         return Modes(
             BodyMode(declared.request_body_mode),
             BodyMode(declared.response_body_mode),
-            declared=True,
             # Whoever waits for no answer does not wait for that to the headers either.
             ahead=declared.send_body_without_waiting_for_header_response or observing,
             observing=observing,
         )
     except ValueError as error:
         raise ViolationError(f"unknown body mode: {error}", "UNIMPLEMENTED") from None
-
-
-def contradiction(modes: Modes, headers: Mapping[str, str], body_bytes: int) -> str:
-    """Say why a first body piece without end of stream cannot be a whole BUFFERED body; empty when it can.
-
-    Envoy sends a buffered body in one message, flagged as not the end when trailers follow; so only a piece
-    shorter than the announced content-length gives the wrong assumption away.
-    """
-    length = headers.get("content-length", "")
-    if modes.declared or not length.isdecimal() or len(length) > 18 or int(length) <= body_bytes:
-        return ""
-    return (
-        f"the request body comes in pieces ({body_bytes} of {length} bytes) in the assumed mode BUFFERED: "
-        "assume FULL_DUPLEX_STREAMED for proxies that do not declare their modes"
-    )
 
 
 class RequestMode:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from epp.extproc import messages
 from epp.extproc.messages import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes
-from epp.extproc.modes import BodyMode, contradiction, early_reply, request_mode
+from epp.extproc.modes import BodyMode, early_reply, request_mode
 from epp.extproc.types import HttpRequest, PickAt, ViolationError
 
 if TYPE_CHECKING:
@@ -163,16 +163,10 @@ class RequestSide:
         if self.early:
             return self._on_late(message)
         if self.phase is not RequestPhase.BODY:
-            detail = "a request body piece after what had to be the whole body"
-            hint = "" if self._modes.declared else f" in the assumed mode {self._modes.request.name}"
-            raise ViolationError(detail + hint)
+            raise ViolationError("a request body piece after what had to be the whole body")
         self._keep(message, last=message.end_of_stream or self._mode.whole_in_one)
         self._append(message.body)
         self._body_ended = message.end_of_stream
-        if self._mode.whole_in_one and not message.end_of_stream:
-            wrong = contradiction(self._modes, self._headers, self._body_bytes)
-            if wrong:
-                raise ViolationError(wrong)
         if message.end_of_stream or self._mode.whole_in_one:
             body = self._take_body()
             return [self._ask(body, whole=message.end_of_stream or not self._mode.may_cut)]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from epp.extproc import messages
 from epp.extproc.body_budget import BodyBudget, Share
-from epp.extproc.modes import ASSUMED, BodyMode, Modes, detect
+from epp.extproc.modes import BodyMode, Modes, detect
 from epp.extproc.request_side import BodyTooLargeError, NoRoomError, RequestPhase, RequestSide
 from epp.extproc.response_side import CHANGEABLE, ResponsePhase, ResponseSide
 from epp.extproc.types import (
@@ -75,7 +75,6 @@ class Stream:
 
     Args:
         max_body_bytes: largest request body that is read; longer ones get a 413.
-        assumed: body modes of a proxy that does not declare its own.
         refuse: from a request without its body and a status, 413 for its length or 503 for want of room, to
             what its client gets, so that the shell can word it as the request's API does.
         pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
@@ -90,14 +89,13 @@ class Stream:
     def __init__(
         self,
         max_body_bytes: int = MAX_BODY_BYTES,
-        assumed: Modes = ASSUMED,
         refuse: Callable[[HttpRequest, int], Refusal] = plain_refusal,
         *,
         pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
         tell_served: bool = False,
         bodies: Share | None = None,
     ) -> None:
-        self._tell_served, self._max_body_bytes, self._assumed = tell_served, max_body_bytes, assumed
+        self._tell_served, self._max_body_bytes = tell_served, max_body_bytes
         self._refusal_of, self._pick_at = refuse, pick_at
         self.bodies = BodyBudget().share() if bodies is None else bodies
         self.modes: Modes | None = None
@@ -222,7 +220,7 @@ class Stream:
 
     def _sides(self, message: ProcessingRequest) -> tuple[RequestSide, ResponseSide]:
         """Make the two halves; the first message decides how they speak."""
-        modes = detect(message, self._assumed)
+        modes = detect(message)
         response = ResponseSide(modes.response, tell_served=self._tell_served)
         request = RequestSide(modes, self._max_body_bytes, self._pick_at, self.bodies)
         self.modes, self._request, self._response = modes, request, response

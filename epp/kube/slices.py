@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from epp.config.kubernetes import Kubernetes
     from epp.kube.objects import EndpointSlice, Named, SliceEndpoint
 
-_FAMILY = {"IPv4": "ipv4", "IPv6": "ipv6"}
+_FAMILIES = ("IPv4", "IPv6")
 
 
 def reconcile_slices(
@@ -41,8 +41,7 @@ def reconcile_slices(
     in_use = {split_address(address)[1] for address in known}
     replicas: dict[str, list[_Entry]] = {}
     for each in sorted(slices, key=lambda each: each.metadata.name):
-        family = _FAMILY.get(each.address_type)
-        if family is None:
+        if each.address_type not in _FAMILIES:
             problems.append(f"EndpointSlice {each.metadata.name} holds {each.address_type}, not addresses")
             continue
         ports = _ports(each, settings, in_use, problems)
@@ -52,13 +51,13 @@ def reconcile_slices(
             if is_ip(ip):
                 replica = (listed.target_ref.uid if listed.target_ref else "") or ip
                 created = each.metadata.creation_timestamp or ""
-                replicas.setdefault(replica, []).append(_Entry(family, ip, ports, created, listed))
+                replicas.setdefault(replica, []).append(_Entry(each.address_type, ip, ports, created, listed))
     offers: list[Offer] = []
     for entries in replicas.values():
-        wanted = min(entry.family for entry in entries)
-        others = [entry.ip for entry in entries if entry.family != wanted]
+        family = min(entry.family for entry in entries)
+        others = [entry.ip for entry in entries if entry.family != family]
         for entry in entries:
-            if entry.family == wanted:
+            if entry.family == family:
                 node = nodes.get(entry.listed.node_name or "")
                 offers.extend(_offers(entry, others, node=node, settings=settings, known=known))
     return settle(offers, problems)

@@ -83,7 +83,7 @@ class EsPaper:
             self._accepted.append(accepted)
             self.steps += 1
             rate = sum(self._accepted) / _REMEMBERED
-            if len(self._accepted) == _REMEMBERED and rate != 0.2:
+            if len(self._accepted) == _REMEMBERED:
                 self.sigma *= _FACTOR if rate < 0.2 else 1.0 / _FACTOR
         if self.sigma < _SIGMA_MIN or self.steps >= _MAX_STEPS:
             self.stopped = "sigma is below its floor" if self.sigma < _SIGMA_MIN else "out of steps"

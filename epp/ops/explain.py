@@ -131,7 +131,7 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
 def _counted(record: dict[str, Any]) -> str:
     """How the tokens were counted, where a record tells."""
     size, tokens = record["text_bytes"], record["request"]["prompt_tokens"]
-    return f" (estimated at {size / tokens:.2f} bytes each)" if size and tokens else ""
+    return f" ({size / tokens:.2f} bytes a token)" if size and tokens else ""
 
 
 def _expected(record: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""Routing policies: one file each, a formula over a fleet view."""
+"""Routing policies: one file each, a formula over a snapshot."""

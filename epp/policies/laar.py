@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
 #: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
-#: those that were tried does as well as any larger.
-#: Factor on the cost of a model that has been tried.
+#: those that were tried does as well as any larger. This is the factor on the cost of a model that was.
 TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9)
 
 #: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.

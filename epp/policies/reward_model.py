@@ -60,7 +60,7 @@ PAPER_FEATURES = (
 )
 #: The paper's; the product of length and miss, which its network has to find; distance and upload.
 DEFAULT_FEATURES = (*PAPER_FEATURES, "uncached_tokens", "rtt_ms", "body_bytes")
-#: Features whose values may be unknown and filled, with the column of the view that says so.
+#: Features whose values may be unknown and filled, with the column of the snapshot that says so.
 FILLED_COLUMNS: Mapping[str, str] = {
     "engine_running": "engine_running",
     "engine_waiting": "engine_waiting",

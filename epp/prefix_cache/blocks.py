@@ -19,8 +19,6 @@ from epp.apis.language import language_of
 from epp.types import RequestInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.tokens.estimate import EstimateCounter
 
@@ -93,15 +91,18 @@ class BlockHasher:
         namespace = find(*named)
         block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, canonical)
-        key, session = affinity_key(request.session, blocks), request.session
         # Decisions are recorded: no client's word goes into one as it is.
+        session = self.export_name(request.session) if request.session else ""
+        affinity = session
+        if blocks and not session:
+            affinity = self.export_name(f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}")
         return RequestInfo(
             api=request.api,
             model=request.model,
             prompt_tokens=tokens,
             max_output_tokens=request.max_output_tokens,
-            affinity_key=self.export_name(key) if key else "",
-            session=self.export_name(session) if session else "",
+            affinity_key=affinity,
+            session=session,
             stream=request.stream,
             choices=request.choices,
             text_bytes=size if request.text_only else 0,
@@ -162,10 +163,3 @@ class BlockHasher:
         rest = view[grouped : count * self._block_bytes]
         blocks += [value := digest(block, value) for (block,) in self._one.iter_unpack(rest)]
         return blocks
-
-
-def affinity_key(session: str, blocks: Sequence[int]) -> str:
-    """Choose what session affinity keys on: the session hint, else the prompt's first blocks."""
-    if session or not blocks:
-        return session
-    return f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}"

@@ -66,7 +66,7 @@ class Decision(Struct, frozen=True):
         held_back: indices of the candidates that slow start kept out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
-        text_bytes: canonical bytes that the prompt's tokens were estimated from, 0 where they were counted.
+        text_bytes: as of the request.
         served_models: what each candidate's engine calls the model; empty when all use its public name.
         params: the policy's parameters that differ from their defaults.
     """
@@ -314,20 +314,13 @@ def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
     """
     if not outcome.streamed:
         return outcome
-    itl_ms, source = itl_of(outcome.usage, outcome.chunks, answering_ms, source)
-    if math.isnan(itl_ms):
-        return outcome
-    return replace(outcome, itl_ms=itl_ms, sources={**outcome.sources, "itl_ms": source})
-
-
-def itl_of(usage: Usage, chunks: int | None, answering_ms: float, source: Source) -> tuple[float, Source]:
-    """The ITL of a streamed answer and where it comes from, as of `with_itl`; NaN where not known."""
-    count = usage.completion_tokens
+    count = outcome.usage.completion_tokens
     if count is None:
-        count, source = chunks, Source.CHUNKS
+        count, source = outcome.chunks, Source.CHUNKS
     if count is None or count < 2 or not answering_ms >= 0.0:
-        return math.nan, source
-    return answering_ms / (count - 1), source
+        return outcome
+    sources = {**outcome.sources, "itl_ms": source}
+    return replace(outcome, itl_ms=answering_ms / (count - 1), sources=sources)
 
 
 def usage_sources(usage: Usage, source: Source) -> dict[str, Source]:

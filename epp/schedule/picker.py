@@ -151,14 +151,14 @@ class Picker:
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
         success = self._success(request, found)
-        view = fleet.view(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
+        seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._completed(request, match, now_s, found)
         policy, basis = self._policy_for(request)
         weights, arm = self.weights.current, ""
         if policy is self.policy:
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
-        ranking = policy.rank(request, view, values, settings.seed)
+        ranking = policy.rank(request, seen, values, settings.seed)
         if tokens:
             fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)
         shares = self._shares(found.slots, now_s)
@@ -166,7 +166,7 @@ class Picker:
         selection = select(
             ranking.costs,
             shares,
-            view.endpoints,
+            seen.endpoints,
             tie_band=band,
             fallbacks=settings.fallbacks,
             seed=settings.seed,
@@ -181,7 +181,7 @@ class Picker:
             policy=policy.name,
             params=self._params if policy is self.policy else {},
             request=request,
-            fleet=view,
+            fleet=seen,
             weights=values,
             weights_version=weights.version,
             seed=settings.seed,

@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from epp.transport.calls import Call
     from epp.transport.messages import Message
 
-
 log = logging.getLogger(__name__)
 
+#: Namespaces and keys of dynamic metadata that Envoy writes, as `epp.envoy` configures them.
+OBSERVED_NAMESPACE = "epp.observe"
+RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
 
 ACCESS_LOG = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 #: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
@@ -127,11 +129,6 @@ class AccessLogCall(Handler):
         self._receiver.closed(self)
         self._call.finish(Status.OK, last=StreamAccessLogsResponse().SerializeToString())
         self._call.flush()
-
-
-OBSERVED_NAMESPACE = "epp.observe"
-RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
-"""Namespaces and keys of dynamic metadata that Envoy writes, as `epp.envoy` configures them."""
 
 
 class Termination(Enum):

@@ -14,7 +14,7 @@ from epp.apis.error_bodies import openai_error
 from epp.apis.registry import error_words, find_parser, is_upgrade
 from epp.apis.tried import task_of, tried_models
 from epp.errors import ClientError, NoEndpointError
-from epp.extproc.types import HttpRequest, PickAt, Refusal
+from epp.extproc.types import PickAt, Refusal
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
 from epp.server.gateway import Gateway, rewrite_bodies, set_models
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
-    from epp.extproc.types import Pick
+    from epp.extproc.types import HttpRequest, Pick
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import Recorder
     from epp.schedule.decision import Decision

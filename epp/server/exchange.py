@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 #: What to send, in order, and how the stream then ends, if it does.
 Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
 
-#: Modes in which nothing of a response's body is shown: there is nothing to read or to leave.
-_NOT_SHOWN = {BodyMode.NONE}
-
 #: Envoy ends a stream within so many seconds of the pick where it sees nothing more to ask: where it does not
 #: take overrides, and the request's body was left with it. The request itself has only begun.
 _AT_ONCE_S = 0.05
@@ -178,7 +175,7 @@ class Exchange:
             return self._stream.refused(pick)
         self._decision_id = pick.decision_id
         self._picked_s = self._sampler.now_s()
-        if modes is not None and modes.response not in _NOT_SHOWN:
+        if modes is not None and modes.response is not BodyMode.NONE:
             self._handle_response(pick, modes)
         return self._stream.picked(pick)
 

@@ -28,8 +28,8 @@ class SignalFeed:
     Args:
         fleet: the stores.
         metrics: counted into.
-        process_started: told of a slot and the Unix time since which its engine runs, at every scrape.
-        serve: told of what public names are served from, at every listing: a hub id or a folder by name.
+        process_started: called with a slot and the Unix time since which its engine runs, at every scrape.
+        serve: called with what public names are served from, at every listing: a hub id or a folder by name.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from epp.apis.rewrite import rewrite
 from epp.apis.rewrite_answer import restorer
 from epp.errors import ClientError
 from epp.extproc.messages import SERVED_HEADER
-from epp.extproc.types import HttpRequest, Pick, Refusal
+from epp.extproc.types import Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
@@ -40,8 +40,9 @@ ECHO_HEADER = "x-echo-set-header"
 SERVED_MODEL_HEADER = "x-epp-served-model"
 #: Response header: how many models are left that are worth a further attempt (`epp.schedule.retry`).
 UNTRIED_HEADER = "x-epp-untried-models"
-UNTRIED_KEY = "models_untried"
-"""Field of the decision's metadata from which Envoy fills `UNTRIED_HEADER` (`epp.envoy.retry`)."""
+#: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
+#: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
+PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
 #: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -138,14 +139,12 @@ def set_models(pick: Pick, decision: Decision) -> None:
     if not model or _CONTROL.search(model):
         return
     untried = str(len(untried_models(decision)))
-    pick.metadata |= {SERVED_KEY: model, UNTRIED_KEY: untried}
+    pick.metadata |= {SERVED_MODEL_KEY: model, UNTRIED_KEY: untried}
     pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}
 
 
 #: APIs with ``stream_options.include_usage``; the others tell the usage of event streams unasked.
 USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
-#: Fields of the decision's metadata; `epp/envoy/restore_model.lua` acts on the first.
-PUBLIC_KEY, SERVED_KEY = "model_public", "model_served"
 
 
 def rewrite_bodies(
@@ -173,5 +172,5 @@ def rewrite_bodies(
     if renamed:
         if "accept-encoding" in request.headers:
             pick.set_headers["accept-encoding"] = "identity"
-        pick.metadata |= {PUBLIC_KEY: info.model, SERVED_KEY: served}
+        pick.metadata |= {PUBLIC_MODEL_KEY: info.model, SERVED_MODEL_KEY: served}
         pick.rewrite_response = partial(restorer, info.model)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
-from epp.extproc.modes import ASSUMED
 from epp.extproc.stream import Stream
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.exchange import Exchange
@@ -86,7 +85,6 @@ class GrpcServer:
         #: Of all calls on grpcio, which does not say which connection a call is on.
         self._grpcio_share = self._bodies.share()
         metrics.show("bodies", self._bodies)
-        self._assumed = ASSUMED
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
@@ -159,14 +157,13 @@ class GrpcServer:
         self._health.end_watches()
         await stopping
 
-    def _new_exchange(self, room: Room | None = None) -> Exchange:
+    def _new_exchange(self, room: Room) -> Exchange:
         stream = Stream(
             self._max_body_bytes,
-            self._assumed,
             self._core.refuse_unread,
             pick_at=self._core.pick_at,
             tell_served=self._config.protocol.conformance,
-            bodies=cast("Share", room or self._grpcio_share),
+            bodies=cast("Share", room),
         )
         return Exchange(stream, self._core, self._metrics, self._sampler)
 

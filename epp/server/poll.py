@@ -18,6 +18,7 @@ import msgspec
 from epp.keyed_uniform import keyed_uniform
 from epp.server.client_credentials import client_tls
 from epp.server.keep_alive import KeepAlive
+from epp.server.relays import RelayedConnection, Through, relay_to
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
     from epp.server.client_credentials import TokenFile
     from epp.server.keep_alive import Answer
-    from epp.server.relays import Through
     from epp.signals.engine_sample import EngineSample
 
 _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
@@ -95,11 +95,7 @@ def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
     """Describe an endpoint to poll: its own credentials, else the scrape section's; its relay, if any."""
-    endpoint, through = spec.endpoint(), None
-    if relays is not None and relays.regions:
-        from epp.server.relays import relay_to  # noqa: PLC0415
-
-        through = relay_to(spec.region, relays)
+    endpoint = spec.endpoint()
     return Target(
         address=address,
         base_url=f"{'https' if spec.tls else 'http'}://{address}",
@@ -107,7 +103,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
-        through=through,
+        through=None if relays is None else relay_to(spec.region, relays),
     )
 
 
@@ -157,8 +153,8 @@ class Poller:
 
     Args:
         target: the endpoint.
-        probe: limits of probes.
-        scrape: limits of scrapes.
+        probe: path of probes, and the time limit of all questions.
+        scrape: path of scrapes.
         probes: when probes begin.
         scrapes: when scrapes begin.
         sink: where results go.
@@ -241,8 +237,6 @@ class Poller:
     def _connection(self) -> Connection:
         target, tls = self._target, None
         if target.through is not None:
-            from epp.server.relays import RelayedConnection  # noqa: PLC0415
-
             return RelayedConnection(
                 target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
             )

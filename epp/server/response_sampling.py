@@ -22,6 +22,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Cause, Observe
 from epp.keyed_uniform import keyed_uniform
@@ -136,7 +138,7 @@ class Sampler:
 
 @dataclass(slots=True)
 class _Lease:
-    """A request and its prediction; ``end_s`` and ``longest_s`` once its stream has ended with its pick."""
+    """A request and its prediction; `slot` and `ended_s` once its stream has ended with its pick."""
 
     endpoint: str
     rtt_s: float
@@ -212,10 +214,12 @@ class EstimatedLeases:
         """End what an engine without work cannot have any more."""
         engine = self._picker.fleet.engine
         block, scraped_s = engine.block(now_s), engine.updated_s
-        busy = block[RUNNING] + block[WAITING]
+        idle = set(np.flatnonzero(block[RUNNING] + block[WAITING] == 0.0).tolist())
+        if not idle:
+            return
         for decision_id, lease in list(self._estimated.items()):
             sent_s = lease.ended_s + lease.rtt_s + IN_TRANSIT_S
-            if busy[lease.slot] == 0.0 and sent_s < scraped_s[lease.slot] and self._is_there(lease):
+            if lease.slot in idle and sent_s < scraped_s[lease.slot] and self._is_there(lease):
                 self._end(decision_id)
 
     def _is_there(self, lease: _Lease) -> bool:

@@ -86,7 +86,7 @@ class Tokenizers:
         budget_ms: longest wait.
         block_bytes: bytes of canonical prompt per block.
         threads: threads that tokenize.
-        on_estimate: told the reason, one of `REASONS`, when the estimate has to do.
+        on_estimate: called with the reason, one of `REASONS`, when the estimate has to do.
     """
 
     def __init__(

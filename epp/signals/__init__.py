@@ -1,1 +1,1 @@
-"""What is known per endpoint: prefix index, load ledger, RTT table, engine metrics; the view over them."""
+"""What is known of each endpoint: load, RTT, health, engine metrics; snapshots of them."""

@@ -1,7 +1,7 @@
-"""The fleet: which endpoints there are, and everything known about each, composed into views.
+"""The fleet: which endpoints there are, and everything known about each, composed into snapshots.
 
 Owns the pool, the slots and their life cycle: an endpoint that joins gets columns, one that leaves or
-restarts is forgotten by every store. The stores own their signals. A view is one instant: columns of the
+restarts is forgotten by every store. The stores own their signals. A snapshot is one instant: columns of the
 candidates with ages instead of timestamps and nothing left unknown - a missing value is filled with the worst
 known one of the candidates, so that no endpoint gains by silence.
 """
@@ -62,10 +62,8 @@ class Fleet:
 
     Args:
         index: the prefix index, cleared and sized with the endpoints.
-        lease_ttl_s: how long a request counts whose end nobody reports.
         stale_after_s: age from which engine metrics are unknown.
         probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer.
-        probe_failures: failed probes in a row that eject.
         eject_s: length of a first ejection.
     """
 
@@ -73,17 +71,15 @@ class Fleet:
         self,
         index: PrefixIndex,
         *,
-        lease_ttl_s: float = 1800.0,
         stale_after_s: float = 10.0,
         probe_interval_s: float = 2.0,
-        probe_failures: int = 3,
         eject_s: float = 5.0,
     ) -> None:
         self.index = index
-        self.ledger = LoadLedger(lease_ttl_s)
+        self.ledger = LoadLedger()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
         self.engine = EngineMetrics(stale_after_s)
-        self.health = HealthTracker(probe_failures, eject_s)
+        self.health = HealthTracker(eject_s)
         self.calibration = HitRatios()
         self.rates = RateTable()
         self.answers = AnswerLengths()
@@ -215,7 +211,7 @@ class Fleet:
             fresh[slot] = max(fresh[slot], self.health.returned_at_s(slot))
         return np.clip((now_s - fresh) / warmup_s, 0.0, 1.0)
 
-    def view(
+    def snapshot(
         self,
         slots: NDArray[np.intp],
         cached_tokens: NDArray[np.float64] | None,

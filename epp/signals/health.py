@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 #: Where a report comes from: an active probe, or a request of a client.
 Kind = Literal["probe", "outcome"]
 
-#: Failed requests in a row that eject (Envoy's outlier detection counts 5 too).
-_OUTCOME_FAILURES = 5
+#: Failures in a row that eject (Envoy's outlier detection counts 5 requests too).
+_FAILURES: dict[Kind, int] = {"probe": 3, "outcome": 5}
 #: Share of failed requests of late that ejects, and the failures that there must be for that.
 _ERROR_SHARE, _ERRORS = 0.5, 5.0
 #: How long a request counts; it fades exponentially.
@@ -80,13 +80,11 @@ class HealthTracker:
     """Health by slot. Reports on slots that were not admitted are ignored.
 
     Args:
-        probe_failures: failed probes in a row that eject; 0 for never.
         eject_s: length of the first ejection; doubles with each one that follows soon. Also how long a trial
             waits after the last failed probe.
     """
 
-    def __init__(self, probe_failures: int = 3, eject_s: float = 5.0) -> None:
-        self._thresholds: dict[Kind, int] = {"probe": probe_failures, "outcome": _OUTCOME_FAILURES}
+    def __init__(self, eject_s: float = 5.0) -> None:
         self._eject_s = eject_s
         self._slots: dict[int, _Health] = {}
         self._ejected: set[int] = set()
@@ -149,7 +147,7 @@ class HealthTracker:
         if kind == "outcome":
             health.count(now_s, failed=True)
         on_trial = health.state is State.TRIAL and kind in (health.cause, "outcome")
-        in_a_row = 0 < self._thresholds[kind] <= count
+        in_a_row = count >= _FAILURES[kind]
         if on_trial or in_a_row or (kind == "outcome" and health.failing):
             self._eject(slot, health, kind, now_s)
             return True

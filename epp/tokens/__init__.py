@@ -1,1 +1,1 @@
-"""Models' own tokenizers and chat templates: loading, proving, counting. Needs ``gorgo-epp[tokenizers]``."""
+"""Token counts: estimated from bytes, or by models' own tokenizers (needs ``gorgo-epp[tokenizers]``)."""

@@ -36,9 +36,6 @@ _LOWEST, _HIGHEST = 1.0, 16.0
 _LEAST_TOKENS = 64
 #: Weight of an observation, and how far off it may be believed to be: one request moves a ratio by 1 %.
 _WEIGHT, _BELIEVED = 0.05, 0.2
-#: Of many requests at once; they move it by 10 % at most.
-_MOST_WEIGHT = 0.5
-
 #: Models whose ratios are remembered.
 MAX_MODELS = 256
 
@@ -79,18 +76,17 @@ class EstimateCounter:
         """Return learned bytes per token by model, the last observed last."""
         return self._learned
 
-    def observe(self, model: str, canonical_bytes: int, prompt_tokens: float, requests: int = 1) -> None:
+    def observe(self, model: str, canonical_bytes: int, prompt_tokens: float) -> None:
         """Learn from the tokens that an engine counted in prompts of so many canonical bytes.
 
         Moves the ratio by a bounded step towards what was seen, so that no single request can spoil it.
         Small prompts say nothing, nor do those that are not text alone.
         """
-        if not _LEAST_TOKENS * requests <= prompt_tokens < math.inf or canonical_bytes <= 0 or requests < 1:
+        if not _LEAST_TOKENS <= prompt_tokens < math.inf or canonical_bytes <= 0:
             return
         ratio = self.bytes_per_token(model)
         off = canonical_bytes / prompt_tokens / ratio - 1.0
-        weight = min(1.0 - (1.0 - _WEIGHT) ** requests, _MOST_WEIGHT)
-        ratio *= 1.0 + weight * min(max(off, -_BELIEVED), _BELIEVED)
+        ratio *= 1.0 + _WEIGHT * min(max(off, -_BELIEVED), _BELIEVED)
         self._learned[model] = min(max(ratio, _LOWEST), _HIGHEST)
         self._learned.move_to_end(model)
         if len(self._learned) > MAX_MODELS:

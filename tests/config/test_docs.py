@@ -12,7 +12,7 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 
 
 def test_the_configuration_reference_is_fresh_and_says_something_of_every_key() -> None:
-    assert TARGET.read_text() == render(), "run python docs/generate_configuration.py"
+    assert TARGET.read_text() == render(), "run python -m docs.generate_configuration"
     for line in render().splitlines():
         if line.startswith("| `"):
             assert not line.endswith("|  |"), f"no meaning: {line}"

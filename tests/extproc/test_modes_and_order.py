@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import BodyMode, Modes
-from epp.extproc.stream import Stream
+from epp.extproc.modes import BodyMode
 from epp.extproc.types import Abort, Cause, ExchangeEnded
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from tests.kit.conversation import (
-    DUPLEX,
-    POST,
     Conversation,
     ended,
     request_body,
@@ -19,51 +16,12 @@ from tests.kit.conversation import (
     with_modes,
 )
 
-BUFFERED = BodyMode.BUFFERED
-
 
 def test_undeclared_modes_are_assumed_duplex() -> None:
     talk = Conversation()
     talk.send(request_headers(), expect=[])
     talk.send(request_body(b"{}", end=True))
     talk.pick(expect=["request_headers", "request_body"])
-
-
-def assumed(mode: BodyMode) -> Conversation:
-    return Conversation(Stream(assumed=Modes(mode, DUPLEX, declared=False)))
-
-
-def test_undeclared_modes_are_assumed_as_configured() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers(), expect=["request_headers"])
-    talk.send(request_body(b"{}", end=True))
-    talk.pick(expect=["request_body"])
-
-
-def test_what_is_declared_overrides_what_is_assumed() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(with_modes(request_headers(), DUPLEX), expect=[])
-
-
-def test_pieces_contradict_an_assumed_buffer() -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers({**POST, "content-length": "100"}))
-    talk.send(
-        request_body(b"x" * 60),
-        expect=[
-            ended(Cause.PROTOCOL_ERROR),
-            lambda o: isinstance(o, Abort) and "FULL_DUPLEX_STREAMED" in o.detail,
-        ],
-    )
-
-
-@pytest.mark.parametrize("length", ["60", "", "9" * 5000, "x"])
-def test_a_whole_buffer_before_trailers_contradicts_nothing(length: str) -> None:
-    talk = assumed(BUFFERED)
-    talk.send(request_headers({**POST, "content-length": length}))
-    talk.send(request_body(b"x" * 60))
-    assert talk.asked().body == b"x" * 60
-    assert not talk.send(request_body()) or "assumed mode BUFFERED" in talk.outputs[-1].detail  # type: ignore[union-attr]
 
 
 OUT_OF_ORDER: list[tuple[str, list[ProcessingRequest]]] = [

@@ -52,9 +52,11 @@ def slots(fleet: Fleet, *names: str) -> list[int]:
     return [slot for slot in found if slot is not None]
 
 
-def view(fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0) -> Snapshot:
+def snapshot_of(
+    fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0
+) -> Snapshot:
     chosen = np.array(slots(fleet, *names), dtype=np.intp)
-    return fleet.view(chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s)
+    return fleet.snapshot(chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s)
 
 
 def scrape(fleet: Fleet, name: str, now_s: float, **fields: Any) -> bool:
@@ -81,7 +83,7 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
     fleet.ledger.reserve("r2", c, 100, 50, 2.0)
     fleet.ledger.first_token("r2", 2.5)
 
-    seen = view(fleet, "c", "a", cached=[600, 0], now_s=3.0)
+    seen = snapshot_of(fleet, "c", "a", cached=[600, 0], now_s=3.0)
 
     assert seen.endpoints == ("c:8000", "a:8000")
     assert seen.regions == ("region-c", "region-a")
@@ -119,7 +121,7 @@ def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> No
     fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
     fleet.rtt.observe(slots(fleet, "c")[0], 500.0, 0.0)
     scrape(fleet, "b", 0.0, running=4.0)
-    everyone = view(fleet, "a", "b", "c", now_s=1.0)
+    everyone = snapshot_of(fleet, "a", "b", "c", now_s=1.0)
     assert everyone.rtt_ms.tolist() == [20, 500, 500]
     assert everyone.engine_running.tolist() == [4, 4, 4]
     assert everyone.engine_waiting.tolist() == [0, 0, 0], "nobody tells: zero for all"
@@ -131,7 +133,9 @@ def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> No
         "engine_used_tokens": [True, True, True],
         "engine_age_ms": [True, False, True],
     }
-    assert view(fleet, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], "others than candidates do not count"
+    assert snapshot_of(fleet, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], (
+        "others than candidates do not count"
+    )
 
 
 def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
@@ -155,7 +159,7 @@ def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
     fleet.apply(pool("b", "new"), 2.0)
     assert slots(fleet, "new") == [slot], "the slot is used again"
     assert not fleet.ledger.end("r")
-    fresh = view(fleet, "new", now_s=2.0)
+    fresh = snapshot_of(fleet, "new", now_s=2.0)
     assert fresh.running_requests.tolist() == [0]
     assert fresh.unknown.keys() >= {"rtt_ms", "engine_running", "engine_age_ms"}
     assert not scrape(fleet, "new", 3.0, process_start_time_s=900.0)
@@ -169,11 +173,11 @@ def test_an_endpoint_that_stays_keeps_all_and_shows_its_new_description() -> Non
     (slot,) = slots(fleet, "b")
     fleet.rtt.observe(slot, 20.0, 0.0)
     fleet.ledger.reserve("r", slot, 10, 10, 0.0)
-    assert view(fleet, "b").regions == ("region-b",)
+    assert snapshot_of(fleet, "b").regions == ("region-b",)
     moved = [replace(endpoint, region="moved", draining=True) for endpoint in pool("b")]
     fleet.apply([*moved, *pool("c")], 1.0)
     assert slots(fleet, "b") == [slot]
-    seen = view(fleet, "b", now_s=1.0)
+    seen = snapshot_of(fleet, "b", now_s=1.0)
     assert seen.regions == ("moved",)
     assert seen.queued_tokens.tolist() == [10]
     assert seen.rtt_ms.tolist() == [20]
@@ -197,7 +201,7 @@ def test_a_restart_clears_cache_and_leases_keeps_the_network_and_cools() -> None
     fleet.restart("a:8000", 101.0)
     assert index.forgotten == [slot]
     assert index.capacities[slot] == 9000, "the same engine has the same memory"
-    seen = view(fleet, "a", now_s=101.0)
+    seen = snapshot_of(fleet, "a", now_s=101.0)
     assert seen.running_requests.tolist() == [0]
     assert seen.rtt_ms.tolist() == [20]
     assert seen.engine_running.tolist() == [1], "what the new process says of itself stays"
@@ -223,7 +227,7 @@ def test_another_uid_at_the_same_address_is_another_endpoint() -> None:
     fleet.apply(pool("a", uid="pod-2"), 4.0)
     assert index.forgotten == [slot]
     assert index.capacities == {}
-    assert "engine_running" in view(fleet, "a", now_s=4.0).unknown
+    assert "engine_running" in snapshot_of(fleet, "a", now_s=4.0).unknown
 
 
 def test_capacity_is_the_operators_word_before_the_engines() -> None:
@@ -274,7 +278,7 @@ def test_whatever_comes_and_goes_views_are_whole_and_counters_are_those_of_live_
             live[name] = live.get(name, 0) + 1
         if not members:
             continue
-        seen = view(fleet, *sorted(members), now_s=float(step))
+        seen = snapshot_of(fleet, *sorted(members), now_s=float(step))
         for column in NUMERIC_COLUMNS:
             assert np.isfinite(getattr(seen, column)).all(), column
         assert seen.running_requests.tolist() == [live.get(name, 0) for name in sorted(members)]

@@ -45,13 +45,10 @@ class Mooncake(Policy):
     name = "mooncake"
     needs = frozenset({Need.PROMPT})
     weight_specs = {
-        "queue_ms_per_token": WeightSpec(
-            _FITTED_MS_PER_TOKEN, 0.0, 1.0
-        ),  # wait behind one pending uncached token
-        "prefill_ms_per_token": WeightSpec(_FITTED_MS_PER_TOKEN, 0.0, 1.0),  # prefill of one uncached token
-        "attention_ms_per_token2": WeightSpec(
-            0.0, 0.0, 1e-4
-        ),  # attention of one uncached token to one before it
+        # Wait behind one pending uncached token; its prefill; its attention to one token before it.
+        "queue_ms_per_token": WeightSpec(_FITTED_MS_PER_TOKEN, 0.0, 1.0),
+        "prefill_ms_per_token": WeightSpec(_FITTED_MS_PER_TOKEN, 0.0, 1.0),
+        "attention_ms_per_token2": WeightSpec(0.0, 0.0, 1e-4),
     }
     rates: Literal["fitted", "learned"] = "fitted"
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from epp.policies.balancing import LeastRequest
 from epp.policies.base import Need, Policy
-from epp.types import PREFIX_KEY_TOKENS, Ranking
+from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,6 @@ class SessionAffinityHash256(Policy):
 
     name = "session-affinity-hash256"
     needs = frozenset({Need.PROMPT})
-    prefix_tokens: ClassVar[int] = PREFIX_KEY_TOKENS
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
         """Turns from the prefix's endpoint, or the counts of `LeastRequest` without a prefix."""

@@ -2,8 +2,7 @@
 
 Gateways are driven one after the other with the same requests; latencies count from the intended send time
 (`epp.lab.compare.load`). What differs between gateways may also be the time at which each was driven, and
-nothing
-here can tell: repeat in another order to see.
+nothing here can tell: repeat in another order to see.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ No wall-clock times and no paths are in it, so that equal commands give equal by
 * A cell is a load: ``name``, ``load`` (its figures and pace), ``warmup_s``, ``policies``, ``comparisons``,
   ``tuning`` and ``conclusion``, which are sentences.
 * A policy has the means of its `epp.lab.compare.measure.Figures` over seeds (of latencies the geometric
-mean), the
-  main figures of each seed, and a ``role``: candidate, baseline, or yardstick, which sees what no picker can.
+  mean), the main figures of each seed, and a ``role``: candidate, baseline, or yardstick, which sees what
+  no picker can.
 * A comparison is one metric: ``to_candidate`` has each policy's figure over the candidate's with its
   interval, ``to_best`` each policy's over the best of the others (Hsu), without yardsticks. ``unit`` is
   ``seed``, or ``request`` where stretches of one trace are resampled. Intervals are null where the evidence

@@ -1,10 +1,9 @@
 """A hub and its regions: network namespaces joined by links of the length asked for.
 
 Owns the namespaces and the process that is the distance (`epp.lab.wan.delay`). Their names carry this
-process's
-number, so that a later run finds and removes what a killed one left. Needs Linux, root and ``/dev/net/tun``;
-`why_not` says which is missing. The delay is made here and not by the kernel's netem, because many kernels
-come without that.
+process's number, so that a later run finds and removes what a killed one left. Needs Linux, root and
+``/dev/net/tun``; `why_not` says which is missing. The delay is made here and not by the kernel's netem,
+because many kernels come without that.
 
 The hub sees region number i (from 0) as 198.18.i.2 and is seen from there as 198.18.i.1, addresses set apart
 for tests of networks (RFC 2544). Regions do not see each other.

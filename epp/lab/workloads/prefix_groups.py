@@ -5,7 +5,7 @@ or 70 % of it or all four in equal parts; prompts of 1,000 to 10,000 tokens, ans
 distribution of mean 100 and deviation 10; Poisson arrivals; the distance between two requests of a group,
 in requests, is uniform. The number of groups at a time and their lives are not published: `groups` and
 `group_requests` are ours. A shift replaces all groups in the middle by ones of another share (5 to 50 %,
-section 5.3). `epp.lab.workloads. shared_prefix` makes a drift within lasting groups instead.
+section 5.3). `epp.lab.workloads.shared_prefix` makes a drift within lasting groups instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from epp.config.capability import dump_capability
 from epp.errors import EppError
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import read_rows
+from epp.learn.sidecar.files import Files
 
 if TYPE_CHECKING:
     import argparse
@@ -39,10 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     parsed = fit(read_rows(arguments.results), arguments.seed)
     out: Path = arguments.out
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:  # a picker that watches the file must see the old or the new one
-        temporary.write_bytes(dump_capability(parsed))
-        temporary.replace(out)
+    try:  # a picker that watches the file sees the old or the new one
+        Files().replace(out, dump_capability(parsed))
     except OSError as error:
         raise EppError(f"{out}: {error.strerror}") from error
     _print(parsed)

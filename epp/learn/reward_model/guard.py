@@ -12,8 +12,8 @@ Rules
 - A model's block is compared with the heuristic's under about its load; where there are too few of these,
   with all of them, unless the heuristic never had as much: then it says nothing. A trial
   (`epp.learn.tuner.watch`) asks for more, an hour of like load, and says nothing for hours; here the
-  heuristic is
-  the safe side, and a model that goes for what was the load's costs only what it would have gained.
+  heuristic is the safe side, and a model that goes for what was the load's costs only what it would have
+  gained.
 - The heuristic's turns are drawn from the time and a seed, so that nobody has to remember them, and no
   pattern of the load can keep step with them.
 - Each retreat holds models back for twice as long as the one before; the heuristic's blocks of that time are

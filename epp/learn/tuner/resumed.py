@@ -1,8 +1,7 @@
 """A persisted state against the rules of a new start: what no longer fits is moved or dropped, with a note.
 
 `epp.learn.tuner.machine` calls it with the step in progress, before anything is judged or published: of no
-state
-a plan is made that a picker would refuse.
+state a plan is made that a picker would refuse.
 """
 
 from __future__ import annotations

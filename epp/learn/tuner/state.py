@@ -1,9 +1,8 @@
 """The tuner's whole memory as plain data, what happens to it, and what it asks for.
 
 Owns no rule: `epp.learn.tuner.machine` does. A state is persisted as JSON, so that a tuner that was killed
-goes on
-where it was: persist the state first, then do the actions. An action that was not done is done after the
-restart (`epp.learn.tuner.machine.resume`); doing one twice changes nothing.
+goes on where it was: persist the state first, then do the actions. An action that was not done is done
+after the restart (`epp.learn.tuner.machine.resume`); doing one twice changes nothing.
 """
 
 from __future__ import annotations
