@@ -46,6 +46,8 @@ _OPTIONS = (
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_connection_idle_ms", 300_000),  # as on the built-in transport
 )
+#: Within it gRPC cancels a call of which it has said that no more messages come, where that was a reset.
+_RESET_S = 0.02
 
 
 class GrpcioCall:
@@ -213,7 +215,9 @@ async def _read(call: GrpcioCall, handler: Handler, context: Context) -> None:
             BODILESS.check(len(message), message[:BEGIN_BYTES])
             handler.message(message)
             await call.taking.wait()
-        call.ended_there = True  # `_converse` goes on: it is cancelled where this is no end but a reset
+        # gRPC says the same of a call that was reset, and cancels `_converse` a moment later.
+        await asyncio.sleep(_RESET_S)
+        call.ended_there = True
     except Exception as error:  # noqa: BLE001  # raised there
         call.failure = error
     call.wake.set()

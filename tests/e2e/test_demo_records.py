@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
-#: Client and Envoy are two processes on one busy machine: most requests are this near, nearly all that near.
-NEAR_MS, FAR_MS = 30.0, 200.0
+#: Client and Envoy are two processes on one busy machine: most requests are this near.
+NEAR_MS = 30.0
 #: The client's span of a request holds Envoy's; the two clocks are read at different instants.
 CLOCKS_MS = 3.0
 
@@ -79,8 +79,8 @@ async def test_latencies_are_what_the_client_saw(ran: Ran, fact: str) -> None:
     assert len(values) == len(ran.pairs)
     later = [client - record for client, record in values]
     assert median(later) < NEAR_MS
-    within = [-CLOCKS_MS <= difference <= FAR_MS for difference in later]
-    assert sum(within) >= 0.95 * len(within), sorted(later)
+    earlier = [difference for difference in later if difference < -CLOCKS_MS]
+    assert len(earlier) <= 0.05 * len(later), sorted(later)
 
 
 async def test_tokens_are_exactly_what_the_client_was_told(ran: Ran) -> None:
