@@ -19,6 +19,10 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    # Columns: a value for each endpoint, whether something holds of it, its slot.
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+    Slots = NDArray[np.intp]
 
 #: How much of a prompt `RequestInfo.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
@@ -236,8 +240,8 @@ class _Column:
     def __set_name__(self, owner: type, name: str) -> None:
         self._row = NUMERIC_COLUMNS.index(name)
 
-    def __get__(self, view: Snapshot, owner: type) -> NDArray[np.float64]:
-        column: NDArray[np.float64] = view.block[self._row]
+    def __get__(self, view: Snapshot, owner: type) -> Floats:
+        column: Floats = view.block[self._row]
         return column
 
 
@@ -289,8 +293,8 @@ class Snapshot(Struct, frozen=True):
     endpoints: tuple[str, ...]
     regions: tuple[str, ...]
     engine_classes: tuple[str, ...]
-    block: NDArray[np.float64]
-    unknown: Mapping[str, NDArray[np.bool_]] = {}
+    block: Floats
+    unknown: Mapping[str, Flags] = {}
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
 
@@ -320,12 +324,12 @@ class Snapshot(Struct, frozen=True):
     @classmethod
     def of_columns(
         cls,
-        columns: Mapping[str, Sequence[float] | NDArray[np.float64]],
+        columns: Mapping[str, Sequence[float] | Floats],
         *,
         endpoints: tuple[str, ...],
         regions: tuple[str, ...],
         engine_classes: tuple[str, ...],
-        unknown: Mapping[str, NDArray[np.bool_]] | None = None,
+        unknown: Mapping[str, Flags] | None = None,
         rtt_sources: NDArray[np.int8] | None = None,
         models: tuple[str, ...] = (),
     ) -> Self:
@@ -346,7 +350,7 @@ class Snapshot(Struct, frozen=True):
         """Return one candidate's numbers."""
         return Signals._make(self.block[:, index].tolist())
 
-    def columns(self) -> Signals[NDArray[np.float64]]:
+    def columns(self) -> Signals[Floats]:
         """Cut every column at once, for formulas that read many."""
         return Signals._make(self.block)
 
@@ -362,6 +366,6 @@ class Ranking(Struct, frozen=True):
             of a policy that predicts none.
     """
 
-    costs: NDArray[np.float64]
-    terms: Mapping[str, NDArray[np.float64]]
+    costs: Floats
+    terms: Mapping[str, Floats]
     least_first_token_ms: float = 0.0

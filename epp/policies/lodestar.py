@@ -24,10 +24,9 @@ from epp.types import Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from epp.policies.base import Weights
     from epp.policies.prediction import Prediction
-    from epp.types import RequestInfo, Snapshot
+    from epp.types import Flags, Floats, RequestInfo, Slots, Snapshot
 
 _HEURISTIC = PrefixCacheAndLoad()
 
@@ -117,14 +116,14 @@ class Lodestar(Policy):
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
         if model is None:
             costs = _HEURISTIC.rank(request, fleet, weights, seed).costs
             fallback = np.full(len(fleet), _CODE[reason])
             return self._drawn(request, fleet, seed, costs, {"fallback": fallback})
-        heuristic: NDArray[np.float64] | None = None
+        heuristic: Floats | None = None
         rows = None
         if len(fleet) > self.candidates:
             heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
@@ -139,7 +138,7 @@ class Lodestar(Policy):
         costs = self._costs(request, fleet, judged, heuristic)
         return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
 
-    def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
+    def usable(self, weights: Weights) -> tuple[RewardModel | None, str]:
         """Return the model that decides under these weights, or None and a word of `FALLBACKS`."""
         model = self.model
         if weights["use_model"] < 0.5:
@@ -157,8 +156,8 @@ class Lodestar(Policy):
         request: RequestInfo,
         fleet: Snapshot,
         judged: Prediction,
-        heuristic: NDArray[np.float64] | None,
-    ) -> NDArray[np.float64]:
+        heuristic: Floats | None,
+    ) -> Floats:
         """Costs before exploration; all that are picked alike have the lowest."""
         costs, inside = judged.predicted_ms.copy(), judged.inside
         if judged.congestion_ms is not None:
@@ -177,7 +176,7 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.bool_] | None:
+    def _kept(self, request: RequestInfo, fleet: Snapshot) -> Flags | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
@@ -193,7 +192,7 @@ class Lodestar(Policy):
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
         place = session_places(request.prefix_key, fleet.endpoints)
         place[load + 1.0 > bound] += count
-        kept: NDArray[np.bool_] = place <= np.partition(place, self.k - 1)[self.k - 1]
+        kept: Flags = place <= np.partition(place, self.k - 1)[self.k - 1]
         kept |= cached >= longest - self.worth_tokens  # who holds it makes no copy
         return kept
 
@@ -202,8 +201,8 @@ class Lodestar(Policy):
         request: RequestInfo,
         fleet: Snapshot,
         seed: int,
-        costs: NDArray[np.float64],
-        terms: dict[str, NDArray[np.float64]],
+        costs: Floats,
+        terms: dict[str, Floats],
     ) -> Ranking:
         """The floor of chance under every endpoint, and what came of it."""
         count = len(fleet)
@@ -221,7 +220,7 @@ class Lodestar(Policy):
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],
+        weights: Weights,
         params: Mapping[str, object],
     ) -> Explored | None:
         """The costs before exploration; in a large pool, given whom the model was asked about."""
@@ -231,7 +230,7 @@ class Lodestar(Policy):
         return Explored(ranking.terms.get("before_exploring", ranking.costs), float(explore))
 
 
-def _reasons(judged: Prediction) -> NDArray[np.float64]:
+def _reasons(judged: Prediction) -> Floats:
     codes = np.zeros(len(judged.inside))
     if judged.outsiders:
         codes[~judged.inside] = _CODE["not-drawn"]
@@ -239,9 +238,7 @@ def _reasons(judged: Prediction) -> NDArray[np.float64]:
     return codes
 
 
-def _some(
-    request: RequestInfo, count: int, wanted: int, heuristic: NDArray[np.float64], seed: int
-) -> NDArray[np.intp]:
+def _some(request: RequestInfo, count: int, wanted: int, heuristic: Floats, seed: int) -> Slots:
     """Rows of the endpoints to be predicted for: evenly drawn ones, and the heuristic's own.
 
     Steps of a drawn length from a drawn start, so that two draws do for any number.

@@ -16,10 +16,8 @@ from epp.policies.reward_model import FILLED_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from epp.policies.reward_model import RewardModel
-    from epp.types import RequestInfo, Snapshot
+    from epp.types import Flags, Floats, RequestInfo, Slots, Snapshot
 
 #: Rows added to a batch, at most, for endpoints of which something is not known.
 _MOST_GUESSES = 256
@@ -39,11 +37,11 @@ class Prediction:
         outsiders: whether there is anybody whose prediction does not count.
     """
 
-    predicted_ms: NDArray[np.float64]
-    congestion_ms: NDArray[np.float64] | None
-    inside: NDArray[np.bool_]
-    foreign: NDArray[np.bool_]
-    terms: Mapping[str, NDArray[np.float64]]
+    predicted_ms: Floats
+    congestion_ms: Floats | None
+    inside: Flags
+    foreign: Flags
+    terms: Mapping[str, Floats]
     outsiders: bool
 
 
@@ -52,7 +50,7 @@ def predict(
     request: RequestInfo,
     fleet: Snapshot,
     *,
-    rows: NDArray[np.intp] | None = None,
+    rows: Slots | None = None,
     felt: bool = False,
 ) -> Prediction:
     """Predict for all endpoints in one batch, or for some of a large pool.
@@ -97,21 +95,19 @@ def predict(
 
 
 def _terms(
-    predicted: NDArray[np.float64],
-    price: NDArray[np.float64] | None,
-    heads: NDArray[np.float64],
+    predicted: Floats,
+    price: Floats | None,
+    heads: Floats,
     *,
     felt: bool,
-) -> Mapping[str, NDArray[np.float64]]:
+) -> Mapping[str, Floats]:
     terms = {"predicted_ms": predicted}
     if price is not None:
         terms["congestion_ms"] = price
     return {**terms, "ttft_ms": heads[:, 0], "itl_ms": heads[:, 1]} if felt else terms
 
 
-def _guesses(
-    model: RewardModel, fleet: Snapshot, x: NDArray[np.float64], rows: NDArray[np.intp] | None
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def _guesses(model: RewardModel, fleet: Snapshot, x: Floats, rows: Slots | None) -> tuple[Slots, Floats]:
     """For endpoints that lack an input that others have: their row with the values of others in it."""
     if not fleet.unknown:
         return _NOBODY, x[:0]

@@ -24,12 +24,10 @@ from epp.prefix_cache.slot import SlotHoldings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from epp.prefix_cache.state_slots import StateSlots
-    from epp.types import RequestInfo
+    from epp.types import Floats, RequestInfo, Slots
 
-    _Limit = Callable[[NDArray[np.intp], NDArray[np.float64]], NDArray[np.float64]]
+    _Limit = Callable[[Slots, Floats], Floats]
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
@@ -88,7 +86,7 @@ class PrefixMatch:
         self._limit = limit
         self.depth_blocks = depth_blocks
 
-    def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+    def cached_tokens(self, slots: Slots) -> Floats:
         """Return the tokens believed cached, by candidate."""
         if len(slots) <= _FEW_SLOTS:
             result = np.array(self._few(slots.tolist()), np.float64)

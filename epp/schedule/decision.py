@@ -20,11 +20,8 @@ from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from epp.apis.usage import Usage
-    from epp.types import Ranking, RequestInfo, Snapshot
+    from epp.types import Floats, Ranking, RequestInfo, Snapshot
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 2
@@ -83,7 +80,7 @@ class Decision(Struct, frozen=True):
     seed: int
     tie_band: float
     ranking: Ranking
-    shares: NDArray[np.float64] | None
+    shares: Floats | None
     chosen: int
     fallbacks: tuple[int, ...]
     tied: int
@@ -110,7 +107,7 @@ class Decision(Struct, frozen=True):
         names = self.fleet.endpoints
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
-    def probabilities(self) -> NDArray[np.float64]:
+    def probabilities(self) -> Floats:
         """Compute the chance of each candidate, over the policy's draw and the one among equals.
 
         Raises:

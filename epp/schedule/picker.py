@@ -31,8 +31,6 @@ from epp.types import PREFIX_KEY_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex, PrefixMatch
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.capability import Success
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint, RequestInfo
+    from epp.types import Endpoint, Floats, RequestInfo, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +254,7 @@ class Picker:
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)
 
-    def _shares(self, slots: NDArray[np.intp], now_s: float) -> NDArray[np.float64] | None:
+    def _shares(self, slots: Slots, now_s: float) -> Floats | None:
         shares = self.fleet.warm_share(now_s, self._settings.warmup_s)
         if shares is None:
             return None

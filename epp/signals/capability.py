@@ -18,7 +18,8 @@ from epp.types import Cell, length_bucket
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from epp.types import Flags, Floats
+
 
 #: Answers kept ready: candidate sets times cells, a handful of each.
 _REMEMBERED = 1024
@@ -33,8 +34,8 @@ class Success:
         unknown: which of them were filled in, None when none was.
     """
 
-    values: NDArray[np.float64]
-    unknown: NDArray[np.bool_] | None
+    values: Floats
+    unknown: Flags | None
 
 
 class Capability:

@@ -31,12 +31,10 @@ from epp.types import NUMERIC_COLUMNS, Snapshot
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
     from epp.signals.slots import Rows
-    from epp.types import Endpoint
+    from epp.types import Endpoint, Flags, Floats, Slots
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 
@@ -96,7 +94,7 @@ class Fleet:
         self._learned_tokens: dict[int, int] = {}
         self._contexts: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
-        self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
+        self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
         self._columns = stores
         self._slots = SlotMap(self._resize)
@@ -194,11 +192,11 @@ class Fleet:
             return None
         return self._contexts.get(slot) or self._members[address][1].context_tokens
 
-    def healthy(self, now_s: float) -> NDArray[np.bool_] | None:
+    def healthy(self, now_s: float) -> Flags | None:
         """Return a mask by slot of endpoints that may be chosen, None when that is everybody."""
         return self.health.eligible(now_s)
 
-    def warm_share(self, now_s: float, warmup_s: float) -> NDArray[np.float64] | None:
+    def warm_share(self, now_s: float, warmup_s: float) -> Floats | None:
         """Return the slow-start share by slot, 0..1; None when everybody is warm.
 
         The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
@@ -213,8 +211,8 @@ class Fleet:
 
     def snapshot(
         self,
-        slots: NDArray[np.intp],
-        cached_tokens: NDArray[np.float64] | None,
+        slots: Slots,
+        cached_tokens: Floats | None,
         prompt_tokens: int,
         now_s: float,
         *,
@@ -279,7 +277,7 @@ class Fleet:
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:
         self.index.set_capacity(slot, endpoint.kv_capacity_tokens or self._learned_tokens.get(slot))
 
-    def _names_of(self, slots: NDArray[np.intp]) -> _Names:
+    def _names_of(self, slots: Slots) -> _Names:
         if slots is self._named[0]:
             return self._named[1]
         key = slots.tobytes()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from epp.signals.engine_metrics import EngineMetrics
     from epp.signals.rtt import RttTable
     from epp.signals.slots import Rows
+    from epp.types import Flags, Floats
 
 #: Columns that can be unknown, in the order of the block that is filled.
 _FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
@@ -41,14 +42,14 @@ class Columns(Struct, frozen=True):
 
     rows: Rows
     versions: tuple[int, int]
-    values: NDArray[np.float64]
-    unknown: Mapping[str, NDArray[np.bool_]]
-    updated_s: NDArray[np.float64]
+    values: Floats
+    unknown: Mapping[str, Flags]
+    updated_s: Floats
     rtt_sources: NDArray[np.int8]
 
-    def age_ms(self, now_s: float) -> NDArray[np.float64]:
+    def age_ms(self, now_s: float) -> Floats:
         """Return the age of the metrics by endpoint; where there are none the largest known."""
-        ages_ms: NDArray[np.float64] = (now_s - self.updated_s) * 1e3
+        ages_ms: Floats = (now_s - self.updated_s) * 1e3
         if _AGE in self.unknown:
             ages_ms[self.unknown[_AGE]] = np.fmax.reduce(ages_ms, initial=0.0)
         return ages_ms
@@ -76,7 +77,7 @@ class Measured:
         updated_s = engine.updated_s[rows].copy()
         values = np.empty((len(_FILLABLE), len(updated_s)))
         values[0], values[1:] = rtt_ms[rows], block[:, rows]
-        unknown: dict[str, NDArray[np.bool_]] = {}
+        unknown: dict[str, Flags] = {}
         if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
             unknown = _fill(values)
         without = np.isnan(updated_s)
@@ -89,7 +90,7 @@ class Measured:
         return kept
 
 
-def _fill(values: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
+def _fill(values: Floats) -> dict[str, Flags]:
     """Replace NaN by the largest known of its row, 0 when none is known; in all these larger is worse."""
     masks = np.isnan(values)
     worst = np.fmax.reduce(values, axis=1, initial=0.0)

@@ -26,7 +26,7 @@ from epp.signals.slow import FORGIVEN_AFTER, SlowEndpoints
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
+    from epp.types import Floats
 
 
 class Rates(NamedTuple):
@@ -135,7 +135,7 @@ class RateTable:
             known.set_slots([other for other in known.slots if other != slot])
         self._slow.forget(slot)
 
-    def block(self) -> NDArray[np.float64]:
+    def block(self) -> Floats:
         """``[4, capacity]`` in the order of `Rates`. Not to be written; valid until the next call."""
         if self._changed:
             for known in self._changed:

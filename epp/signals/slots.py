@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Rows = slice | NDArray[np.intp]
+    from epp.types import Floats, Slots
+
+    Rows = slice | Slots
 
 _FIRST_CAPACITY = 8
 _Number = TypeVar("_Number", np.float64, np.int8, np.intp, np.bool_)
@@ -33,13 +35,13 @@ def grown(block: NDArray[_Number], capacity: int, fill: float) -> NDArray[_Numbe
     return larger
 
 
-def row(block: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+def row(block: Floats, index: int) -> Floats:
     """Return one column of a block ``[columns, capacity]``, without a copy."""
-    column: NDArray[np.float64] = block[index]
+    column: Floats = block[index]
     return column
 
 
-def rows_of(slots: NDArray[np.intp]) -> Rows:
+def rows_of(slots: Slots) -> Rows:
     """Return where the columns of these slots are: a slice where they follow each other."""
     numbers = slots.tolist()
     first = numbers[0] if numbers else 0

@@ -27,7 +27,8 @@ from epp.signals.slots import grown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from epp.types import Floats
+
 
 #: An endpoint is slower than its class from this factor on, after first tokens, too, and equal again below
 #: the second one.
@@ -119,7 +120,7 @@ class SlowEndpoints:
         return bool(self._slow)
 
     @property
-    def factors(self) -> NDArray[np.float64]:
+    def factors(self) -> Floats:
         """``[capacity]``, 1 and more; not to be written."""
         return self._factors
 
