@@ -34,7 +34,7 @@ class GorgoMs(Policy):
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
       mean for the model (`epp.signals.model_means`); 1 before that is known.
     - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
-      (`epp.signals.popularity`).
+      (`epp.signals.model_means`).
 
     Weights have no unit; 1 prices a time as it is. docs/gorgo-ms.md derives the formula and its defaults.
 

@@ -1,7 +1,8 @@
 """What is remembered of a request: the decision, taken once and never changed, and its outcome.
 
 A `Decision` holds columns, not a record per candidate: it is built on the request path, whereas `rows` and
-`to_record` are for people and files and are called off it.
+`to_record` are for people and files and are called off it, as is `rerun`: the proof of a record, and what
+another policy had said.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from epp.policies.registry import draws
+from epp.policies.base import Ties
+from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
+from epp.schedule.select import select
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.apis.usage import Usage
+    from epp.policies.base import Policy
     from epp.types import Floats, Ranking, RequestInfo, Snapshot
+
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 2
@@ -360,3 +365,40 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
 
 def _rounded(value_ms: float) -> float | None:
     return None if math.isnan(value_ms) else round(value_ms, 3)
+
+
+def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision:
+    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved.
+
+    Args:
+        decision: as it was taken.
+        policy: that it is asked of.
+        tie_band: relative band of equals of another policy that has one; the same one's is the decision's.
+    """
+    if policy.name == decision.policy:
+        weights, band = decision.weights, decision.tie_band
+    else:
+        weights, band = policy.default_weights(), tie_band if policy.ties is Ties.BAND else 0.0
+    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
+    selection = select(
+        ranking.costs,
+        decision.shares,
+        decision.fleet.endpoints,
+        tie_band=band,
+        fallbacks=len(decision.fallbacks),
+        seed=decision.seed,
+        key=decision.id,
+        served_models=decision.served_models,
+    )
+    return replace(
+        decision,
+        policy=policy.name,
+        params=params_of(policy),
+        weights=weights,
+        tie_band=band,
+        ranking=ranking,
+        chosen=selection.chosen,
+        fallbacks=selection.fallbacks,
+        tied=selection.tied,
+        held_back=selection.held_back,
+    )

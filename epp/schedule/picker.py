@@ -20,9 +20,8 @@ from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.schedule.decision import Basis, Decision, Source
-from epp.schedule.feedback import DONE, is_absurd, learn_from, with_cached
+from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
-from epp.schedule.in_flight import InFlight, outcome_of, sent_of
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet

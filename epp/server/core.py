@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.apis.error_bodies import openai_error
-from epp.apis.registry import error_words, find_parser, is_upgrade
+from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
 from epp.apis.tried import task_of, tried_models
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt, Refusal

@@ -14,7 +14,7 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from epp.signals.engine_sample import EngineSample
+    from epp.signals.metrics_text import EngineSample
     from epp.types import Floats
 
 #: Rows of `EngineMetrics.block`.

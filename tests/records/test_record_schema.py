@@ -20,8 +20,7 @@ from epp.records.files import read_records
 from epp.records.schema import decision_of, join
 from epp.records.verdicts import Verdict
 from epp.records.verify import verify
-from epp.schedule.decision import to_record
-from epp.schedule.rerun import rerun
+from epp.schedule.decision import rerun, to_record
 from epp.types import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
 from tests.kit.records import decided, outcome_of, record_all, recorder_to

@@ -11,9 +11,8 @@ from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.decision import Basis, to_record
+from epp.schedule.decision import Basis, rerun, to_record
 from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.rerun import rerun
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint, RequestInfo

@@ -12,9 +12,8 @@ from epp.policies.base import Explored, Pair, Softmax
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create, draws
 from epp.records.schema import decision_of
-from epp.schedule.decision import to_record
+from epp.schedule.decision import rerun, to_record
 from epp.schedule.propensities import propensities
-from epp.schedule.rerun import rerun
 from tests.kit.fleets import plausible_fleets, request
 from tests.kit.records import decided
 from tests.kit.reward_models import linear_model
