@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import numpy as np
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     # Columns: a value for each endpoint, whether something holds of it, its slot.
@@ -230,6 +230,8 @@ class Signals(NamedTuple, Generic[_T]):
 
 #: Columns of a `Snapshot` that hold numbers, in the order in which tools print and record them.
 NUMERIC_COLUMNS = Signals._fields
+#: Those that can be unknown of an endpoint, and are filled then with the worst known value.
+FILLABLE_COLUMNS = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
 
 
 class _Column:
@@ -320,27 +322,6 @@ class Snapshot(Struct, frozen=True):
     cold_chance = _Column()
     connect_ms = _Column()
     upload_rounds = _Column()
-
-    @classmethod
-    def of_columns(
-        cls,
-        columns: Mapping[str, Sequence[float] | Floats],
-        *,
-        endpoints: tuple[str, ...],
-        regions: tuple[str, ...],
-        engine_classes: tuple[str, ...],
-        unknown: Mapping[str, Flags] | None = None,
-        rtt_sources: NDArray[np.int8] | None = None,
-        models: tuple[str, ...] = (),
-    ) -> Self:
-        """Make a snapshot by the names of its columns.
-
-        Raises:
-            KeyError: a column is missing.
-            ValueError: they are not of one length.
-        """
-        block = np.array([columns[name] for name in NUMERIC_COLUMNS], np.float64)
-        return cls(endpoints, regions, engine_classes, block, unknown or {}, rtt_sources, models)
 
     def __len__(self) -> int:
         """Count the candidates."""

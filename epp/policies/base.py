@@ -27,6 +27,9 @@ Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 
+#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
+WORTH_TERM = "worth"
+
 
 class Need(Enum):
     """What a policy must be given beyond the list of endpoints; what no policy needs is not computed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import NotNegative, PositiveShare, Share, WeightSpec
+from epp.policies.base import WORTH_TERM, NotNegative, PositiveShare, Share, WeightSpec
 from epp.policies.gorgo_ms import GorgoMs
 from epp.types import Ranking
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 #: that its price must be beyond the ratio of any two costs; one that tries others first and still ranks
 #: those that were tried does as well as any larger. This is the factor on the cost of a model that was.
 TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9)
-
-#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
-WORTH_TERM = "worth"
 
 #: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
 LEAST_SUCCESS = 0.01

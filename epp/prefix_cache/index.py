@@ -14,7 +14,6 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -200,16 +199,6 @@ class _Segment:
         return len(self.hashes) * self.block_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class IndexStats:
-    """Sizes of the index: segments, distinct blocks and tokens, and an estimate of its memory."""
-
-    segments: int
-    blocks: int
-    tokens: float
-    bytes: int
-
-
 class PrefixMatch:
     """The longest cached prefix of one prompt, for all slots at once.
 
@@ -281,16 +270,12 @@ class PrefixIndex:
         *,
         states: StateSlots | None = None,
     ) -> None:
-        if capacity_tokens < 1 or max_tokens < 1:
-            raise ValueError(
-                f"capacity_tokens {capacity_tokens} and max_tokens {max_tokens} must be positive"
-            )
         self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
         self._states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
-        self._tokens = 0.0
-        self._blocks = 0
+        #: Distinct ones, over all slots.
+        self.distinct_tokens, self.distinct_blocks = 0.0, 0
 
     def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
@@ -411,12 +396,6 @@ class PrefixIndex:
             for key in holdings.held():
                 self._drop(slot, holdings, self._segments[key])
 
-    def stats(self) -> IndexStats:
-        """Return sizes; memory as measured: 8 bytes a block, 300 a segment, 200 a hold on one."""
-        holds = sum(len(holdings) for holdings in self._slots.values())
-        size = 8 * self._blocks + 300 * len(self._segments) + 200 * holds
-        return IndexStats(len(self._segments), self._blocks, self._tokens, size)
-
     def _holdings(self, slot: int) -> SlotHoldings:
         holdings = self._slots.get(slot)
         if holdings is None:
@@ -426,8 +405,8 @@ class PrefixIndex:
     def _add(self, start: int, hashes: array[int], block_tokens: float, holders: int = 0) -> _Segment:
         segment = _Segment(start, hashes, block_tokens, holders)
         self._segments[segment.key] = segment
-        self._blocks += len(hashes)
-        self._tokens += segment.tokens
+        self.distinct_blocks += len(hashes)
+        self.distinct_tokens += segment.tokens
         return segment
 
     def _extend(
@@ -442,15 +421,15 @@ class PrefixIndex:
         segment.hashes += hashes
         segment.block_tokens = whole / len(segment.hashes)
         segment.answers = None  # the prompt goes on: from here on its blocks say
-        self._blocks += len(hashes)
-        self._tokens += added
+        self.distinct_blocks += len(hashes)
+        self.distinct_tokens += added
         holdings.tokens += added
 
     def _split(self, segment: _Segment, at: int) -> _Segment:
         """Cut a segment in two, each held as before; returns the lower part."""
         lower = self._add(segment.start + at, segment.hashes[at:], segment.block_tokens, segment.holders)
-        self._blocks -= len(lower.hashes)
-        self._tokens -= lower.tokens
+        self.distinct_blocks -= len(lower.hashes)
+        self.distinct_tokens -= lower.tokens
         segment.hashes = segment.hashes[:at]
         lower.answers, segment.answers = segment.answers, None
         lower.leaf, segment.leaf = segment.leaf, False
@@ -465,7 +444,7 @@ class PrefixIndex:
 
     def _shrink_all(self) -> None:
         """Keep the whole index within its bound, at the expense of whoever holds most."""
-        while (over := self._tokens - self._max_tokens) > 1e-6 and self._segments:
+        while (over := self.distinct_tokens - self._max_tokens) > 1e-6 and self._segments:
             slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
             self._evict_leaf(slot, holdings, over)
 
@@ -489,12 +468,12 @@ class PrefixIndex:
             segment.answers.pop(slot, None)
         if not segment.holders:
             del self._segments[segment.key]
-            self._blocks -= len(segment.hashes)
-            self._tokens -= segment.tokens
+            self.distinct_blocks -= len(segment.hashes)
+            self.distinct_tokens -= segment.tokens
         if not len(holdings):
             holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
         if not self._segments:
-            self._tokens = 0.0
+            self.distinct_tokens = 0.0
 
     def _last_segment(self, prompt: RequestInfo) -> _Segment | None:
         """Find the segment that ends exactly where the prompt's blocks end."""

@@ -77,14 +77,8 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
     ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
     stream = Source.STREAM
     sources = {"cause": stream, "e2e_ms": stream}
-    if entry.served:
-        sources["served"] = stream
-    if entry.status is not None:
-        sources["status"] = stream
-    if entry.chunks is not None:
-        sources["chunks"] = stream
-    if entry.response_bytes is not None:
-        sources["response_bytes"] = stream
+    seen = ("served", "status", "chunks", "response_bytes")
+    sources |= {name: stream for name in seen if getattr(entry, name) not in ("", None)}
     if not math.isnan(ttft_ms):
         sources["ttft_ms"] = entry.first_source
     if entry.usage != NO_USAGE:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from epp.schedule.filters import Candidates
     from epp.schedule.subset import Subset
     from epp.schedule.weights import WeightBook, Weights
-    from epp.signals.capability import Success
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots
 
@@ -147,12 +146,14 @@ class Picker:
         found = self._filters.candidates(request, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = self._success(request, found)
+        success = fleet.capability.success(request, found.served_models, len(found.slots))
         seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._completed(request, match, now_s, found)
-        policy, basis = self._policy_for(request)
-        weights, arm = self.weights.current, ""
-        if policy is self.policy:
+        if request.opaque and Need.PROMPT in self.policy.needs:
+            policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
+            weights, arm = self.weights.current, ""
+        else:
+            policy, basis, params = self.policy, Basis.POLICY, self._params
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
@@ -171,12 +172,10 @@ class Picker:
             served_models=found.served_models,
         )
         decision = Decision(
-            id=request.decision_id,
             at_wall_s=wall_s,
-            api=request.api,
             basis=basis,
             policy=policy.name,
-            params=self._params if policy is self.policy else {},
+            params=params,
             request=request,
             fleet=seen,
             weights=values,
@@ -191,18 +190,9 @@ class Picker:
             held_back=selection.held_back,
             arm=arm,
             excluded=found.excluded,
-            text_bytes=request.text_bytes,
-            served_models=found.served_models,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
-
-    def _success(self, request: RequestInfo, found: Candidates) -> Success | None:
-        capability, tokens = self.fleet.capability, request.prompt_tokens
-        if not tokens or not len(capability):
-            return None
-        models = found.served_models or (request.model,) * len(found.slots)
-        return capability.success(models, language=request.language, task=request.task, prompt_tokens=tokens)
 
     def _completed(
         self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
@@ -234,11 +224,6 @@ class Picker:
             return ""
         covered = max(int(PREFIX_KEY_TOKENS / request.block_tokens), 1)
         return self._name_block(request.blocks[min(covered, len(request.blocks)) - 1])
-
-    def _policy_for(self, request: RequestInfo) -> tuple[Policy, Basis]:
-        if request.opaque and Need.PROMPT in self.policy.needs:
-            return self._balance, Basis.BALANCE
-        return self.policy, Basis.POLICY
 
     def _weights_for(self, request: RequestInfo, wall_s: float) -> tuple[Weights, str]:
         """Choose the weights of a request's arm in a trial, with the arm's stamp.

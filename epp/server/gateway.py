@@ -18,7 +18,6 @@ from epp.errors import ClientError
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
-from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ ECHO_HEADER = "x-echo-set-header"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
 #: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
-#: Response header: how many models are left that are worth a further attempt (`epp.schedule.retry`).
+#: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
 UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
@@ -138,7 +137,7 @@ def set_models(pick: Pick, decision: Decision) -> None:
     model = decision.served_model
     if not model or _CONTROL.search(model):
         return
-    untried = str(len(untried_models(decision)))
+    untried = str(len(decision.untried_models))
     pick.metadata |= {SERVED_MODEL_KEY: model, UNTRIED_KEY: untried}
     pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}
 

@@ -25,7 +25,7 @@ from epp.signals.rates import RateTable
 from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
-from epp.types import NUMERIC_COLUMNS, Snapshot
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 
 
-#: Columns that can be unknown, in the order of the block that is filled.
-_FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
 _AGES = "engine_age_ms"
 
 
@@ -51,7 +49,7 @@ class Columns(Struct, frozen=True):
     Attributes:
         rows: where they are.
         versions: of the tables that it was taken from.
-        values: ``[5, rows]`` in the order of `_FILLABLE`, nothing unknown.
+        values: ``[5, rows]`` in the order of `FILLABLE_COLUMNS`, nothing unknown.
         unknown: masks of what was not known and was filled, by column, that of ages included.
         updated_s: when each one's metrics came, NaN where they did not.
         rtt_sources: where round trips come from, as indices of `epp.types.RTT_SOURCES`.
@@ -95,7 +93,7 @@ class Measured:
         if kept is not None and kept.rows is rows and kept.versions == versions:
             return kept
         updated_s = engine.updated_s[rows].copy()
-        values = np.empty((len(_FILLABLE), len(updated_s)))
+        values = np.empty((len(FILLABLE_COLUMNS), len(updated_s)))
         values[0], values[1:] = rtt_ms[rows], block[:, rows]
         unknown: dict[str, Flags] = {}
         if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
@@ -116,7 +114,7 @@ def _fill(values: Floats) -> dict[str, Flags]:
     worst = np.fmax.reduce(values, axis=1, initial=0.0)
     np.copyto(values, worst[:, None], where=masks)
     filled = np.flatnonzero(masks.any(axis=1)).tolist()
-    return {_FILLABLE[row]: masks[row] for row in filled}
+    return {FILLABLE_COLUMNS[row]: masks[row] for row in filled}
 
 
 def _from(column: str, count: int) -> slice:

@@ -46,9 +46,7 @@ def decisions(policy: Policy, fleet: Snapshot, shares: list[float] | None, count
             f"id-{number}", prompt_tokens=4000, affinity_key="session", prefix_key="prefix", sequence=2
         )
         told = None if shares is None else np.array(shares)
-        yield rerun(
-            replace(template, id=asked.decision_id, request=asked, fleet=fleet, shares=told), policy, 0.1
-        )
+        yield rerun(replace(template, request=asked, fleet=fleet, shares=told), policy, 0.1)
 
 
 @pytest.mark.parametrize("fleet", FLEETS, ids=["unlike", "alike"])
