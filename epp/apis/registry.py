@@ -21,9 +21,7 @@ from epp.apis.responses import parse_responses
 from epp.apis.types import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.apis.types import ErrorBody
+    from epp.apis.types import ErrorBody, Headers
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -97,7 +95,7 @@ _BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
 
 
-def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
+def find_parser(method: str, path: str, headers: Headers) -> Parser | None:
     """Return the parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through (audio comes as
@@ -132,7 +130,7 @@ def _parser_of(path: str) -> Parser | None:
     return parser
 
 
-def is_upgrade(method: str, headers: Mapping[str, str]) -> bool:
+def is_upgrade(method: str, headers: Headers) -> bool:
     """Return whether a request leaves HTTP: ``Upgrade`` (RFC 9110, 7.8) or extended CONNECT (RFC 8441).
 
     An offer of HTTP/2 (``h2c``) is none: whoever takes it does so between its own neighbours.

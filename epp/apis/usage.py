@@ -19,7 +19,9 @@ import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from epp.apis.types import Headers
 
 
 MAX_OBJECT_BYTES = 4096
@@ -222,7 +224,7 @@ class AnswerWatch:
         #: Beginning and end of an event stream.
         self._kept = bytearray()
 
-    def started(self, status: int, headers: Mapping[str, str]) -> None:
+    def started(self, status: int, headers: Headers) -> None:
         """Take the response headers; an answer without them counts as a good one."""
         self._good = status < _CLIENT_ERROR
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")

@@ -63,26 +63,23 @@ class Random(Policy):
         seed: int,
     ) -> Ranking:
         """One keyed draw per endpoint."""
-        key = request.decision_id
-        draws = np.fromiter(
-            (keyed_uniform(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints),
-            np.float64,
-            len(fleet),
-        )
+        draws = self._draws(request, fleet, seed)
         return Ranking(draws, {"draw": draws})
 
+    def _draws(self, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
+        """One number in [0, 1) for each endpoint."""
+        return np.array(
+            [keyed_uniform(seed, request.decision_id, f"{self.name}:{name}") for name in fleet.endpoints]
+        )
+
     @staticmethod
-    def drawn(
-        ranking: Ranking,
-        weights: Weights,
-        params: Mapping[str, object],
-    ) -> Softmax:
+    def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Softmax | Pair:
         """One among equals."""
         return Softmax(np.zeros(len(ranking.costs)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class PowerOfTwo(Policy):
+class PowerOfTwo(Random):
     """The less loaded of two endpoints drawn at random (Mitzenmacher, 2001).
 
     ``cost`` is a place: of the pair drawn first the one with less load is 0 and the other 1 (both 0 when
@@ -106,12 +103,7 @@ class PowerOfTwo(Policy):
     ) -> Ranking:
         """Places, with the load and the draws as terms."""
         load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
-        key = request.decision_id
-        draws = np.fromiter(
-            (keyed_uniform(seed, key, f"power-of-two:{endpoint}") for endpoint in fleet.endpoints),
-            np.float64,
-            len(fleet),
-        )
+        draws = self._draws(request, fleet, seed)
         outside = places(draws) >= 2.0
         costs = places(outside, np.where(outside, draws, load))
         return Ranking(costs, {"load": load, "draw": draws})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from epp.prefix_cache.state_slots import StateSlots
     from epp.types import Floats, RequestInfo, Slots
@@ -37,53 +37,6 @@ _LEAST_SHARE = 0.25
 _BUCKETS_PER_DOUBLING, _BUCKETS = 2, 60
 
 
-class CapacityEstimate:
-    """How many tokens an engine's cache keeps, from how long ago what it lost was used.
-
-    Under LRU a prefix is kept while less has been used since than fits (Mattson's stack distance). So hits at
-    a distance say that at least so much fits, and misses that no more does. One miss says nothing, and too
-    small a belief costs every request behind it: the belief shrinks only where misses outweigh hits by far at
-    all distances beyond a point, and then to the far side of that point. Old evidence fades, and with it the
-    smaller belief.
-    """
-
-    __slots__ = ("_balance",)
-
-    def __init__(self) -> None:
-        self._balance: list[float] | None = None  # misses less hits by distance; made when first needed
-
-    def observe(self, distance_tokens: float, *, hit: bool) -> None:
-        """Take whether what was last used so many tokens ago was found; NaN is ignored."""
-        if not distance_tokens >= 0.0:
-            return
-        if self._balance is None:
-            if hit:
-                return  # nothing speaks against what is believed
-            self._balance = [0.0] * _BUCKETS
-        at = int(_BUCKETS_PER_DOUBLING * math.log2(max(distance_tokens, 1.0)))
-        self._balance = [weight * _FADING for weight in self._balance]
-        self._balance[min(at, _BUCKETS - 1)] += -1.0 if hit else 1.0
-
-    def capacity_tokens(self, believed_tokens: int, *, stated: bool) -> int:
-        """Estimate what fits, at most what is believed.
-
-        Args:
-            believed_tokens: what was assumed, or stated.
-            stated: whether the engine or the operator said so.
-        """
-        if self._balance is None:
-            return believed_tokens
-        best, most, beyond = _BUCKETS, 0.0, 0.0
-        for at in range(_BUCKETS - 1, -1, -1):
-            beyond += self._balance[at]
-            if beyond > most:
-                best, most = at, beyond
-        if most < (_EVIDENCE_STATED if stated else _EVIDENCE):
-            return believed_tokens
-        fits = int(2.0 ** ((best + 1) / _BUCKETS_PER_DOUBLING))
-        return min(believed_tokens, max(fits, int(believed_tokens * _LEAST_SHARE), 1))
-
-
 #: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
 _SHORT = 0.5
 _MIN_EXPECTED = 512
@@ -98,6 +51,12 @@ class SlotHoldings:
     was used in between. A path is used from its leaf to its root at one moment; among equals the deeper one
     counts as older, so the oldest segment never has a held one below it.
 
+    How much the engine keeps shows by how long ago what it lost was used. Under LRU a prefix is kept while
+    less has been used since than fits (Mattson's stack distance). So hits at a distance say that at least so
+    much fits, and misses that no more does. One miss says nothing, and too small a belief costs every request
+    behind it: the belief shrinks only where misses outweigh hits by far at all distances beyond a point, and
+    then to the far side of that point. Old evidence fades, and with it the smaller belief.
+
     Args:
         capacity_tokens: tokens believed to fit.
 
@@ -107,7 +66,7 @@ class SlotHoldings:
         clock_tokens: the time, in tokens.
     """
 
-    __slots__ = ("_believed", "_estimate", "_heap", "_stated", "_uses", "capacity_tokens", "clock_tokens",
+    __slots__ = ("_balance", "_believed", "_heap", "_stated", "_uses", "capacity_tokens", "clock_tokens",
                  "tokens")  # fmt: skip
 
     def __init__(self, capacity_tokens: int) -> None:
@@ -118,13 +77,13 @@ class SlotHoldings:
         self._uses: dict[int, _Use] = {}
         self._heap: list[_Use] = []
         self._stated = False
-        self._estimate = CapacityEstimate()
+        self._balance: list[float] | None = None  # misses less hits by distance; made when first needed
 
     def __len__(self) -> int:
         """Segments held."""
         return len(self._uses)
 
-    def held(self) -> Iterable[int]:
+    def held(self) -> tuple[int, ...]:
         """Keys of all segments held, safe to change while looking."""
         return tuple(self._uses)
 
@@ -166,15 +125,33 @@ class SlotHoldings:
     def state_capacity(self, tokens: int, *, stated: bool) -> None:
         """Take the capacity that the engine or the operator states, or that is assumed."""
         self.capacity_tokens = self._believed = tokens
-        self._stated = stated
-        self._estimate = CapacityEstimate()
+        self._stated, self._balance = stated, None
 
     def confirm(self, expected_tokens: float, cached_tokens: int, distance_tokens: float) -> None:
         """Compare a reported hit with what was expected of a prefix that was last used so long ago."""
-        if expected_tokens < _MIN_EXPECTED:
+        if expected_tokens < _MIN_EXPECTED or not distance_tokens >= 0.0:
             return
-        self._estimate.observe(distance_tokens, hit=cached_tokens >= _SHORT * expected_tokens)
-        self.capacity_tokens = self._estimate.capacity_tokens(self._believed, stated=self._stated)
+        hit = cached_tokens >= _SHORT * expected_tokens
+        if self._balance is None:
+            if hit:
+                return  # nothing speaks against what is believed
+            self._balance = [0.0] * _BUCKETS
+        at = int(_BUCKETS_PER_DOUBLING * math.log2(max(distance_tokens, 1.0)))
+        self._balance = [weight * _FADING for weight in self._balance]
+        self._balance[min(at, _BUCKETS - 1)] += -1.0 if hit else 1.0
+        self.capacity_tokens = self._fitting(self._balance)
+
+    def _fitting(self, balance: list[float]) -> int:
+        """Estimate the tokens that fit, at most what is believed."""
+        best, most, beyond = _BUCKETS, 0.0, 0.0
+        for at in range(_BUCKETS - 1, -1, -1):
+            beyond += balance[at]
+            if beyond > most:
+                best, most = at, beyond
+        if most < (_EVIDENCE_STATED if self._stated else _EVIDENCE):
+            return self._believed
+        fits = int(2.0 ** ((best + 1) / _BUCKETS_PER_DOUBLING))
+        return min(self._believed, max(fits, int(self._believed * _LEAST_SHARE), 1))
 
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
@@ -363,7 +340,7 @@ class PrefixIndex:
         """Compare the tokens that an engine served from its cache with those that were expected.
 
         The prompt itself is in the cache by now, whatever was missing before. Misses show, by what
-        `insert` returned, how much the engine keeps: see `CapacityEstimate`.
+        `insert` returned, how much the engine keeps: see `SlotHoldings`.
         """
         holdings = self._holdings(slot)
         holdings.confirm(expected_tokens, cached_tokens, distance_tokens)

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from epp.apis.usage import NO_USAGE, Usage
 from epp.schedule.decision import Outcome, Source, usage_sources, with_itl
-from epp.signals.duration import cold_ms, network_ms, prefills
+from epp.signals.duration import network_ms, prefills
+from epp.signals.paths import cold_body_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,7 +236,7 @@ def _network_ms(entry: InFlight, sent: Sent) -> float:
         return network_ms(sent.rtt_ms, body_bytes)
     if timing.is_new:
         connect_ms = sent.rtt_ms if math.isnan(timing.connect_ms) else timing.connect_ms
-        return cold_ms(sent.rtt_ms, body_bytes, connect_ms)
+        return connect_ms + cold_body_ms(sent.rtt_ms, body_bytes)
     return network_ms(sent.rtt_ms, body_bytes, sent.upload_rounds)
 
 

@@ -188,7 +188,8 @@ class Fleet:
 
     def slot_of(self, address: str) -> int | None:
         """Return the slot of an endpoint, None when it is not in the pool."""
-        return self._slots.slot_of(address)
+        known = self._members.get(address)
+        return None if known is None else known[0]
 
     def address_of(self, slot: int) -> str | None:
         """Return the address of the slot's endpoint, None when the slot is free."""
@@ -247,7 +248,7 @@ class Fleet:
 
     def assume_rtt(self, address: str, rtt_ms: float | None) -> None:
         """State the RTT that counts while none is measured, None to state nothing."""
-        slot = self._slots.slot_of(address)
+        slot = self.slot_of(address)
         if slot is not None:
             self.rtt.assume(slot, rtt_ms)
 
@@ -347,7 +348,7 @@ class Fleet:
         self._learned_tokens.pop(slot, None)
         self._contexts.pop(slot, None)
         self._fresh_s[slot] = -math.inf
-        self._slots.release(address)
+        self._slots.release(slot)
 
     def _cool(self, slot: int, now_s: float) -> None:
         self._fresh_s[slot] = self._last_fresh_s = now_s

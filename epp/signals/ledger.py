@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.slots import grown, row
+from epp.signals.slots import grown
 
 if TYPE_CHECKING:
     from epp.types import Floats
@@ -58,12 +58,14 @@ class LoadLedger:
     @property
     def pending_uncached_tokens(self) -> Floats:
         """Uncached tokens of requests that await their first token, by slot."""
-        return row(self.block, _PENDING)
+        tokens: Floats = self.block[_PENDING]
+        return tokens
 
     @property
     def running_requests(self) -> Floats:
         """Unfinished requests, by slot."""
-        return row(self.block, _RUNNING)
+        requests: Floats = self.block[_RUNNING]
+        return requests
 
     def reserve(
         self,

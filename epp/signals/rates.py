@@ -71,10 +71,6 @@ class Line:
             y = base * u + slope * x
             self._prior = _added(self._prior, u, x, y, weight=PRIOR_SAMPLES / len(design) / (y * y))
 
-    def predict(self, u: float, x: float) -> float:
-        """Return the line's value."""
-        return self.base * u + self.slope * x
-
     @property
     def at_bound(self) -> bool:
         """Whether a coefficient would be larger than it may be: measurements that no engine gives.
