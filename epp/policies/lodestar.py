@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -234,19 +235,20 @@ class Lodestar(Policy):
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
+        ranked = partial(_HEURISTIC.rank, request, fleet, weights, seed)
         if model is None:
-            costs = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            costs = ranked().costs
             fallback = np.full(len(fleet), _CODE[reason])
             return self._drawn(request, fleet, seed, costs, {"fallback": fallback})
         heuristic: Floats | None = None
         rows = None
         if len(fleet) > self.candidates:
-            heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            heuristic = ranked().costs
             rows = _some(request, len(fleet), self.candidates, heuristic, seed)
         judged = predict(model, request, fleet, rows=rows, felt=self.reward == "felt")
         if judged.outsiders:
             if heuristic is None:
-                heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+                heuristic = ranked().costs
             if not judged.inside.any():
                 terms = {**judged.terms, "fallback": _reasons(judged)}
                 return self._drawn(request, fleet, seed, heuristic, terms)

@@ -57,8 +57,8 @@ class InFlight:
     request: RequestInfo
     picked_s: float
     expected_tokens: float
-    distance_tokens: float = math.nan
-    sent: Sent | None = None
+    distance_tokens: float
+    sent: Sent
     first_token_s: float = math.nan
     first_source: Source = Source.FIRST_TOKEN
     last_chunk_s: float = math.nan
@@ -182,35 +182,26 @@ def learn_from(
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
     usage = with_cached(slot, request.api, usage, fleet)
-    _path(slot, entry, outcome, fleet)
-    _rates(slot, entry, outcome, usage, fleet)
-    counted = request.prompt_tokens
+    answer, counted = _answer(outcome), request.prompt_tokens
+    if answer is not None:
+        fleet.answers.observe(request.model, answer)
     as_picked = outcome.where == entry.endpoint
-    if usage.cached_tokens is not None and as_picked and counted:
+    if as_picked and outcome.attempts in {None, 1}:  # of several tries nobody knows which one it was of
+        sent, timing = entry.sent, entry.connection
+        if timing is not None:
+            body_bytes = request.body_bytes
+            fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
+        if outcome.streamed:
+            _rates(slot, entry, outcome, usage, fleet)
+    if usage.cached_tokens is not None and as_picked:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
         expected = entry.expected_tokens * whole / counted
         fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
-def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
-    """What its connection tells of the path; of several tries nobody knows which one it was of."""
-    sent, timing = entry.sent, entry.connection
-    if sent is not None and timing is not None and outcome.where == entry.endpoint and _first_try(outcome):
-        body_bytes = entry.request.body_bytes
-        fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
-
-
-def _first_try(outcome: Outcome) -> bool:
-    return outcome.attempts in {None, 1}
-
-
 def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.sent, _answer(outcome)
-    if answer is not None:
-        fleet.answers.observe(entry.request.model, answer)
-    if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
-        return
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
     ended_s = entry.picked_s + e2e_ms / 1e3
     if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from epp.prefix_cache.index import PrefixIndex, PrefixMatch
     from epp.schedule.decision import Outcome
     from epp.schedule.filters import Candidates
-    from epp.schedule.subset import Subset
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots
@@ -96,7 +95,7 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self._filters = Filters()
+        self.filters = Filters()
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -105,7 +104,7 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self._filters.set_pool(self.fleet.members)
+        self.filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
         """Use the same policy with other parameters from the next decision on.
@@ -116,15 +115,6 @@ class Picker:
         if policy.name != self.policy.name:
             raise ValueError(f"the weights in force are those of {self.policy.name}, not of {policy.name}")
         self.policy, self._params = policy, params_of(policy)
-
-    def addresses(self, subset: Subset) -> tuple[str, ...]:
-        """Return the endpoints of the pool that a subset names, in its order."""
-        return self._filters.addresses(subset)
-
-    @property
-    def names_models(self) -> bool:
-        """Whether an endpoint's eligibility depends on the model or on the length of a request."""
-        return self._filters.names_models
 
     @property
     def in_flight(self) -> int:
@@ -143,7 +133,9 @@ class Picker:
         """
         settings, fleet = self._settings, self.fleet
         tokens = request.prompt_tokens
-        found = self._filters.candidates(request, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
+        found = self.filters.candidates(
+            request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        )
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
         success = fleet.capability.success(request, found.served_models, len(found.slots))

@@ -64,7 +64,7 @@ class Gateway:
         Under the conformance switch the first endpoint of the steering header is the only one.
         """
         hint = subset_hint(request.metadata) if self._settings.subset_hint else None
-        allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+        allowed = None if hint is None else self._picker.filters.addresses(self._understood(hint))
         if self._settings.conformance and (named := request.headers.get(STEERING_HEADER)):
             return self._steered(named, allowed)[:1]
         return allowed
@@ -76,7 +76,7 @@ class Gateway:
             others = self._other_addresses(request)
         if settings.conformance and (named := request.headers.get(STEERING_HEADER)):
             hint = subset_hint(request.metadata) if settings.subset_hint else None
-            allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+            allowed = None if hint is None else self._picker.filters.addresses(self._understood(hint))
             destination = ",".join(map(self._resolver.known_as, self._steered(named, allowed)))
         if others:
             destination = ",".join(others.get(address, address) for address in destination.split(","))
@@ -110,7 +110,7 @@ class Gateway:
         hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others, own = self._resolver.aliases_in(hint), set(self._picker.addresses(hint))
+        others, own = self._resolver.aliases_in(hint), set(self._picker.filters.addresses(hint))
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -124,7 +124,7 @@ class Gateway:
 
     def _steered(self, named: str, allowed: Collection[str] | None) -> tuple[str, ...]:
         """List the endpoints of the pool that the steering header names."""
-        steered = self._picker.addresses(self._understood(parse_entries((named,))))
+        steered = self._picker.filters.addresses(self._understood(parse_entries((named,))))
         return tuple(address for address in steered if allowed is None or address in allowed)
 
 

@@ -271,10 +271,6 @@ class Fleet:
             return None
         return self._contexts.get(slot) or self._members[address][1].context_tokens
 
-    def healthy(self, now_s: float) -> Flags | None:
-        """Return a mask by slot of endpoints that may be chosen, None when that is everybody."""
-        return self.health.eligible(now_s)
-
     def warm_share(self, now_s: float, warmup_s: float) -> Floats | None:
         """Return the slow-start share by slot, 0..1; None when everybody is warm.
 
