@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence  # noqa: TC003  # msgspec reads annotations at run time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import numpy as np
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
+    # Columns: a value for each endpoint, whether something holds of it, its slot.
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+    Slots = NDArray[np.intp]
 
 #: How much of a prompt `RequestInfo.prefix_key` covers; as in the routers that hash prefixes (GORGO, SGLang).
 PREFIX_KEY_TOKENS = 256
@@ -226,6 +230,8 @@ class Signals(NamedTuple, Generic[_T]):
 
 #: Columns of a `Snapshot` that hold numbers, in the order in which tools print and record them.
 NUMERIC_COLUMNS = Signals._fields
+#: Those that can be unknown of an endpoint, and are filled then with the worst known value.
+FILLABLE_COLUMNS = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
 
 
 class _Column:
@@ -236,8 +242,8 @@ class _Column:
     def __set_name__(self, owner: type, name: str) -> None:
         self._row = NUMERIC_COLUMNS.index(name)
 
-    def __get__(self, view: Snapshot, owner: type) -> NDArray[np.float64]:
-        column: NDArray[np.float64] = view.block[self._row]
+    def __get__(self, view: Snapshot, owner: type) -> Floats:
+        column: Floats = view.block[self._row]
         return column
 
 
@@ -289,8 +295,8 @@ class Snapshot(Struct, frozen=True):
     endpoints: tuple[str, ...]
     regions: tuple[str, ...]
     engine_classes: tuple[str, ...]
-    block: NDArray[np.float64]
-    unknown: Mapping[str, NDArray[np.bool_]] = {}
+    block: Floats
+    unknown: Mapping[str, Flags] = {}
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
 
@@ -317,27 +323,6 @@ class Snapshot(Struct, frozen=True):
     connect_ms = _Column()
     upload_rounds = _Column()
 
-    @classmethod
-    def of_columns(
-        cls,
-        columns: Mapping[str, Sequence[float] | NDArray[np.float64]],
-        *,
-        endpoints: tuple[str, ...],
-        regions: tuple[str, ...],
-        engine_classes: tuple[str, ...],
-        unknown: Mapping[str, NDArray[np.bool_]] | None = None,
-        rtt_sources: NDArray[np.int8] | None = None,
-        models: tuple[str, ...] = (),
-    ) -> Self:
-        """Make a snapshot by the names of its columns.
-
-        Raises:
-            KeyError: a column is missing.
-            ValueError: they are not of one length.
-        """
-        block = np.array([columns[name] for name in NUMERIC_COLUMNS], np.float64)
-        return cls(endpoints, regions, engine_classes, block, unknown or {}, rtt_sources, models)
-
     def __len__(self) -> int:
         """Count the candidates."""
         return len(self.endpoints)
@@ -346,7 +331,7 @@ class Snapshot(Struct, frozen=True):
         """Return one candidate's numbers."""
         return Signals._make(self.block[:, index].tolist())
 
-    def columns(self) -> Signals[NDArray[np.float64]]:
+    def columns(self) -> Signals[Floats]:
         """Cut every column at once, for formulas that read many."""
         return Signals._make(self.block)
 
@@ -362,6 +347,6 @@ class Ranking(Struct, frozen=True):
             of a policy that predicts none.
     """
 
-    costs: NDArray[np.float64]
-    terms: Mapping[str, NDArray[np.float64]]
+    costs: Floats
+    terms: Mapping[str, Floats]
     least_first_token_ms: float = 0.0

@@ -18,14 +18,12 @@ from epp.apis.arguments import add_first, template_arguments
 from epp.apis.body import Body
 from epp.apis.canonical import spell
 from epp.apis.chat_messages import add_part, function_call, function_tool
-from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import ANTHROPIC_RATES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.apis.media import PromptFrames
-    from epp.apis.types import ParsedRequest
+    from epp.apis.types import Headers, ParsedRequest
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
@@ -58,12 +56,9 @@ class _Messages(_Counted, kw_only=True):
     max_tokens: Whole
 
 
-_MESSAGES, _COUNTED = decoder(_Messages), decoder(_Counted)
-
-
-def parse_messages(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_messages(body: bytes, headers: Headers) -> ParsedRequest:
     """Read messages."""
-    asked = decode(_MESSAGES, body)
+    asked = _Messages.read(body)
     framed = asked.begun()
     if asked.max_tokens < 1:
         raise invalid("'max_tokens' must be at least 1", "max_tokens")
@@ -86,13 +81,13 @@ def parse_messages(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     )
 
 
-def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_count(body: bytes, headers: Headers) -> ParsedRequest:
     """Read messages whose tokens are to be counted, with an empty prompt.
 
     The engine tokenizes and answers: no prefill, no KV cache. A decision made with the prompt would expect
     blocks where none will be.
     """
-    asked = decode(_COUNTED, body)
+    asked = _Counted.read(body)
     return asked.request("anthropic-count-tokens", asked.begun(), headers, 0)
 
 

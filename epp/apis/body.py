@@ -5,20 +5,19 @@ Owns the order of session hints. Knows no API.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from epp.apis.decode import invalid
+from epp.apis.decode import decode, decoder, invalid
 from epp.apis.media import OPENAI_RATES, PromptFrames
 from epp.apis.types import ParsedRequest
 from epp.types import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.apis.media import Rates
-    from epp.apis.types import TemplateArguments
+    from epp.apis.types import Headers, TemplateArguments
 
 _SESSION_HEADERS = (
     "x-session-id",
@@ -47,6 +46,9 @@ class _NamedSession(msgspec.Struct):
     id: Any = None
 
 
+_decoder_of = cache(decoder)
+
+
 class Body(msgspec.Struct, kw_only=True):
     """Fields that mean the same in every API that has them.
 
@@ -72,6 +74,16 @@ class Body(msgspec.Struct, kw_only=True):
     user: Any = None
     previous_response_id: Any = None
 
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Decode a body of this API.
+
+        Raises:
+            ClientError: 400, it is none.
+        """
+        read: Self = decode(_decoder_of(cls), body)
+        return read
+
     def frames(self, usual: Rates = OPENAI_RATES, *, named: bool = True) -> PromptFrames:
         """Begin the prompt.
 
@@ -93,7 +105,7 @@ class Body(msgspec.Struct, kw_only=True):
         self,
         api: str,
         framed: PromptFrames,
-        headers: Mapping[str, str],
+        headers: Headers,
         limit: int | None,
         *,
         include_usage: bool | None = None,
@@ -118,7 +130,7 @@ class Body(msgspec.Struct, kw_only=True):
             choices=choices if isinstance(choices, int) and choices > 1 else 1,
         )
 
-    def _session(self, headers: Mapping[str, str]) -> str:
+    def _session(self, headers: Headers) -> str:
         """Return the first hint that is a text and not empty: of the headers, then of the body.
 
         The most specific comes first: a conversation, a key that many of them share, a person.

@@ -16,15 +16,15 @@ import xxhash
 
 from epp.apis.body import Body
 from epp.apis.canonical import media_words
-from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import MAX_PARTS
 from epp.apis.openai import add_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from epp.apis.media import PromptFrames
-    from epp.apis.types import ParsedRequest
+    from epp.apis.types import Headers, ParsedRequest
 
 #: What stands for one image, film or recording in a text, by the chat templates of current models.
 _PLACES = re.compile(
@@ -66,12 +66,9 @@ class _Generate(Body, kw_only=True):
     sampling_params: _Sampling | list[_Sampling] | None = None
 
 
-_TOKENS, _GENERATE = decoder(_Tokens), decoder(_Generate)
-
-
-def parse_tokens(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_tokens(body: bytes, headers: Headers) -> ParsedRequest:
     """Read vLLM's ``/inference/v1/generate``; where the body tells the place of media, their hash stands."""
-    asked = decode(_TOKENS, body)
+    asked = _Tokens.read(body)
     framed = asked.frames(named=False)
     if not asked.token_ids:
         raise invalid("'token_ids' must not be empty", "token_ids")
@@ -100,12 +97,12 @@ def _with_media(ids: list[int], features: _Features | None) -> list[int]:
     return words
 
 
-def parse_generate(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_generate(body: bytes, headers: Headers) -> ParsedRequest:
     """Read SGLang's ``/generate``: texts or token ids, alone or in a batch.
 
     The output limit is the largest of a batch: it ends with its longest answer.
     """
-    asked = decode(_GENERATE, body)
+    asked = _Generate.read(body)
     framed = asked.frames(named=False)
     media = [
         (one, kind)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from epp.apis.arguments import add_first, template_arguments
 from epp.apis.body import Body
 from epp.apis.chat_messages import Message, add_message, media_parts
-from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from epp.apis.media import Part, PromptFrames
-    from epp.apis.types import ParsedRequest, TemplateArguments
+    from epp.apis.types import Headers, ParsedRequest, TemplateArguments
 
 
 class _Generating(Body, kw_only=True):
@@ -29,7 +29,7 @@ class _Generating(Body, kw_only=True):
     n: Any = None
 
     def asked(
-        self, api: str, framed: PromptFrames, headers: Mapping[str, str], arguments: TemplateArguments = ()
+        self, api: str, framed: PromptFrames, headers: Headers, arguments: TemplateArguments = ()
     ) -> ParsedRequest:
         """Return the request with its output limit and choices."""
         limit = output_limit(max_completion_tokens=self.max_completion_tokens, max_tokens=self.max_tokens)
@@ -56,10 +56,7 @@ class _Completion(_Generating, kw_only=True):
     suffix: Any = None
 
 
-_CHAT, _COMPLETION = decoder(_Chat), decoder(_Completion)
-
-
-def parse_chat(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_chat(body: bytes, headers: Headers) -> ParsedRequest:
     """Read a chat: tools first, where templates put them, then the messages.
 
     Where the chat comes rendered, too, as token ids (SGLang's ``input_ids``, TensorRT-LLM's
@@ -69,7 +66,7 @@ def parse_chat(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     Raises:
         ClientError: the body is not what this API accepts, here and in all APIs.
     """
-    chat = decode(_CHAT, body)
+    chat = _Chat.read(body)
     framed = chat.frames()
     if not chat.messages:
         raise invalid("'messages' must not be empty", "messages")
@@ -95,13 +92,13 @@ def parse_chat(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     return chat.asked("openai-chat", framed, headers, arguments)
 
 
-def parse_completion(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_completion(body: bytes, headers: Headers) -> ParsedRequest:
     """Read a completion: text as its bytes, token ids as four bytes each.
 
     Tensors in base64 (vLLM's ``prompt_embeds``) come before the prompt or instead of it, each by the hash of
     its content. What is to come behind a gap (SGLang's ``suffix``) follows the text before it.
     """
-    asked = decode(_COMPLETION, body)
+    asked = _Completion.read(body)
     framed, prompt, embeds = asked.frames(), asked.prompt, asked.prompt_embeds or []
     tensors = [(one, "embeds") for one in ([embeds] if isinstance(embeds, str) else embeds)]
     if prompt or not tensors:

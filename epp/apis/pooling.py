@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from epp.apis.body import Body
 from epp.apis.chat_messages import Message, add_message, add_part
-from epp.apis.decode import decode, decoder, invalid
+from epp.apis.decode import invalid
 from epp.apis.openai import add_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from epp.apis.media import PromptFrames
-    from epp.apis.types import ParsedRequest
+    from epp.apis.types import Headers, ParsedRequest
 
 #: Bytes that repeated first texts may add; a query beside a million tiny documents would otherwise become as
 #: many copies of itself.
@@ -55,7 +55,6 @@ class _Score(Body, kw_only=True):
     item_first: bool | None = None
 
 
-_EMBEDDINGS, _RERANK, _SCORE = decoder(_Embeddings), decoder(_Rerank), decoder(_Score)
 #: Names that vLLM takes for the two sides of a score, in its order, and SGLang's.
 _SIDES = (
     ("queries", "documents"),
@@ -66,12 +65,12 @@ _SIDES = (
 )
 
 
-def parse_embeddings(api: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_embeddings(api: str, body: bytes, headers: Headers) -> ParsedRequest:
     """Read ``/v1/embeddings``, ``/classify`` and ``/pooling``: texts, token ids, or a chat.
 
     vLLM's ``/pooling`` takes ``data`` of any kind instead, for a plugin of the engine (IO processors).
     """
-    asked = decode(_EMBEDDINGS, body)
+    asked = _Embeddings.read(body)
     framed = asked.frames(named=api.startswith("openai"))
     if asked.messages:
         if asked.chat_template:
@@ -96,16 +95,16 @@ def parse_embeddings(api: str, body: bytes, headers: Mapping[str, str]) -> Parse
     return asked.request(api, framed, headers, 0)
 
 
-def parse_rerank(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_rerank(body: bytes, headers: Headers) -> ParsedRequest:
     """Read ``/rerank`` as Jina and Cohere made it and vLLM takes it, pair by pair."""
-    asked = decode(_RERANK, body)
+    asked = _Rerank.read(body)
     documents = _listed(asked.documents, "documents")
     return asked.request("vllm-rerank", _pairs(asked, [asked.query], documents), headers, 0)
 
 
-def parse_score(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_score(body: bytes, headers: Headers) -> ParsedRequest:
     """Read ``/score``, pair by pair: one against all, or first with first."""
-    asked = decode(_SCORE, body)
+    asked = _Score.read(body)
     for one, two in _SIDES:
         first, second = getattr(asked, one), getattr(asked, two)
         if first is not None and second is not None:

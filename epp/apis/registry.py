@@ -1,8 +1,9 @@
 """Which parser reads a request, and which requests need no body to be picked.
 
-Owns the table of routes. Versioned paths (``/v1/…``) are matched at the end of a path, because gateways put
-prefixes before them; a bare path (``/score``) must be the whole path, because many other APIs end alike.
-What no route names passes through unread: it is balanced, never refused for what it is.
+Owns the table of routes and the shapes of errors, so that clients raise their own exceptions. Versioned paths
+(``/v1/…``) are matched at the end of a path, because gateways put prefixes before them; a bare path
+(``/score``) must be the whole path, because many other APIs end alike. What no route names passes through
+unread: it is balanced, never refused for what it is.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.apis.anthropic import parse_count, parse_messages
-from epp.apis.error_bodies import anthropic_error, openai_error, sglang_error, vllm_error
 from epp.apis.generate import parse_generate, parse_tokens
 from epp.apis.openai import parse_chat, parse_completion
 from epp.apis.pooling import parse_embeddings, parse_rerank, parse_score
@@ -19,9 +21,56 @@ from epp.apis.responses import parse_responses
 from epp.apis.types import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from epp.apis.types import ErrorBody, Headers
 
-    from epp.apis.types import ErrorBody
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+#: Error types of Anthropic's API by status (its errors page); other 4xx are invalid requests.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+#: Error types of vLLM's routes by status.
+_VLLM_TYPES = {
+    401: "UnauthorizedError",
+    404: "NotFoundError",
+    413: "RequestEntityTooLargeError",
+    429: "TooManyRequestsError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+
+def openai_error(status: int, message: str, param: str | None = None) -> bytes:
+    """Return OpenAI's error: ``{"error": {message, type, param, code}}``."""
+    kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    code = "model_not_found" if status == 404 and param == "model" else None
+    return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def vllm_error(status: int, message: str, param: str | None = None) -> bytes:
+    """Return vLLM's error: OpenAI's shape, the type named after the status, the code its number."""
+    kind = _VLLM_TYPES.get(status, "BadRequestError" if 400 <= status < 500 else "InternalServerError")
+    return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+def sglang_error(status: int, message: str, param: str | None = None) -> bytes:  # noqa: ARG001 - one signature
+    """Return SGLang's error for ``/generate``: ``{"error": {"message": …}}`` and nothing else."""
+    return _ENCODER.encode({"error": {"message": message}})
+
+
+def anthropic_error(status: int, message: str, param: str | None = None) -> bytes:  # noqa: ARG001 - one signature
+    """Return Anthropic's error: ``{"type": "error", "error": {type, message}}``."""
+    usual = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    kind = _ANTHROPIC_TYPES.get(status, usual)
+    return _ENCODER.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def _pooling(name: str, error_body: ErrorBody, *paths: str) -> Parser:
@@ -46,7 +95,7 @@ _BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
 
 
-def find_parser(method: str, path: str, headers: Mapping[str, str]) -> Parser | None:
+def find_parser(method: str, path: str, headers: Headers) -> Parser | None:
     """Return the parser for a request, None for what passes through unread.
 
     A body is JSON when its content type says so or is not given; other types pass through (audio comes as
@@ -81,7 +130,7 @@ def _parser_of(path: str) -> Parser | None:
     return parser
 
 
-def is_upgrade(method: str, headers: Mapping[str, str]) -> bool:
+def is_upgrade(method: str, headers: Headers) -> bool:
     """Return whether a request leaves HTTP: ``Upgrade`` (RFC 9110, 7.8) or extended CONNECT (RFC 8441).
 
     An offer of HTTP/2 (``h2c``) is none: whoever takes it does so between its own neighbours.

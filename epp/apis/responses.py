@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from epp.apis.arguments import add_first, template_arguments
 from epp.apis.body import Body
 from epp.apis.chat_messages import add_part, function_call, function_tool
-from epp.apis.decode import Whole, decode, decoder, invalid, output_limit
+from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.apis.media import PromptFrames
-    from epp.apis.types import ParsedRequest
+    from epp.apis.types import Headers, ParsedRequest
 
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
@@ -36,12 +34,9 @@ class _Responses(Body, kw_only=True):
     chat_template_kwargs: Any = None
 
 
-_RESPONSES = decoder(_Responses)
-
-
-def parse_responses(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+def parse_responses(body: bytes, headers: Headers) -> ParsedRequest:
     """Read a response request."""
-    asked = decode(_RESPONSES, body)
+    asked = _Responses.read(body)
     items = _Items(asked.frames())
     framed = items.framed
     if not asked.input and asked.input != "" and asked.prompt is None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from epp.apis.types import Headers
 
 _MODEL = b"model"
 #: Members of the outermost object whose objects name a model, too.
@@ -197,7 +197,7 @@ class ModelRestorer:
         return at
 
 
-def restorer(model: str, headers: Mapping[str, str]) -> ModelRestorer | None:
+def restorer(model: str, headers: Headers) -> ModelRestorer | None:
     """Return what restores the model in an answer with these headers; None where it cannot be read.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from epp.apis.types import Headers
 
 #: Request header: models that served earlier attempts, separated by commas.
 TRIED_HEADER: Final = "x-epp-tried-models"
@@ -19,13 +19,13 @@ MAX_TRIED: Final = 32
 _MAX_TASK_CHARS: Final = 64
 
 
-def tried_models(headers: Mapping[str, str]) -> tuple[str, ...]:
+def tried_models(headers: Headers) -> tuple[str, ...]:
     """Return the names in the header, each once, sorted, the first `MAX_TRIED` of them."""
     names = {name.strip() for name in headers.get(TRIED_HEADER, "").split(",")} - {""}
     return tuple(sorted(names)[:MAX_TRIED])
 
 
-def task_of(headers: Mapping[str, str]) -> str:
+def task_of(headers: Headers) -> str:
     """Return the task that the header names, ``""`` for none."""
     task = headers.get(TASK_HEADER, "").strip()
     return task if len(task) <= _MAX_TASK_CHARS else ""

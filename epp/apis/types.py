@@ -10,6 +10,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: By lower-cased name.
+Headers = Mapping[str, str]
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
 #: Arguments that a template puts before the chat, each with values that say the same as none.
 FirstArguments = Mapping[str, Collection[str | float | bool | None]]
@@ -64,7 +66,7 @@ class Parser(Struct, frozen=True):
     """
 
     name: str
-    parse: Callable[[bytes, Mapping[str, str]], ParsedRequest]
+    parse: Callable[[bytes, Headers], ParsedRequest]
     error_body: ErrorBody
     paths: tuple[str, ...]
     methods: frozenset[str] = frozenset({"POST"})

@@ -15,8 +15,8 @@ from epp.types import Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 #: Load of one request that the engine reports.
 _REQUESTS = WeightSpec(1.0, 0.0, 10_000.0)
@@ -38,7 +38,7 @@ class RoundRobin(Policy):
 
     name = "round-robin"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         count = len(fleet)
         # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
         turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)
@@ -59,30 +59,27 @@ class Random(Policy):
         self,
         request: RequestInfo,
         fleet: Snapshot,
-        weights: Mapping[str, float],
+        weights: Weights,
         seed: int,
     ) -> Ranking:
         """One keyed draw per endpoint."""
-        key = request.decision_id
-        draws = np.fromiter(
-            (keyed_uniform(seed, key, f"random:{endpoint}") for endpoint in fleet.endpoints),
-            np.float64,
-            len(fleet),
-        )
+        draws = self._draws(request, fleet, seed)
         return Ranking(draws, {"draw": draws})
 
+    def _draws(self, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
+        """One number in [0, 1) for each endpoint."""
+        return np.array(
+            [keyed_uniform(seed, request.decision_id, f"{self.name}:{name}") for name in fleet.endpoints]
+        )
+
     @staticmethod
-    def drawn(
-        ranking: Ranking,
-        weights: Mapping[str, float],
-        params: Mapping[str, object],
-    ) -> Softmax:
+    def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Softmax | Pair:
         """One among equals."""
         return Softmax(np.zeros(len(ranking.costs)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class PowerOfTwo(Policy):
+class PowerOfTwo(Random):
     """The less loaded of two endpoints drawn at random (Mitzenmacher, 2001).
 
     ``cost`` is a place: of the pair drawn first the one with less load is 0 and the other 1 (both 0 when
@@ -101,17 +98,12 @@ class PowerOfTwo(Policy):
         self,
         request: RequestInfo,
         fleet: Snapshot,
-        weights: Mapping[str, float],
+        weights: Weights,
         seed: int,
     ) -> Ranking:
         """Places, with the load and the draws as terms."""
         load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
-        key = request.decision_id
-        draws = np.fromiter(
-            (keyed_uniform(seed, key, f"power-of-two:{endpoint}") for endpoint in fleet.endpoints),
-            np.float64,
-            len(fleet),
-        )
+        draws = self._draws(request, fleet, seed)
         outside = places(draws) >= 2.0
         costs = places(outside, np.where(outside, draws, load))
         return Ranking(costs, {"load": load, "draw": draws})
@@ -119,7 +111,7 @@ class PowerOfTwo(Policy):
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],
+        weights: Weights,
         params: Mapping[str, object],
     ) -> Pair:
         """The two, and what of them is compared."""
@@ -142,11 +134,11 @@ class LeastRequest(Policy):
     name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
         return {"running_requests": fleet.running_requests, "engine_requests": engine}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         return np.maximum(terms["running_requests"], terms["engine_requests"])
 
 
@@ -168,7 +160,7 @@ class LeastRequestStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     count_waiting: bool = True
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}
 
 
@@ -188,7 +180,7 @@ class LeastLoad(Policy):
     # Without engine metrics the live term decides alone.
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {
             "requests": requests,
@@ -209,6 +201,6 @@ class LeastLoadStale(Policy):
     needs = frozenset({Need.ENGINE_METRICS})
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED}
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
         return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

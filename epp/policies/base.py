@@ -14,13 +14,10 @@ from msgspec import Meta
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from epp.types import Floats, RequestInfo, Snapshot
 
-    from epp.types import RequestInfo, Snapshot
-
-    Column = NDArray[np.float64]
-    Terms = dict[str, Column]
+    Terms = dict[str, Floats]
+    Weights = Mapping[str, float]
 
 # Types of parameters; `epp.policies.registry` checks what a configuration says by them.
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -29,6 +26,9 @@ NotNegative = Annotated[float, Meta(ge=0.0, le=1e9)]
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
+
+#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
+WORTH_TERM = "worth"
 
 
 class Need(Enum):
@@ -64,7 +64,7 @@ class Softmax:
         width: above 0.
     """
 
-    costs: NDArray[np.float64]
+    costs: Floats
     width: float
 
 
@@ -72,7 +72,7 @@ class Softmax:
 class Pair:
     """Draw two evenly from all and take the less loaded; of neither, any that may be chosen."""
 
-    load: NDArray[np.float64]
+    load: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Explored:
         explore: chance of a draw.
     """
 
-    costs: NDArray[np.float64]
+    costs: Floats
     explore: float
 
 
@@ -117,7 +117,7 @@ class Policy:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 
         Args:
@@ -127,16 +127,16 @@ class Policy:
         """
         raise NotImplementedError
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         """Combine the terms to one finite cost per endpoint, lower is better; by default their sum."""
         return reduce(add, terms.values())
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
         terms = self.terms(request, fleet, weights)
         return Ranking(self.combine(terms, fleet, weights), terms)
 
     @staticmethod
-    def drawn(ranking: Ranking, weights: Mapping[str, float], params: Mapping[str, object]) -> Drawn | None:
+    def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Drawn | None:
         """Return what a recorded ranking's own draw was among; None where nothing was drawn."""
         return None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from epp.errors import ConfigError
 from epp.policies.base import Need
 from epp.policies.registry import create
-from epp.types import NUMERIC_COLUMNS, RequestInfo, Snapshot
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.policies.base import Policy
-
-#: Columns that the picker fills with the worst known value where one is not known.
-FILLABLE = ("rtt_ms", "engine_running", "engine_waiting", "engine_kv_usage", "engine_used_tokens")
 
 #: Rows of a snapshot that are 0 where nobody needs the prompt.
 _OF_PROMPTS = np.isin(NUMERIC_COLUMNS, ("cached_tokens", "uncached_tokens"))[:, None]
@@ -84,7 +81,7 @@ def _stays_behind(
     policy: Policy, request: RequestInfo, fleet: Snapshot, random: Generator, apart: float
 ) -> bool:
     """Tell whether an endpoint whose value was filled stands behind as many as with another's value."""
-    count, column = len(fleet), str(random.choice(FILLABLE))
+    count, column = len(fleet), str(random.choice(FILLABLE_COLUMNS))
     at, row = int(random.integers(count)), NUMERIC_COLUMNS.index(column)
     others = np.delete(fleet.block[row], at)
     known, filled = fleet.block.copy(), fleet.block.copy()

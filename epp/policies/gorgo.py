@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from epp.policies.base import Need, Policy, Ties, WeightSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Terms
+    from epp.policies.base import Terms, Weights
     from epp.types import RequestInfo, Snapshot
 
 
@@ -39,7 +37,7 @@ class Gorgo(Policy):
         "queue_weight": WeightSpec(0.5, 0.0, 5.0),  # cost of one prompt token of unfinished requests
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         return {
             "rtt": weights["rtt_weight"] * fleet.rtt_ms,
             "prefill": weights["prefill_weight"] * fleet.uncached_tokens,

@@ -12,8 +12,7 @@ from epp.policies.parts import transfer_ms
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from epp.policies.base import Weights
     from epp.types import RequestInfo, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
@@ -35,7 +34,7 @@ class GorgoMs(Policy):
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
       mean for the model (`epp.signals.model_means`); 1 before that is known.
     - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
-      (`epp.signals.popularity`).
+      (`epp.signals.model_means`).
 
     Weights have no unit; 1 prices a time as it is. docs/gorgo-ms.md derives the formula and its defaults.
 
@@ -63,7 +62,7 @@ class GorgoMs(Policy):
     discount_hits: bool = True
     urgency_power: NotNegative = 0.5
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
         now, full = fleet.columns(), weights["prefill_weight"]
         per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests

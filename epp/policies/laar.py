@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import NotNegative, PositiveShare, Share, WeightSpec
+from epp.policies.base import WORTH_TERM, NotNegative, PositiveShare, Share, WeightSpec
 from epp.policies.gorgo_ms import GorgoMs
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Weights
+    from epp.types import Floats, RequestInfo, Slots, Snapshot
 
 
 #: The paper names a penalty and not its size. With greedy decoding a model that has failed fails again, so
@@ -26,14 +23,11 @@ if TYPE_CHECKING:
 #: those that were tried does as well as any larger. This is the factor on the cost of a model that was.
 TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9)
 
-#: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
-WORTH_TERM = "worth"
-
 #: No estimate from some hundred answers can tell a model that is never right from one that rarely is.
 LEAST_SUCCESS = 0.01
 
 
-def success_of(fleet: Snapshot, least: float) -> NDArray[np.float64]:
+def success_of(fleet: Snapshot, least: float) -> Floats:
     """Return the column ``success`` within ``least`` and 1."""
     return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
 
@@ -50,11 +44,11 @@ class Models:
     """
 
     names: tuple[str, ...]
-    place: NDArray[np.intp]
-    order: NDArray[np.intp]
-    starts: NDArray[np.intp]
+    place: Slots
+    order: Slots
+    starts: Slots
 
-    def least(self, values: NDArray[np.float64]) -> list[float]:
+    def least(self, values: Floats) -> list[float]:
         """Return each model's least of values of endpoints."""
         found: list[float] = np.minimum.reduceat(values[self.order], self.starts).tolist()
         return found
@@ -68,7 +62,7 @@ def models_of(models: tuple[str, ...]) -> Models:
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
 
 
-def tried_factor(request: RequestInfo, fleet: Snapshot, penalty: float) -> NDArray[np.float64]:
+def tried_factor(request: RequestInfo, fleet: Snapshot, penalty: float) -> Floats:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
     if not request.tried_models or not fleet.models:
         return np.ones(len(fleet))
@@ -119,7 +113,7 @@ class Laar(GorgoMs):
     patience_s: NotNegative = 20.0
     reach: Share = 0.85
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price the attempt, another one, the penalty, and what is worth another one."""
         attempt = GorgoMs.rank(self, request, fleet, weights, seed)
         terms = attempt.terms
@@ -138,16 +132,16 @@ class Laar(GorgoMs):
         self,
         request: RequestInfo,
         models: Models,
-        success: NDArray[np.float64],
-        per_answer_ms: NDArray[np.float64],
+        success: Floats,
+        per_answer_ms: Floats,
         least_ms: list[float],
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         quick = per_answer_ms <= self.patience_s * 1e3
         if not self.patience_s or quick.all():
             return np.ones(len(quick))
         chances = success[models.order[models.starts]].tolist()
         wanted = self._wanted(request, models.names, chances, least_ms)
-        worth: NDArray[np.float64] = np.logical_or(quick, np.array(wanted)[models.place]).astype(np.float64)
+        worth: Floats = np.logical_or(quick, np.array(wanted)[models.place]).astype(np.float64)
         return worth
 
     def _wanted(

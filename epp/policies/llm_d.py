@@ -11,12 +11,8 @@ from epp.policies.base import Need, Policy, Positive, Share, WeightSpec
 from epp.policies.parts import Counts, match_ratios, places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class LlmD(Policy):
     match_length_scale_tokens: Positive = 8192.0
     counts: Counts = "engine"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         waiting = fleet.engine_waiting
         if self.counts == "live":
             waiting = fleet.running_requests - fleet.decoding_requests
@@ -64,10 +60,10 @@ class LlmD(Policy):
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
         return {"queue": queue, "kv": kv, "prefix": prefix}
 
-    def _prefix_score(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
+    def _prefix_score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         share = self.match_length_weight
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
-        score: NDArray[np.float64] = share * length + (1.0 - share) * match_ratios(request, fleet)
+        score: Floats = share * length + (1.0 - share) * match_ratios(request, fleet)
         return score
 
 
@@ -98,7 +94,7 @@ class LlmDAffinity(Policy):
     prefill_tokens_per_ms: Positive = 15.928
     counts: Counts = "engine"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         scorers = LlmD(counts=self.counts)
         return {
             "lack": scorers.combine(scorers.terms(request, fleet, weights), fleet, weights),
@@ -106,7 +102,7 @@ class LlmDAffinity(Policy):
             "ttft_ms": (fleet.pending_uncached_tokens + fleet.uncached_tokens) / self.prefill_tokens_per_ms,
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         ratios, ttft_ms = terms["match_ratio"], terms["ttft_ms"]
         sticky = (ratios >= weights["affinity"]) & (ratios > 0.0)
         if sticky.any() and not sticky.all():

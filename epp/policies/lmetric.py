@@ -9,10 +9,8 @@ from epp.policies.base import Need, Policy
 from epp.policies.parts import Counts, request_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +30,11 @@ class Lmetric(Policy):
     needs = frozenset({Need.PROMPT})
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         return {
             "prefill_tokens": fleet.pending_uncached_tokens + fleet.uncached_tokens,
             "requests": request_counts(fleet, self.counts) + 1.0,
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         return terms["prefill_tokens"] * terms["requests"]

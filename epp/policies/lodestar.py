@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -15,19 +16,133 @@ from msgspec import Meta
 
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Count, Explored, Need, NotNegative, Policy, PositiveCount, Share, WeightSpec
-from epp.policies.prediction import predict
 from epp.policies.prefix_cache import PrefixCacheAndLoad
-from epp.policies.reward_model import RewardModel
+from epp.policies.reward_model import FILLED_COLUMNS, RewardModel
 from epp.policies.session_affinity import session_places
 from epp.types import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
+    from epp.policies.base import Weights
+    from epp.types import Flags, Floats, RequestInfo, Slots, Snapshot
 
-    from epp.policies.prediction import Prediction
-    from epp.types import RequestInfo, Snapshot
+
+#: Rows added to a batch, at most, for endpoints of which something is not known.
+_MOST_GUESSES = 256
+_NOBODY = np.zeros(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One value per endpoint.
+
+    Attributes:
+        predicted_ms: what is predicted, also where it does not count.
+        congestion_ms: what the request takes from others there; None where the model has no price.
+        inside: endpoints of which the prediction counts.
+        foreign: endpoints unlike the training's, all of whose inputs are known: others are for the heuristic.
+        terms: predictions, for people and records.
+        outsiders: whether there is anybody whose prediction does not count.
+    """
+
+    predicted_ms: Floats
+    congestion_ms: Floats | None
+    inside: Flags
+    foreign: Flags
+    terms: Mapping[str, Floats]
+    outsiders: bool
+
+
+def predict(
+    model: RewardModel,
+    request: RequestInfo,
+    fleet: Snapshot,
+    *,
+    rows: Slots | None = None,
+    felt: bool = False,
+) -> Prediction:
+    """Predict for all endpoints in one batch, or for some of a large pool.
+
+    An endpoint with an input that is not known counts as the worst that it would be with the values of any
+    endpoint that has them: silence is no advantage, and no more of a disadvantage than that.
+
+    Args:
+        model: predicts.
+        request: the request.
+        fleet: the endpoints.
+        rows: those to predict for, None for all.
+        felt: predict the expected answer as well, at the predicted ITL.
+    """
+    x = model.inputs(request, fleet)
+    count, asked = len(x), x if rows is None else x[rows]
+    owners, guesses = _guesses(model, fleet, x, rows)
+    if len(owners):
+        asked = np.concatenate((asked, guesses))
+    price = model.congestion(x)
+    heads, foreign = model.judge(asked)
+    made = heads[:, 0] + heads[:, 1] * request.expected_output_tokens if felt else heads[:, 0]
+    if rows is None and not len(owners):
+        terms = _terms(made, price, heads, felt=felt)
+        return Prediction(made, price, ~foreign, foreign, terms, outsiders=bool(foreign.any()))
+    given = count if rows is None else len(rows)
+    where = slice(0, count) if rows is None else rows
+    # Who was not asked stands at the mean, for people; its prediction does not count.
+    all_heads = np.empty((count, heads.shape[1]))
+    all_heads[:] = heads[:given].mean(axis=0)
+    predicted = np.full(count, made[:given].mean())
+    inside, outside = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    all_heads[where], predicted[where] = heads[:given], made[:given]
+    outside[where] = foreign[:given]
+    inside[where] = ~foreign[:given]
+    if len(owners):
+        np.maximum.at(predicted, owners, made[given:])
+        inside[owners[foreign[given:]]] = False
+        outside[owners] = False  # silence does not make a stranger
+    terms = _terms(predicted, price, all_heads, felt=felt)
+    return Prediction(predicted, price, inside, outside, terms, outsiders=not inside.all())
+
+
+def _terms(
+    predicted: Floats,
+    price: Floats | None,
+    heads: Floats,
+    *,
+    felt: bool,
+) -> Mapping[str, Floats]:
+    terms = {"predicted_ms": predicted}
+    if price is not None:
+        terms["congestion_ms"] = price
+    return {**terms, "ttft_ms": heads[:, 0], "itl_ms": heads[:, 1]} if felt else terms
+
+
+def _guesses(model: RewardModel, fleet: Snapshot, x: Floats, rows: Slots | None) -> tuple[Slots, Floats]:
+    """For endpoints that lack an input that others have: their row with the values of others in it."""
+    if not fleet.unknown:
+        return _NOBODY, x[:0]
+    lacking = np.zeros((len(x), len(model.features)), np.bool_)
+    for column, feature in enumerate(model.features):
+        mask = fleet.unknown.get(FILLED_COLUMNS.get(feature, ""))
+        if mask is not None and not mask.all():
+            lacking[:, column] = mask
+    silent = lacking.any(axis=1)
+    donors = np.flatnonzero(~silent)
+    if rows is not None:
+        only = np.zeros(len(x), np.bool_)
+        only[rows] = True
+        silent &= only
+    owners = np.flatnonzero(silent)
+    if not len(owners) or not len(donors):
+        return _NOBODY, x[:0]
+    each = min(len(donors), max(_MOST_GUESSES // len(owners), 1))
+    donors = donors[np.linspace(0, len(donors) - 1, each).astype(np.intp)]
+    made = np.repeat(x[owners], each, axis=0)
+    replaced = np.repeat(lacking[owners], each, axis=0)
+    taken = np.tile(x[donors], (len(owners), 1))
+    count = len(model.features)
+    made[:, :count][replaced] = taken[:, :count][replaced]
+    return np.repeat(owners, each), made
+
 
 _HEURISTIC = PrefixCacheAndLoad()
 
@@ -117,29 +232,30 @@ class Lodestar(Policy):
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
+        ranked = partial(_HEURISTIC.rank, request, fleet, weights, seed)
         if model is None:
-            costs = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            costs = ranked().costs
             fallback = np.full(len(fleet), _CODE[reason])
             return self._drawn(request, fleet, seed, costs, {"fallback": fallback})
-        heuristic: NDArray[np.float64] | None = None
+        heuristic: Floats | None = None
         rows = None
         if len(fleet) > self.candidates:
-            heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+            heuristic = ranked().costs
             rows = _some(request, len(fleet), self.candidates, heuristic, seed)
         judged = predict(model, request, fleet, rows=rows, felt=self.reward == "felt")
         if judged.outsiders:
             if heuristic is None:
-                heuristic = _HEURISTIC.rank(request, fleet, weights, seed).costs
+                heuristic = ranked().costs
             if not judged.inside.any():
                 terms = {**judged.terms, "fallback": _reasons(judged)}
                 return self._drawn(request, fleet, seed, heuristic, terms)
         costs = self._costs(request, fleet, judged, heuristic)
         return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
 
-    def usable(self, weights: Mapping[str, float]) -> tuple[RewardModel | None, str]:
+    def usable(self, weights: Weights) -> tuple[RewardModel | None, str]:
         """Return the model that decides under these weights, or None and a word of `FALLBACKS`."""
         model = self.model
         if weights["use_model"] < 0.5:
@@ -157,8 +273,8 @@ class Lodestar(Policy):
         request: RequestInfo,
         fleet: Snapshot,
         judged: Prediction,
-        heuristic: NDArray[np.float64] | None,
-    ) -> NDArray[np.float64]:
+        heuristic: Floats | None,
+    ) -> Floats:
         """Costs before exploration; all that are picked alike have the lowest."""
         costs, inside = judged.predicted_ms.copy(), judged.inside
         if judged.congestion_ms is not None:
@@ -177,7 +293,7 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.bool_] | None:
+    def _kept(self, request: RequestInfo, fleet: Snapshot) -> Flags | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
         count = len(fleet)
         if not self.k or count <= self.k or not request.prefix_key:
@@ -193,7 +309,7 @@ class Lodestar(Policy):
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
         place = session_places(request.prefix_key, fleet.endpoints)
         place[load + 1.0 > bound] += count
-        kept: NDArray[np.bool_] = place <= np.partition(place, self.k - 1)[self.k - 1]
+        kept: Flags = place <= np.partition(place, self.k - 1)[self.k - 1]
         kept |= cached >= longest - self.worth_tokens  # who holds it makes no copy
         return kept
 
@@ -202,8 +318,8 @@ class Lodestar(Policy):
         request: RequestInfo,
         fleet: Snapshot,
         seed: int,
-        costs: NDArray[np.float64],
-        terms: dict[str, NDArray[np.float64]],
+        costs: Floats,
+        terms: dict[str, Floats],
     ) -> Ranking:
         """The floor of chance under every endpoint, and what came of it."""
         count = len(fleet)
@@ -221,7 +337,7 @@ class Lodestar(Policy):
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],
+        weights: Weights,
         params: Mapping[str, object],
     ) -> Explored | None:
         """The costs before exploration; in a large pool, given whom the model was asked about."""
@@ -231,7 +347,7 @@ class Lodestar(Policy):
         return Explored(ranking.terms.get("before_exploring", ranking.costs), float(explore))
 
 
-def _reasons(judged: Prediction) -> NDArray[np.float64]:
+def _reasons(judged: Prediction) -> Floats:
     codes = np.zeros(len(judged.inside))
     if judged.outsiders:
         codes[~judged.inside] = _CODE["not-drawn"]
@@ -239,9 +355,7 @@ def _reasons(judged: Prediction) -> NDArray[np.float64]:
     return codes
 
 
-def _some(
-    request: RequestInfo, count: int, wanted: int, heuristic: NDArray[np.float64], seed: int
-) -> NDArray[np.intp]:
+def _some(request: RequestInfo, count: int, wanted: int, heuristic: Floats, seed: int) -> Slots:
     """Rows of the endpoints to be predicted for: evenly drawn ones, and the heuristic's own.
 
     Steps of a drawn length from a drawn start, so that two draws do for any number.

@@ -10,24 +10,20 @@ import numpy as np
 from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from epp.types import RequestInfo, Signals, Snapshot
+    from epp.types import Flags, Floats, RequestInfo, Signals, Snapshot
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
 
 
-def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> NDArray[np.float64]:
+def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> Floats:
     """Count unfinished requests of each endpoint; ``waiting``: whether the engine's count has its queue."""
     if source == "live":
         return fleet.running_requests
     return fleet.engine_running + fleet.engine_waiting if waiting else fleet.engine_running
 
 
-def transfer_ms(
-    body_bytes: int, now: Signals[NDArray[np.float64]], upload_rounds: float, *, cold: bool
-) -> NDArray[np.float64]:
+def transfer_ms(body_bytes: int, now: Signals[Floats], upload_rounds: float, *, cold: bool) -> Floats:
     """Time on the network until a request's body is through, in ms.
 
     ``rtt * (1 + rounds * doublings) + cold_chance * (connect + rtt * (1 - rounds) * doublings)``, with
@@ -46,14 +42,14 @@ def transfer_ms(
     return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
-def match_ratios(request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
+def match_ratios(request: RequestInfo, fleet: Snapshot) -> Floats:
     """Compute the share of the prompt that each endpoint is expected to have cached, 0..1."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(fleet))
     return np.minimum(fleet.cached_tokens / request.prompt_tokens, 1.0)
 
 
-def places(*keys: NDArray[np.float64] | NDArray[np.bool_]) -> NDArray[np.float64]:
+def places(*keys: Floats | Flags) -> Floats:
     """Find the place of each endpoint when sorted by the keys, ascending, the first key before the second.
 
     The best have place 0; equals share a place, and the next after m equals is m places on.
@@ -69,7 +65,7 @@ def places(*keys: NDArray[np.float64] | NDArray[np.bool_]) -> NDArray[np.float64
     return result
 
 
-def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
+def mean_and_deviation(values: Floats) -> tuple[float, float]:
     """Mean and population standard deviation, the same to the last bit in whatever order values stand."""
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((values - mean) ** 2) / len(values))

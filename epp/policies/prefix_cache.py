@@ -11,10 +11,8 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import Counts, match_ratios, mean_and_deviation, places, request_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,11 @@ class PrefixCache(Policy):
     counts: Counts = "live"
     longest_only: bool = False
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         counts = request_counts(fleet, self.counts, waiting=False)
         return {"requests": counts, "match_ratio": match_ratios(request, fleet)}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         counts = terms["requests"]
         if float(counts.max() - counts.min()) > weights["imbalance_requests"]:
             return places(counts)

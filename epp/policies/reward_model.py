@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.types import RequestInfo, Snapshot
+    from epp.types import Flags, Floats, RequestInfo, Snapshot
 
     Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
-    _Feature = Callable[[RequestInfo, Snapshot], NDArray[np.float64] | float]
+    _Feature = Callable[[RequestInfo, Snapshot], Floats | float]
 
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
 FEATURES: Mapping[str, _Feature] = {
@@ -81,9 +81,7 @@ _MARGIN_OF_SIZE = 0.05
 _ZERO = np.float32(0.0)
 
 
-def inputs(
-    request: RequestInfo, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]
-) -> NDArray[np.float64]:
+def inputs(request: RequestInfo, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]) -> Floats:
     """Make a network's inputs before normalisation, ``[endpoints, features + classes]``.
 
     Args:
@@ -105,7 +103,7 @@ def inputs(
 
 
 @lru_cache(maxsize=256)
-def _one_hot(classes: tuple[str, ...], engine_classes: tuple[str, ...]) -> NDArray[np.float64]:
+def _one_hot(classes: tuple[str, ...], engine_classes: tuple[str, ...]) -> Floats:
     """Make columns ``[classes, endpoints]``; kept, because a pool's classes rarely change."""
     hot = np.array([[name == known for name in engine_classes] for known in classes], np.float64)
     hot.setflags(write=False)
@@ -141,14 +139,14 @@ class RewardModel:
 
     features: tuple[str, ...]
     classes: tuple[str, ...]
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    mean: Floats
+    std: Floats
+    low: Floats
+    high: Floats
     layers: tuple[Layer, ...]
     heads: tuple[str, ...]
-    scale: NDArray[np.float64]
-    offset: NDArray[np.float64]
+    scale: Floats
+    offset: Floats
     samples: int
     seen: int
     round: int
@@ -158,8 +156,8 @@ class RewardModel:
     congestion_ms: float = 0.0
     #: Digest of what the predictions and the fallbacks depend on; made here, never given.
     version: str = field(init=False)
-    _least: NDArray[np.float64] = field(init=False, repr=False)
-    _most: NDArray[np.float64] = field(init=False, repr=False)
+    _least: Floats = field(init=False, repr=False)
+    _most: Floats = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse shapes that do not fit, numbers that are not finite, names that do not exist.
@@ -183,29 +181,29 @@ class RewardModel:
         """Hash the version."""
         return hash(self.version)
 
-    def inputs(self, request: RequestInfo, fleet: Snapshot) -> NDArray[np.float64]:
+    def inputs(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         """Make this model's inputs, ``[endpoints, d]``."""
         return inputs(request, fleet, self.features, self.classes)
 
-    def predict(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def predict(self, x: Floats) -> Floats:
         """Predict milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``."""
         return self.judge(x)[0]
 
-    def out_of_distribution(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def out_of_distribution(self, x: Floats) -> Flags:
         """Mark which rows of inputs are unlike the training's: beyond a bound, or of a class not seen."""
         return self.judge(x)[1]
 
-    def congestion(self, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    def congestion(self, x: Floats) -> Floats | None:
         """Price what the request takes from others at each endpoint, ``[rows]`` ms; None for no price."""
         if not self.congestion_ms:
             return None
-        taken: NDArray[np.float64] = x[:, self.features.index(PRICED)] * self.congestion_ms
+        taken: Floats = x[:, self.features.index(PRICED)] * self.congestion_ms
         return taken
 
-    def judge(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def judge(self, x: Floats) -> tuple[Floats, Flags]:
         """Predict, and mark which rows are out of distribution, in one pass."""
         known, count = self._moved_inside(x), len(self.features)
-        strange: NDArray[np.bool_] = np.logical_or.reduce(known[:, :count] != x[:, :count], axis=1)
+        strange: Flags = np.logical_or.reduce(known[:, :count] != x[:, :count], axis=1)
         if self.classes:
             strange |= np.add.reduce(x[:, count:], axis=1) == 0.0
         known -= self.mean
@@ -222,12 +220,12 @@ class RewardModel:
         heads += self.offset
         return heads, strange
 
-    def beyond(self, x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def beyond(self, x: Floats) -> Flags:
         """Mark which features of inputs ``[rows, d]`` are beyond a bound of the training."""
-        beyond: NDArray[np.bool_] = (self._moved_inside(x) != x)[:, : len(self.features)]
+        beyond: Flags = (self._moved_inside(x) != x)[:, : len(self.features)]
         return beyond
 
-    def _moved_inside(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _moved_inside(self, x: Floats) -> Floats:
         known = np.maximum(x, self._least)  # beyond the bounds it would only extrapolate
         return np.minimum(known, self._most, out=known)
 

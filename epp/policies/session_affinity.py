@@ -15,11 +15,10 @@ from epp.policies.parts import places
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
 
@@ -40,7 +39,7 @@ class SessionAffinity(Policy):
     name = "session-affinity"
     needs = frozenset({Need.SESSION})
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)
@@ -48,7 +47,7 @@ class SessionAffinity(Policy):
         return Ranking(place, {"place": place})
 
 
-def session_places(key: str, endpoints: Sequence[str]) -> NDArray[np.float64]:
+def session_places(key: str, endpoints: Sequence[str]) -> Floats:
     """Place endpoints in the order of this key, by highest random weight; the key's own is 0."""
     seed = xxhash.xxh3_64_intdigest(key.encode())
     weigh, count = xxhash.xxh3_64_intdigest, len(endpoints)
@@ -84,7 +83,7 @@ class SessionAffinityBounded(Policy):
     key: Literal["session", "prefix"] = "session"
     overflow: Literal["next", "least"] = "next"
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Places, with the session's order and the room left as terms."""
         key = request.affinity_key if self.key == "session" else request.prefix_key
         if not key:

@@ -11,25 +11,148 @@ used first and leaves before what they hang on; over all slots in distinct token
 
 from __future__ import annotations
 
+import heapq
 import math
 from array import array
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.prefix_cache.slot import SlotHoldings
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from epp.prefix_cache.state_slots import StateSlots
-    from epp.types import RequestInfo
+    from epp.types import Floats, RequestInfo, Slots
 
-    _Limit = Callable[[NDArray[np.intp], NDArray[np.float64]], NDArray[np.float64]]
+    _Limit = Callable[[Slots, Floats], Floats]
+
+#: Weight left of an observation after one more: the last hundred or so count.
+_FADING = 0.99
+#: Misses, beyond hits at as long distances, before the belief shrinks; more against an engine's own word.
+_EVIDENCE, _EVIDENCE_STATED = 6.0, 12.0
+#: Smallest belief, as a share of what was stated.
+_LEAST_SHARE = 0.25
+#: Two buckets for a doubling, up to a billion tokens.
+_BUCKETS_PER_DOUBLING, _BUCKETS = 2, 60
+
+
+#: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
+_SHORT = 0.5
+_MIN_EXPECTED = 512
+#: Moment, -depth, key.
+_Use = tuple[float, int, int]
+
+
+class SlotHoldings:
+    """One slot's segments by key, with the moment of their last use, and what it is believed to keep.
+
+    Time is counted in tokens: every prompt moves it on by its length, so the time since a use bounds what
+    was used in between. A path is used from its leaf to its root at one moment; among equals the deeper one
+    counts as older, so the oldest segment never has a held one below it.
+
+    How much the engine keeps shows by how long ago what it lost was used. Under LRU a prefix is kept while
+    less has been used since than fits (Mattson's stack distance). So hits at a distance say that at least so
+    much fits, and misses that no more does. One miss says nothing, and too small a belief costs every request
+    behind it: the belief shrinks only where misses outweigh hits by far at all distances beyond a point, and
+    then to the far side of that point. Old evidence fades, and with it the smaller belief.
+
+    Args:
+        capacity_tokens: tokens believed to fit.
+
+    Attributes:
+        tokens: tokens held.
+        capacity_tokens: tokens believed to fit by now.
+        clock_tokens: the time, in tokens.
+    """
+
+    __slots__ = ("_balance", "_believed", "_heap", "_stated", "_uses", "capacity_tokens", "clock_tokens",
+                 "tokens")  # fmt: skip
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.tokens = 0.0
+        self.clock_tokens = 0.0
+        self.capacity_tokens = self._believed = capacity_tokens
+        # key -> (moment, -depth, key); the heap holds the same tuples, and others that are stale
+        self._uses: dict[int, _Use] = {}
+        self._heap: list[_Use] = []
+        self._stated = False
+        self._balance: list[float] | None = None  # misses less hits by distance; made when first needed
+
+    def __len__(self) -> int:
+        """Segments held."""
+        return len(self._uses)
+
+    def held(self) -> tuple[int, ...]:
+        """Keys of all segments held, safe to change while looking."""
+        return tuple(self._uses)
+
+    def used_at_tokens(self, key: int) -> float:
+        """Return when a segment that is held was used last."""
+        moment: float = self._uses[key][0]
+        return moment
+
+    def touch(self, key: int, depth: int, at_tokens: float) -> None:
+        """Note a use of a segment."""
+        use: _Use = (at_tokens, -depth, key)
+        self._uses[key] = use
+        heapq.heappush(self._heap, use)
+        if len(self._heap) > 2 * len(self._uses) + 64:
+            self._heap = list(self._uses.values())
+            heapq.heapify(self._heap)
+
+    def copy_use(self, key: int, lower: int, depth: int) -> None:
+        """Note the lower part of a segment that was split: it was used when the whole was."""
+        self.touch(lower, depth, self._uses[key][0])
+
+    def discard(self, key: int) -> None:
+        """Forget a segment."""
+        self._uses.pop(key, None)
+
+    def oldest(self) -> int:
+        """Key of the least recently used segment.
+
+        Raises:
+            IndexError: nothing is held.
+        """
+        while True:
+            use = self._heap[0]
+            key: int = use[2]
+            if self._uses.get(key) == use:
+                return key
+            heapq.heappop(self._heap)
+
+    def state_capacity(self, tokens: int, *, stated: bool) -> None:
+        """Take the capacity that the engine or the operator states, or that is assumed."""
+        self.capacity_tokens = self._believed = tokens
+        self._stated, self._balance = stated, None
+
+    def confirm(self, expected_tokens: float, cached_tokens: int, distance_tokens: float) -> None:
+        """Compare a reported hit with what was expected of a prefix that was last used so long ago."""
+        if expected_tokens < _MIN_EXPECTED or not distance_tokens >= 0.0:
+            return
+        hit = cached_tokens >= _SHORT * expected_tokens
+        if self._balance is None:
+            if hit:
+                return  # nothing speaks against what is believed
+            self._balance = [0.0] * _BUCKETS
+        at = int(_BUCKETS_PER_DOUBLING * math.log2(max(distance_tokens, 1.0)))
+        self._balance = [weight * _FADING for weight in self._balance]
+        self._balance[min(at, _BUCKETS - 1)] += -1.0 if hit else 1.0
+        self.capacity_tokens = self._fitting(self._balance)
+
+    def _fitting(self, balance: list[float]) -> int:
+        """Estimate the tokens that fit, at most what is believed."""
+        best, most, beyond = _BUCKETS, 0.0, 0.0
+        for at in range(_BUCKETS - 1, -1, -1):
+            beyond += balance[at]
+            if beyond > most:
+                best, most = at, beyond
+        if most < (_EVIDENCE_STATED if self._stated else _EVIDENCE):
+            return self._believed
+        fits = int(2.0 ** ((best + 1) / _BUCKETS_PER_DOUBLING))
+        return min(self._believed, max(fits, int(self._believed * _LEAST_SHARE), 1))
+
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
@@ -51,16 +174,6 @@ class _Segment:
     @property
     def tokens(self) -> float:
         return len(self.hashes) * self.block_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStats:
-    """Sizes of the index: segments, distinct blocks and tokens, and an estimate of its memory."""
-
-    segments: int
-    blocks: int
-    tokens: float
-    bytes: int
 
 
 class PrefixMatch:
@@ -88,7 +201,7 @@ class PrefixMatch:
         self._limit = limit
         self.depth_blocks = depth_blocks
 
-    def cached_tokens(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+    def cached_tokens(self, slots: Slots) -> Floats:
         """Return the tokens believed cached, by candidate."""
         if len(slots) <= _FEW_SLOTS:
             result = np.array(self._few(slots.tolist()), np.float64)
@@ -134,16 +247,12 @@ class PrefixIndex:
         *,
         states: StateSlots | None = None,
     ) -> None:
-        if capacity_tokens < 1 or max_tokens < 1:
-            raise ValueError(
-                f"capacity_tokens {capacity_tokens} and max_tokens {max_tokens} must be positive"
-            )
         self._capacity_tokens, self._max_tokens = capacity_tokens, max_tokens
         self._states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
-        self._tokens = 0.0
-        self._blocks = 0
+        #: Distinct ones, over all slots.
+        self.distinct_tokens, self.distinct_blocks = 0.0, 0
 
     def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
@@ -231,7 +340,7 @@ class PrefixIndex:
         """Compare the tokens that an engine served from its cache with those that were expected.
 
         The prompt itself is in the cache by now, whatever was missing before. Misses show, by what
-        `insert` returned, how much the engine keeps: see `CapacityEstimate`.
+        `insert` returned, how much the engine keeps: see `SlotHoldings`.
         """
         holdings = self._holdings(slot)
         holdings.confirm(expected_tokens, cached_tokens, distance_tokens)
@@ -264,12 +373,6 @@ class PrefixIndex:
             for key in holdings.held():
                 self._drop(slot, holdings, self._segments[key])
 
-    def stats(self) -> IndexStats:
-        """Return sizes; memory as measured: 8 bytes a block, 300 a segment, 200 a hold on one."""
-        holds = sum(len(holdings) for holdings in self._slots.values())
-        size = 8 * self._blocks + 300 * len(self._segments) + 200 * holds
-        return IndexStats(len(self._segments), self._blocks, self._tokens, size)
-
     def _holdings(self, slot: int) -> SlotHoldings:
         holdings = self._slots.get(slot)
         if holdings is None:
@@ -279,8 +382,8 @@ class PrefixIndex:
     def _add(self, start: int, hashes: array[int], block_tokens: float, holders: int = 0) -> _Segment:
         segment = _Segment(start, hashes, block_tokens, holders)
         self._segments[segment.key] = segment
-        self._blocks += len(hashes)
-        self._tokens += segment.tokens
+        self.distinct_blocks += len(hashes)
+        self.distinct_tokens += segment.tokens
         return segment
 
     def _extend(
@@ -295,15 +398,15 @@ class PrefixIndex:
         segment.hashes += hashes
         segment.block_tokens = whole / len(segment.hashes)
         segment.answers = None  # the prompt goes on: from here on its blocks say
-        self._blocks += len(hashes)
-        self._tokens += added
+        self.distinct_blocks += len(hashes)
+        self.distinct_tokens += added
         holdings.tokens += added
 
     def _split(self, segment: _Segment, at: int) -> _Segment:
         """Cut a segment in two, each held as before; returns the lower part."""
         lower = self._add(segment.start + at, segment.hashes[at:], segment.block_tokens, segment.holders)
-        self._blocks -= len(lower.hashes)
-        self._tokens -= lower.tokens
+        self.distinct_blocks -= len(lower.hashes)
+        self.distinct_tokens -= lower.tokens
         segment.hashes = segment.hashes[:at]
         lower.answers, segment.answers = segment.answers, None
         lower.leaf, segment.leaf = segment.leaf, False
@@ -318,7 +421,7 @@ class PrefixIndex:
 
     def _shrink_all(self) -> None:
         """Keep the whole index within its bound, at the expense of whoever holds most."""
-        while (over := self._tokens - self._max_tokens) > 1e-6 and self._segments:
+        while (over := self.distinct_tokens - self._max_tokens) > 1e-6 and self._segments:
             slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
             self._evict_leaf(slot, holdings, over)
 
@@ -342,12 +445,12 @@ class PrefixIndex:
             segment.answers.pop(slot, None)
         if not segment.holders:
             del self._segments[segment.key]
-            self._blocks -= len(segment.hashes)
-            self._tokens -= segment.tokens
+            self.distinct_blocks -= len(segment.hashes)
+            self.distinct_tokens -= segment.tokens
         if not len(holdings):
             holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
         if not self._segments:
-            self._tokens = 0.0
+            self.distinct_tokens = 0.0
 
     def _last_segment(self, prompt: RequestInfo) -> _Segment | None:
         """Find the segment that ends exactly where the prompt's blocks end."""

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from epp.types import RequestInfo
+    from epp.types import Floats, RequestInfo, Slots
 
 #: Tokens by which two counts of one copy may be apart.
 _SAME_TOKENS = 0.5
@@ -45,9 +43,7 @@ class StateSlots:
         """Make the slots of a configuration, None for models that keep every token."""
         return cls(count, chunk_tokens) if count else None
 
-    def reusable(
-        self, prompt: RequestInfo, slots: NDArray[np.intp], cached_tokens: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def reusable(self, prompt: RequestInfo, slots: Slots, cached_tokens: Floats) -> Floats:
         """Return, of the tokens believed cached by candidate, those up to the deepest copy."""
         result = np.zeros(len(slots))
         left = {slot: row for row, slot in enumerate(slots.tolist()) if cached_tokens[row] > 0.0}

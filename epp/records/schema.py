@@ -75,9 +75,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         raise ValueError(f"chosen {chosen} of {len(fleet)}")
     shares = record["shares"]
     return Decision(
-        id=record["id"],
         at_wall_s=record["at"],
-        api=record["api"],
         basis=Basis(record["basis"]),
         policy=record["policy"],
         request=RequestInfo(
@@ -95,6 +93,8 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             language=request["language"],
             task=request["task"],
             tried_models=tuple(request["tried_models"]),
+            api=record["api"],
+            text_bytes=record["text_bytes"],
         ),
         fleet=fleet,
         weights=record["weights"],
@@ -109,8 +109,6 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         held_back=tuple(record["held_back"]),
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
-        text_bytes=record["text_bytes"],
-        served_models=tuple(record["served_models"]),
         params=record["params"],
     )
 
@@ -122,11 +120,11 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         unknown[name] = np.zeros(count, np.bool_)
         unknown[name][rows] = True
     signals = record["signals"]
-    return Snapshot.of_columns(
-        {name: _column(signals[name], count) for name in NUMERIC_COLUMNS},
+    return Snapshot(
         endpoints=tuple(record["endpoints"]),
         regions=tuple(record["regions"]),
         engine_classes=tuple(record["engine_classes"]),
+        block=np.array([_column(signals[name], count) for name in NUMERIC_COLUMNS]),
         unknown=unknown,
         rtt_sources=_rtt_sources(record, count),
         models=tuple(record["served_models"]),

@@ -18,7 +18,7 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 from epp.records.model_files import ModelVersions
 from epp.records.schema import RecordError, decision_of
-from epp.schedule.rerun import rerun
+from epp.schedule.decision import rerun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

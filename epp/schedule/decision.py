@@ -1,7 +1,8 @@
 """What is remembered of a request: the decision, taken once and never changed, and its outcome.
 
 A `Decision` holds columns, not a record per candidate: it is built on the request path, whereas `rows` and
-`to_record` are for people and files and are called off it.
+`to_record` are for people and files and are called off it, as is `rerun`: the proof of a record, and what
+another policy had said.
 """
 
 from __future__ import annotations
@@ -11,23 +12,41 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from epp.policies.registry import draws
+from epp.policies.base import WORTH_TERM, Ties
+from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
+from epp.schedule.select import select
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from epp.apis.usage import Usage
-    from epp.types import Ranking, RequestInfo, Snapshot
+    from epp.policies.base import Policy
+    from epp.types import Floats, Ranking, RequestInfo, Snapshot
+
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
 SCHEMA_VERSION = 2
+
+#: What a record says of a request by itself.
+_ASKED = (
+    "model",
+    "prompt_tokens",
+    "body_bytes",
+    "max_output_tokens",
+    "affinity_key",
+    "prefix_key",
+    "sequence",
+    "expected_output_tokens",
+    "prefix_sharing",
+    "usual_first_token_ms",
+    "language",
+    "task",
+    "tried_models",
+)
 
 #: Ends of answers that came whole.
 _COMPLETE = frozenset({"completed", "retried-elsewhere"})
@@ -47,9 +66,7 @@ class Decision(Struct, frozen=True):
     """One pick, with everything that it was made from.
 
     Attributes:
-        id: key of the request in every later report.
         at_wall_s: Unix time of the pick.
-        api: parser name, ``""`` for a request that was not parsed.
         basis: whether the policy or plain balancing chose.
         policy: name of the policy that ranked.
         request: what it knew of the request.
@@ -66,14 +83,10 @@ class Decision(Struct, frozen=True):
         held_back: indices of the candidates that slow start kept out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
-        text_bytes: as of the request.
-        served_models: what each candidate's engine calls the model; empty when all use its public name.
         params: the policy's parameters that differ from their defaults.
     """
 
-    id: str
     at_wall_s: float
-    api: str
     basis: Basis
     policy: str
     request: RequestInfo
@@ -83,21 +96,36 @@ class Decision(Struct, frozen=True):
     seed: int
     tie_band: float
     ranking: Ranking
-    shares: NDArray[np.float64] | None
+    shares: Floats | None
     chosen: int
     fallbacks: tuple[int, ...]
     tied: int
     held_back: tuple[int, ...] = ()
     arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = {}
-    text_bytes: int = 0
-    served_models: tuple[str, ...] = ()
     params: Mapping[str, object] = {}
+
+    @property
+    def id(self) -> str:
+        """Key of the request in every later report."""
+        return self.request.decision_id
 
     @property
     def served_model(self) -> str:
         """What the pick's engine calls the model, its public name unless told otherwise."""
-        return self.served_models[self.chosen] if self.served_models else self.request.model
+        return self.fleet.models[self.chosen] if self.fleet.models else self.request.model
+
+    @property
+    def untried_models(self) -> frozenset[str]:
+        """Models that could serve the request again, neither tried nor picked now, and worth the attempt.
+
+        All are worth it unless the policy tells of some that they are not.
+        """
+        names = self.fleet.models
+        worth = self.ranking.terms.get(WORTH_TERM)
+        if worth is not None:
+            names = tuple(name for name, share in zip(names, worth.tolist(), strict=True) if share)
+        return frozenset(names).difference(self.request.tried_models, (self.served_model,))
 
     @property
     def endpoint(self) -> str:
@@ -110,7 +138,7 @@ class Decision(Struct, frozen=True):
         names = self.fleet.endpoints
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
-    def probabilities(self) -> NDArray[np.float64]:
+    def probabilities(self) -> Floats:
         """Compute the chance of each candidate, over the policy's draw and the one among equals.
 
         Raises:
@@ -142,7 +170,7 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "kind": "decision",
         "id": decision.id,
         "at": round(decision.at_wall_s, 6),
-        "api": decision.api,
+        "api": request.api,
         "basis": decision.basis.value,
         "policy": decision.policy,
         "params": dict(decision.params),
@@ -151,12 +179,12 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "weights_version": decision.weights_version,
         "seed": decision.seed,
         "tie_band": decision.tie_band,
-        "request": _asked(request),
+        "request": {name: getattr(request, name) for name in _ASKED},
         "stream": request.stream,
         "session": request.session,
         "blocks": blocks,
         "block_tokens": block_tokens,
-        "text_bytes": decision.text_bytes,
+        "text_bytes": request.text_bytes,
         "endpoints": fleet.endpoints,
         "regions": fleet.regions,
         "engine_classes": fleet.engine_classes,
@@ -174,7 +202,7 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
         "served_model": decision.served_model,
-        "served_models": decision.served_models,
+        "served_models": fleet.models,
     }
 
 
@@ -187,24 +215,6 @@ def _rtt_sources(fleet: Snapshot) -> dict[str, list[int]]:
         if source:
             rows.setdefault(RTT_SOURCES[source], []).append(row)
     return rows
-
-
-def _asked(request: RequestInfo) -> dict[str, Any]:
-    return {
-        "model": request.model,
-        "prompt_tokens": request.prompt_tokens,
-        "body_bytes": request.body_bytes,
-        "max_output_tokens": request.max_output_tokens,
-        "affinity_key": request.affinity_key,
-        "prefix_key": request.prefix_key,
-        "sequence": request.sequence,
-        "expected_output_tokens": request.expected_output_tokens,
-        "prefix_sharing": request.prefix_sharing,
-        "usual_first_token_ms": request.usual_first_token_ms,
-        "language": request.language,
-        "task": request.task,
-        "tried_models": request.tried_models,
-    }
 
 
 def _probabilities(decision: Decision) -> list[float]:
@@ -325,15 +335,7 @@ def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
 
 def usage_sources(usage: Usage, source: Source) -> dict[str, Source]:
     """Sources of the counts that an engine told."""
-    return {
-        name: source
-        for name, value in (
-            ("prompt_tokens", usage.prompt_tokens),
-            ("completion_tokens", usage.completion_tokens),
-            ("cached_tokens", usage.cached_tokens),
-        )
-        if value is not None
-    }
+    return {name: source for name in usage.__struct_fields__ if getattr(usage, name) is not None}
 
 
 def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
@@ -363,3 +365,37 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
 
 def _rounded(value_ms: float) -> float | None:
     return None if math.isnan(value_ms) else round(value_ms, 3)
+
+
+def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision:
+    """Price and draw a recorded decision again, with the same or another policy; nothing is reserved.
+
+    Args:
+        decision: as it was taken.
+        policy: that it is asked of.
+        tie_band: relative band of equals of another policy that has one; the same one's is the decision's.
+    """
+    if policy.name == decision.policy:
+        weights, band = decision.weights, decision.tie_band
+    else:
+        weights, band = policy.default_weights(), tie_band if policy.ties is Ties.BAND else 0.0
+    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
+    selection = select(
+        ranking.costs,
+        decision.shares,
+        decision.fleet.endpoints,
+        tie_band=band,
+        fallbacks=len(decision.fallbacks),
+        seed=decision.seed,
+        key=decision.id,
+        served_models=decision.fleet.models,
+    )
+    return replace(
+        decision,
+        policy=policy.name,
+        params=params_of(policy),
+        weights=weights,
+        tie_band=band,
+        ranking=ranking,
+        **asdict(selection),
+    )

@@ -1,22 +1,124 @@
 """What an outcome teaches: bytes per token, lengths of answers, what engines and the ways to them are like.
 
-Owns which outcomes teach what. The stores that learn own how.
+Owns what is remembered of a request until then, and which outcomes teach what. The stores that learn own how.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epp.apis.usage import Usage
-from epp.signals.duration import cold_ms, network_ms, prefills
+from msgspec import Struct
+
+from epp.apis.usage import NO_USAGE, Usage
+from epp.schedule.decision import Outcome, Source, usage_sources, with_itl
+from epp.signals.duration import network_ms, prefills
+from epp.signals.paths import cold_body_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.schedule.decision import Outcome
-    from epp.schedule.in_flight import InFlight, Sent
+    from epp.schedule.decision import Decision
     from epp.signals.fleet import Fleet
+    from epp.signals.paths import ConnectionTiming
+    from epp.types import RequestInfo, Signals, Snapshot
+
+
+class Sent(Struct, frozen=True):
+    """The endpoint's state when the request was sent, without it.
+
+    Attributes:
+        rtt_ms: round trip to it.
+        pending_requests: requests that awaited their first token.
+        pending_uncached_tokens: their uncached tokens.
+        running_requests: requests in all.
+        idle: how long the connection was idle that it should find, as `epp.signals.paths` counts it.
+        upload_rounds: round trips per doubling of a body on such a connection, as seen.
+    """
+
+    rtt_ms: float
+    pending_requests: float
+    pending_uncached_tokens: float
+    running_requests: float
+    idle: int
+    upload_rounds: float
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What is remembered of a request until its outcome is reported.
+
+    ``confirmed`` once the prefix index knows how much of its prompt the engine had.
+    """
+
+    slot: int
+    endpoint: str
+    request: RequestInfo
+    picked_s: float
+    expected_tokens: float
+    distance_tokens: float
+    sent: Sent
+    first_token_s: float = math.nan
+    first_source: Source = Source.FIRST_TOKEN
+    last_chunk_s: float = math.nan
+    status: int | None = None
+    usage: Usage = NO_USAGE
+    usage_refused: bool = False
+    confirmed: bool = False
+    served: str = ""
+    chunks: int | None = None
+    response_bytes: int | None = None
+    connection: ConnectionTiming | None = None
+    streamed: bool | None = None
+
+
+def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
+    """Make the outcome of what the stream, and the call at the first token, have reported."""
+    ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
+    stream = Source.STREAM
+    sources = {"cause": stream, "e2e_ms": stream}
+    seen = ("served", "status", "chunks", "response_bytes")
+    sources |= {name: stream for name in seen if getattr(entry, name) not in ("", None)}
+    if not math.isnan(ttft_ms):
+        sources["ttft_ms"] = entry.first_source
+    if entry.usage != NO_USAGE:
+        sources |= usage_sources(entry.usage, stream)
+    outcome = Outcome(
+        id=decision_id,
+        endpoint=entry.endpoint,
+        cause=cause,
+        status=entry.status,
+        ttft_ms=ttft_ms,
+        e2e_ms=(now_s - entry.picked_s) * 1e3,
+        usage=entry.usage,
+        usage_refused=entry.usage_refused,
+        generates=bool(entry.request.prompt_tokens) and entry.request.max_output_tokens != 0,
+        served=entry.served,
+        chunks=entry.chunks,
+        response_bytes=entry.response_bytes,
+        streamed=entry.request.stream if entry.streamed is None else entry.streamed,
+        sources=sources,
+    )
+    return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
+
+
+def sent_of(decision: Decision, seen: Signals[float], idle: int) -> Sent:
+    """Record what stands before and beside a request where it is sent."""
+    return Sent(
+        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
+        pending_requests=seen.running_requests - seen.decoding_requests,
+        pending_uncached_tokens=seen.pending_uncached_tokens,
+        running_requests=seen.running_requests,
+        idle=idle,
+        upload_rounds=seen.upload_rounds,
+    )
+
+
+def _unknown(fleet: Snapshot, column: str, index: int) -> bool:
+    mask = fleet.unknown.get(column)
+    return mask is not None and bool(mask[index])
+
 
 #: Ends at which an engine has done all of a request's work.
 DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
@@ -80,35 +182,26 @@ def learn_from(
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return
     usage = with_cached(slot, request.api, usage, fleet)
-    _path(slot, entry, outcome, fleet)
-    _rates(slot, entry, outcome, usage, fleet)
-    counted = request.prompt_tokens
+    answer, counted = _answer(outcome), request.prompt_tokens
+    if answer is not None:
+        fleet.answers.observe(request.model, answer)
     as_picked = outcome.where == entry.endpoint
-    if usage.cached_tokens is not None and as_picked and counted:
+    if as_picked and outcome.attempts in {None, 1}:  # of several tries nobody knows which one it was of
+        sent, timing = entry.sent, entry.connection
+        if timing is not None:
+            body_bytes = request.body_bytes
+            fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
+        if outcome.streamed:
+            _rates(slot, entry, outcome, usage, fleet)
+    if usage.cached_tokens is not None and as_picked:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
         expected = entry.expected_tokens * whole / counted
         fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
-def _path(slot: int, entry: InFlight, outcome: Outcome, fleet: Fleet) -> None:
-    """What its connection tells of the path; of several tries nobody knows which one it was of."""
-    sent, timing = entry.sent, entry.connection
-    if sent is not None and timing is not None and outcome.where == entry.endpoint and _first_try(outcome):
-        body_bytes = entry.request.body_bytes
-        fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
-
-
-def _first_try(outcome: Outcome) -> bool:
-    return outcome.attempts in {None, 1}
-
-
 def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.sent, _answer(outcome)
-    if answer is not None:
-        fleet.answers.observe(entry.request.model, answer)
-    if sent is None or outcome.where != entry.endpoint or not outcome.streamed or not _first_try(outcome):
-        return
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
     ended_s = entry.picked_s + e2e_ms / 1e3
     if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):
@@ -134,7 +227,7 @@ def _network_ms(entry: InFlight, sent: Sent) -> float:
         return network_ms(sent.rtt_ms, body_bytes)
     if timing.is_new:
         connect_ms = sent.rtt_ms if math.isnan(timing.connect_ms) else timing.connect_ms
-        return cold_ms(sent.rtt_ms, body_bytes, connect_ms)
+        return connect_ms + cold_body_ms(sent.rtt_ms, body_bytes)
     return network_ms(sent.rtt_ms, body_bytes, sent.upload_rounds)
 
 

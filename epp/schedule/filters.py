@@ -18,11 +18,9 @@ from epp.schedule.subset import hosts_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from epp.config.schema import RegionRule
     from epp.schedule.subset import Hosts, Subset
-    from epp.types import Endpoint, RequestInfo
+    from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots
 
 _REMEMBERED = 1024
 
@@ -37,7 +35,7 @@ class Candidates(Struct, frozen=True):
             name.
     """
 
-    slots: NDArray[np.intp]
+    slots: Slots
     excluded: Mapping[str, tuple[str, ...]]
     served_models: tuple[str, ...] = ()
 
@@ -63,7 +61,7 @@ class _Static(Struct, frozen=True):
     """What the rules on endpoints alone leave of the pool."""
 
     found: Candidates
-    context_tokens: NDArray[np.float64] | None
+    context_tokens: Floats | None
     served_models: Mapping[int, str]  # by slot; empty when all call the model by its public name
 
 
@@ -93,7 +91,7 @@ class Filters:
     def candidates(
         self,
         request: RequestInfo,
-        healthy: NDArray[np.bool_] | None,
+        healthy: Flags | None,
         retry_after: Mapping[int, float] | None = None,
     ) -> Candidates:
         """Find the endpoints that pass every rule.
@@ -136,12 +134,12 @@ class Filters:
 
     def _keep(
         self,
-        slots: NDArray[np.intp],
-        mask: NDArray[np.bool_],
+        slots: Slots,
+        mask: Flags,
         rule: str,
         excluded: dict[str, tuple[str, ...]],
         problem: str = "",
-    ) -> NDArray[np.intp]:
+    ) -> Slots:
         """Keep the slots of a mask, and note who is removed by which rule."""
         if mask.all():
             return slots

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
+    from epp.types import Floats
 
 #: Decisions compared at once; half of them must be there before anything is said.
 WINDOW = 128
@@ -32,7 +31,7 @@ class ModelWatch:
     def __init__(self, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._model: RewardModel | None = None
-        self._rows: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
+        self._rows: deque[Floats] = deque(maxlen=WINDOW)
 
     @property
     def model(self) -> RewardModel | None:

@@ -20,9 +20,8 @@ from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.schedule.decision import Basis, Decision, Source
-from epp.schedule.feedback import DONE, is_absurd, learn_from, with_cached
+from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
-from epp.schedule.in_flight import InFlight, outcome_of, sent_of
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet
@@ -31,18 +30,14 @@ from epp.types import PREFIX_KEY_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex, PrefixMatch
     from epp.schedule.decision import Outcome
     from epp.schedule.filters import Candidates
-    from epp.schedule.subset import Subset
     from epp.schedule.weights import WeightBook, Weights
-    from epp.signals.capability import Success
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint, RequestInfo
+    from epp.types import Endpoint, Floats, RequestInfo, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self._filters = Filters()
+        self.filters = Filters()
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -109,7 +104,7 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self._filters.set_pool(self.fleet.members)
+        self.filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
         """Use the same policy with other parameters from the next decision on.
@@ -120,15 +115,6 @@ class Picker:
         if policy.name != self.policy.name:
             raise ValueError(f"the weights in force are those of {self.policy.name}, not of {policy.name}")
         self.policy, self._params = policy, params_of(policy)
-
-    def addresses(self, subset: Subset) -> tuple[str, ...]:
-        """Return the endpoints of the pool that a subset names, in its order."""
-        return self._filters.addresses(subset)
-
-    @property
-    def names_models(self) -> bool:
-        """Whether an endpoint's eligibility depends on the model or on the length of a request."""
-        return self._filters.names_models
 
     @property
     def in_flight(self) -> int:
@@ -147,15 +133,19 @@ class Picker:
         """
         settings, fleet = self._settings, self.fleet
         tokens = request.prompt_tokens
-        found = self._filters.candidates(request, fleet.healthy(now_s), fleet.retry_after.until_s(now_s))
+        found = self.filters.candidates(
+            request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        )
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = self._success(request, found)
+        success = fleet.capability.success(request, found.served_models, len(found.slots))
         seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._completed(request, match, now_s, found)
-        policy, basis = self._policy_for(request)
-        weights, arm = self.weights.current, ""
-        if policy is self.policy:
+        if request.opaque and Need.PROMPT in self.policy.needs:
+            policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
+            weights, arm = self.weights.current, ""
+        else:
+            policy, basis, params = self.policy, Basis.POLICY, self._params
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
@@ -174,12 +164,10 @@ class Picker:
             served_models=found.served_models,
         )
         decision = Decision(
-            id=request.decision_id,
             at_wall_s=wall_s,
-            api=request.api,
             basis=basis,
             policy=policy.name,
-            params=self._params if policy is self.policy else {},
+            params=params,
             request=request,
             fleet=seen,
             weights=values,
@@ -194,18 +182,9 @@ class Picker:
             held_back=selection.held_back,
             arm=arm,
             excluded=found.excluded,
-            text_bytes=request.text_bytes,
-            served_models=found.served_models,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
-
-    def _success(self, request: RequestInfo, found: Candidates) -> Success | None:
-        capability, tokens = self.fleet.capability, request.prompt_tokens
-        if not tokens or not len(capability):
-            return None
-        models = found.served_models or (request.model,) * len(found.slots)
-        return capability.success(models, language=request.language, task=request.task, prompt_tokens=tokens)
 
     def _completed(
         self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
@@ -238,11 +217,6 @@ class Picker:
         covered = max(int(PREFIX_KEY_TOKENS / request.block_tokens), 1)
         return self._name_block(request.blocks[min(covered, len(request.blocks)) - 1])
 
-    def _policy_for(self, request: RequestInfo) -> tuple[Policy, Basis]:
-        if request.opaque and Need.PROMPT in self.policy.needs:
-            return self._balance, Basis.BALANCE
-        return self.policy, Basis.POLICY
-
     def _weights_for(self, request: RequestInfo, wall_s: float) -> tuple[Weights, str]:
         """Choose the weights of a request's arm in a trial, with the arm's stamp.
 
@@ -256,7 +230,7 @@ class Picker:
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)
 
-    def _shares(self, slots: NDArray[np.intp], now_s: float) -> NDArray[np.float64] | None:
+    def _shares(self, slots: Slots, now_s: float) -> Floats | None:
         shares = self.fleet.warm_share(now_s, self._settings.warmup_s)
         if shares is None:
             return None

@@ -18,11 +18,8 @@ from epp.schedule.select import band_limit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from epp.policies.base import Drawn
-
-    Floats = NDArray[np.float64]
+    from epp.types import Floats
 
 
 def propensities(

@@ -16,16 +16,15 @@ from epp.signals.engine_metrics import KV_USAGE, WAITING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
     from epp.config.schema import Saturation
     from epp.signals.fleet import Fleet
+    from epp.types import Floats
 
 #: Headers that name a request's InferenceObjective, the newer name first. Source [E].
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 
 
-def saturation(waiting: NDArray[np.float64], kv_usage: NDArray[np.float64], settings: Saturation) -> float:
+def saturation(waiting: Floats, kv_usage: Floats, settings: Saturation) -> float:
     """Measure how saturated a pool is; from 1 on nothing more should be put into it by choice.
 
     Args:

@@ -21,7 +21,8 @@ from epp.keyed_uniform import keyed_uniform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from epp.types import Flags, Floats
+
 
 #: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
 _FEW = 64
@@ -51,8 +52,8 @@ def band_limit(best: float, tie_band: float) -> float:
 
 
 def select(
-    costs: NDArray[np.float64],
-    shares: NDArray[np.float64] | None,
+    costs: Floats,
+    shares: Floats | None,
     names: Sequence[str],
     *,
     tie_band: float,
@@ -111,16 +112,14 @@ def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: in
     return Selection(chosen, tuple(order), len(tied), ())
 
 
-def _admit(shares: NDArray[np.float64], names: Sequence[str], seed: int, key: str) -> NDArray[np.bool_]:
+def _admit(shares: Floats, names: Sequence[str], seed: int, key: str) -> Flags:
     admitted = shares >= 1.0
     for index in np.flatnonzero(~admitted).tolist():
         admitted[index] = keyed_uniform(seed, key, f"warmup {names[index]}") < shares[index]
     return admitted if admitted.any() else np.ones(len(shares), dtype=np.bool_)
 
 
-def _cheapest(
-    admitted_costs: NDArray[np.float64], costs: NDArray[np.float64], chosen: int, count: int
-) -> list[int]:
+def _cheapest(admitted_costs: Floats, costs: Floats, chosen: int, count: int) -> list[int]:
     wanted = min(len(costs), count + 1)
     near = np.arange(len(costs))
     if wanted < len(costs) // 4:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.apis.error_bodies import openai_error
-from epp.apis.registry import error_words, find_parser, is_upgrade
+from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
 from epp.apis.tried import task_of, tried_models
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.types import PickAt, Refusal
@@ -148,7 +147,9 @@ class Core:
 
     def _reads_bodies(self) -> bool:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
-        return bool(self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.names_models)
+        return bool(
+            self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.filters.names_models
+        )
 
     def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
         """Parse a request; None for what passes through unread, a refusal for what gets no decision."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from epp.apis.answer import WATCH_BYTES, AnswerWatch
+from epp.apis.usage import WATCH_BYTES, AnswerWatch
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,

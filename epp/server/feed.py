@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from epp.server.metrics import Metrics
     from epp.server.poll import ListedModel
-    from epp.signals.engine_sample import EngineSample
     from epp.signals.fleet import Fleet
+    from epp.signals.metrics_text import EngineSample
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from epp.errors import ClientError
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
-from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ ECHO_HEADER = "x-echo-set-header"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
 #: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
-#: Response header: how many models are left that are worth a further attempt (`epp.schedule.retry`).
+#: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
 UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
@@ -65,7 +64,7 @@ class Gateway:
         Under the conformance switch the first endpoint of the steering header is the only one.
         """
         hint = subset_hint(request.metadata) if self._settings.subset_hint else None
-        allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+        allowed = None if hint is None else self._picker.filters.addresses(self._understood(hint))
         if self._settings.conformance and (named := request.headers.get(STEERING_HEADER)):
             return self._steered(named, allowed)[:1]
         return allowed
@@ -77,7 +76,7 @@ class Gateway:
             others = self._other_addresses(request)
         if settings.conformance and (named := request.headers.get(STEERING_HEADER)):
             hint = subset_hint(request.metadata) if settings.subset_hint else None
-            allowed = None if hint is None else self._picker.addresses(self._understood(hint))
+            allowed = None if hint is None else self._picker.filters.addresses(self._understood(hint))
             destination = ",".join(map(self._resolver.known_as, self._steered(named, allowed)))
         if others:
             destination = ",".join(others.get(address, address) for address in destination.split(","))
@@ -111,7 +110,7 @@ class Gateway:
         hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others, own = self._resolver.aliases_in(hint), set(self._picker.addresses(hint))
+        others, own = self._resolver.aliases_in(hint), set(self._picker.filters.addresses(hint))
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -125,7 +124,7 @@ class Gateway:
 
     def _steered(self, named: str, allowed: Collection[str] | None) -> tuple[str, ...]:
         """List the endpoints of the pool that the steering header names."""
-        steered = self._picker.addresses(self._understood(parse_entries((named,))))
+        steered = self._picker.filters.addresses(self._understood(parse_entries((named,))))
         return tuple(address for address in steered if allowed is None or address in allowed)
 
 
@@ -138,7 +137,7 @@ def set_models(pick: Pick, decision: Decision) -> None:
     model = decision.served_model
     if not model or _CONTROL.search(model):
         return
-    untried = str(len(untried_models(decision)))
+    untried = str(len(decision.untried_models))
     pick.metadata |= {SERVED_MODEL_KEY: model, UNTRIED_KEY: untried}
     pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}
 

@@ -115,7 +115,7 @@ def queues(state: PickerState) -> Samples:
 
 def ready(state: PickerState) -> Samples:
     """Count the endpoints that may be picked."""
-    healthy = state.fleet.healthy(state.mono_s())
+    healthy = state.fleet.health.eligible(state.mono_s())
     taking = [slot for slot, endpoint in state.fleet.members if not endpoint.draining]
     return [((state.pool,), float(sum(healthy is None or bool(healthy[slot]) for slot in taking)))]
 

@@ -338,7 +338,7 @@ TABLE: tuple[Row, ...] = (
         "llm_d_epp_prefix_indexer_size",
         "plugin_name plugin_type",
         "Entries of the prefix index.",
-        lambda s: [(("prefix-index", "prefix-index"), float(s.fleet.index.stats().blocks))],
+        lambda s: [(("prefix-index", "prefix-index"), float(s.fleet.index.distinct_blocks))],
     ),
     # Endpoints, ours.
     _of_picker(

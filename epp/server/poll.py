@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
     from epp.server.client_credentials import TokenFile
     from epp.server.keep_alive import Answer
-    from epp.signals.engine_sample import EngineSample
+    from epp.signals.metrics_text import EngineSample
 
 _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 

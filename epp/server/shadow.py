@@ -16,8 +16,7 @@ from epp.errors import ConfigError, gather, raise_all
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
-from epp.schedule.decision import Basis
-from epp.schedule.rerun import rerun
+from epp.schedule.decision import Basis, rerun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -279,8 +279,11 @@ class ServedTokenizers:
             log.info("tokens of %s are counted by the tokenizer of %s", name, root)
             return known
         # imported here: who estimates needs none of it
-        from epp.tokens.load import INSTALL, load_model  # noqa: PLC0415
-        from epp.tokens.places import find  # noqa: PLC0415
+        from epp.tokens.load import (  # noqa: PLC0415
+            INSTALL,
+            find,
+            load_model,
+        )
 
         if len(self._by_root) >= MAX_TOKENIZERS:
             raise LookupError(f"{MAX_TOKENIZERS} tokenizers are loaded already")

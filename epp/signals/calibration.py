@@ -12,7 +12,7 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from epp.types import Floats
 
 #: Weight left of the past after one more report: the last fifty or so count.
 _FADING = 0.98
@@ -29,7 +29,7 @@ class HitRatios:
         self._reported: list[float] = []
         self._predicted: list[float] = []
         #: By slot, 0 to 1.5; 1 before anything is known. Not to be written.
-        self.hit_ratio: NDArray[np.float64] = np.ones(0, np.float64)
+        self.hit_ratio: Floats = np.ones(0, np.float64)
         #: Slots whose processes report cached tokens, and for which API.
         self._reports: set[tuple[int, str]] = set()
 

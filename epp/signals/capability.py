@@ -8,8 +8,7 @@ is known of anybody, chances are 1 and decide nothing. Source [R], section 5.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,14 +17,14 @@ from epp.types import Cell, length_bucket
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from epp.types import Flags, Floats, RequestInfo
+
 
 #: Answers kept ready: candidate sets times cells, a handful of each.
 _REMEMBERED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
+class Success(NamedTuple):
     """One column.
 
     Attributes:
@@ -33,8 +32,8 @@ class Success:
         unknown: which of them were filled in, None when none was.
     """
 
-    values: NDArray[np.float64]
-    unknown: NDArray[np.bool_] | None
+    values: Floats
+    unknown: Flags | None
 
 
 class Capability:
@@ -44,10 +43,6 @@ class Capability:
         self._chances: Mapping[str, Mapping[Cell, float]] = {}
         self._tasks: frozenset[str] = frozenset()
         self._memory: dict[tuple[tuple[str, ...], Cell], Success] = {}
-
-    def __len__(self) -> int:
-        """Models known."""
-        return len(self._chances)
 
     def replace(self, chances: Mapping[str, Mapping[Cell, float]]) -> None:
         """Another table: chance by what the engine calls the model, and cell; ``{}`` knows nothing."""
@@ -59,14 +54,19 @@ class Capability:
         """Return the task of that name, ``""`` for one that the table does not know."""
         return name if name in self._tasks else ""
 
-    def success(
-        self, models: Sequence[str], *, language: str, task: str, prompt_tokens: int
-    ) -> Success | None:
-        """The column for candidates that serve these models, None while the table is empty."""
-        if not self._chances:
+    def success(self, request: RequestInfo, models: tuple[str, ...], count: int) -> Success | None:
+        """The column of so many candidates; None of a request without a prompt and while the table is empty.
+
+        Args:
+            request: what is asked.
+            models: what each one's engine calls the model, empty when all use its public name.
+            count: of the candidates.
+        """
+        if not request.prompt_tokens or not self._chances:
             return None
-        cell = Cell(language, length_bucket(prompt_tokens), self.task(task))
-        key = (tuple(models), cell)
+        models = models or (request.model,) * count
+        cell = Cell(request.language, length_bucket(request.prompt_tokens), self.task(request.task))
+        key = (models, cell)
         found = self._memory.get(key)
         if found is None:
             if len(self._memory) >= _REMEMBERED:

@@ -70,13 +70,7 @@ def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> fl
     return rtt_ms * (1.0 + min(_UPLOAD_ROUNDS, upload_rounds) * upload_doublings(body_bytes))
 
 
-def cold_ms(rtt_ms: float, body_bytes: int, connect_ms: float) -> float:
-    """Estimate the same on a connection that took ``connect_ms`` to open."""
-    return connect_ms + cold_body_ms(rtt_ms, body_bytes)
-
-
 def _network_ms(body_bytes: int, seen: Signals[float]) -> float:
-    warm = network_ms(seen.rtt_ms, body_bytes, seen.upload_rounds)
-    return (1.0 - seen.cold_chance) * warm + seen.cold_chance * cold_ms(
-        seen.rtt_ms, body_bytes, seen.connect_ms
-    )
+    warm_ms = network_ms(seen.rtt_ms, body_bytes, seen.upload_rounds)
+    cold_ms = seen.connect_ms + cold_body_ms(seen.rtt_ms, body_bytes)
+    return (1.0 - seen.cold_chance) * warm_ms + seen.cold_chance * cold_ms

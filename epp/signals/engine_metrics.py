@@ -14,9 +14,8 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from epp.signals.engine_sample import EngineSample
+    from epp.signals.metrics_text import EngineSample
+    from epp.types import Floats
 
 #: Rows of `EngineMetrics.block`.
 RUNNING, WAITING, KV_USAGE, USED_TOKENS = range(4)
@@ -37,7 +36,7 @@ class EngineMetrics:
         self._stale_after_s = stale_after_s
         self._block = np.full((4, 0), math.nan, np.float64)
         #: Time of the last sample, by slot; NaN before the first. Not to be written.
-        self.updated_s: NDArray[np.float64] = np.zeros(0, np.float64)
+        self.updated_s: Floats = np.zeros(0, np.float64)
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
@@ -83,7 +82,7 @@ class EngineMetrics:
         for store in (self._last, self._started_s, self._heard_s):
             store.pop(slot, None)
 
-    def block(self, now_s: float) -> NDArray[np.float64]:
+    def block(self, now_s: float) -> Floats:
         """Return the rows above by slot, ``[4, capacity]``, NaN where unknown or stale.
 
         Not to be written; valid until the next call.

@@ -12,33 +12,109 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from epp.signals.calibration import HitRatios
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.health import HealthTracker
 from epp.signals.ledger import LoadLedger
-from epp.signals.measured import Measured
-from epp.signals.model_means import AnswerLengths, FirstTokens
+from epp.signals.model_means import AnswerLengths, FirstTokens, Popularity
 from epp.signals.paths import PathTable
-from epp.signals.popularity import Popularity
 from epp.signals.rates import RateTable
 from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
-from epp.types import NUMERIC_COLUMNS, Snapshot
+from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
     from epp.signals.slots import Rows
-    from epp.types import Endpoint
+    from epp.types import Endpoint, Flags, Floats, Slots
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
+
+
+_AGES = "engine_age_ms"
+
+
+class Columns(Struct, frozen=True):
+    """What was measured of some endpoints; a column each.
+
+    Attributes:
+        rows: where they are.
+        versions: of the tables that it was taken from.
+        values: ``[5, rows]`` in the order of `FILLABLE_COLUMNS`, nothing unknown.
+        unknown: masks of what was not known and was filled, by column, that of ages included.
+        updated_s: when each one's metrics came, NaN where they did not.
+        rtt_sources: where round trips come from, as indices of `epp.types.RTT_SOURCES`.
+    """
+
+    rows: Rows
+    versions: tuple[int, int]
+    values: Floats
+    unknown: Mapping[str, Flags]
+    updated_s: Floats
+    rtt_sources: NDArray[np.int8]
+
+    def age_ms(self, now_s: float) -> Floats:
+        """Return the age of the metrics by endpoint; where there are none the largest known."""
+        ages_ms: Floats = (now_s - self.updated_s) * 1e3
+        if _AGES in self.unknown:
+            ages_ms[self.unknown[_AGES]] = np.fmax.reduce(ages_ms, initial=0.0)
+        return ages_ms
+
+
+class Measured:
+    """The last candidates' columns of probes and scrapes, kept until either changes.
+
+    Probes and scrapes come a few times a second and decisions by the hundred, so most decisions share the
+    columns of the one before; only ages grow in between. Shared columns cannot be written.
+
+    Args:
+        rtt: round-trip times.
+        engine: engine metrics.
+    """
+
+    def __init__(self, rtt: RttTable, engine: EngineMetrics) -> None:
+        self._rtt, self._engine = rtt, engine
+        self._kept: Columns | None = None
+
+    def columns(self, rows: Rows, now_s: float) -> Columns:
+        """Return the columns of these rows; ``rows`` is compared by identity."""
+        rtt, engine, kept = self._rtt, self._engine, self._kept
+        rtt_ms, block = rtt.rtt_ms(now_s), engine.block(now_s)  # what is stale by now goes, and is a change
+        versions = rtt.version, engine.version
+        if kept is not None and kept.rows is rows and kept.versions == versions:
+            return kept
+        updated_s = engine.updated_s[rows].copy()
+        values = np.empty((len(FILLABLE_COLUMNS), len(updated_s)))
+        values[0], values[1:] = rtt_ms[rows], block[:, rows]
+        unknown: dict[str, Flags] = {}
+        if math.isnan(np.minimum.reduce(values, axis=None)):  # the cheapest question for any NaN
+            unknown = _fill(values)
+        without = np.isnan(updated_s)
+        if without.any():
+            unknown[_AGES] = without
+        sources = rtt.sources(now_s)[rows].copy()
+        kept = self._kept = Columns(rows, versions, values, unknown, updated_s, sources)
+        for shared in (values, sources):
+            shared.flags.writeable = False
+        return kept
+
+
+def _fill(values: Floats) -> dict[str, Flags]:
+    """Replace NaN by the largest known of its row, 0 when none is known; in all these larger is worse."""
+    masks = np.isnan(values)
+    worst = np.fmax.reduce(values, axis=1, initial=0.0)
+    np.copyto(values, worst[:, None], where=masks)
+    filled = np.flatnonzero(masks.any(axis=1)).tolist()
+    return {FILLABLE_COLUMNS[row]: masks[row] for row in filled}
 
 
 def _from(column: str, count: int) -> slice:
@@ -96,7 +172,7 @@ class Fleet:
         self._learned_tokens: dict[int, int] = {}
         self._contexts: dict[int, int] = {}
         self._names: dict[bytes, _Names] = {}
-        self._named: tuple[NDArray[np.intp] | None, _Names] = (None, ((), (), (), slice(0)))
+        self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
         self._columns = stores
         self._slots = SlotMap(self._resize)
@@ -112,7 +188,8 @@ class Fleet:
 
     def slot_of(self, address: str) -> int | None:
         """Return the slot of an endpoint, None when it is not in the pool."""
-        return self._slots.slot_of(address)
+        known = self._members.get(address)
+        return None if known is None else known[0]
 
     def address_of(self, slot: int) -> str | None:
         """Return the address of the slot's endpoint, None when the slot is free."""
@@ -171,7 +248,7 @@ class Fleet:
 
     def assume_rtt(self, address: str, rtt_ms: float | None) -> None:
         """State the RTT that counts while none is measured, None to state nothing."""
-        slot = self._slots.slot_of(address)
+        slot = self.slot_of(address)
         if slot is not None:
             self.rtt.assume(slot, rtt_ms)
 
@@ -194,11 +271,7 @@ class Fleet:
             return None
         return self._contexts.get(slot) or self._members[address][1].context_tokens
 
-    def healthy(self, now_s: float) -> NDArray[np.bool_] | None:
-        """Return a mask by slot of endpoints that may be chosen, None when that is everybody."""
-        return self.health.eligible(now_s)
-
-    def warm_share(self, now_s: float, warmup_s: float) -> NDArray[np.float64] | None:
+    def warm_share(self, now_s: float, warmup_s: float) -> Floats | None:
         """Return the slow-start share by slot, 0..1; None when everybody is warm.
 
         The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
@@ -213,8 +286,8 @@ class Fleet:
 
     def snapshot(
         self,
-        slots: NDArray[np.intp],
-        cached_tokens: NDArray[np.float64] | None,
+        slots: Slots,
+        cached_tokens: Floats | None,
         prompt_tokens: int,
         now_s: float,
         *,
@@ -271,7 +344,7 @@ class Fleet:
         self._learned_tokens.pop(slot, None)
         self._contexts.pop(slot, None)
         self._fresh_s[slot] = -math.inf
-        self._slots.release(address)
+        self._slots.release(slot)
 
     def _cool(self, slot: int, now_s: float) -> None:
         self._fresh_s[slot] = self._last_fresh_s = now_s
@@ -279,7 +352,7 @@ class Fleet:
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:
         self.index.set_capacity(slot, endpoint.kv_capacity_tokens or self._learned_tokens.get(slot))
 
-    def _names_of(self, slots: NDArray[np.intp]) -> _Names:
+    def _names_of(self, slots: Slots) -> _Names:
         if slots is self._named[0]:
             return self._named[1]
         key = slots.tobytes()

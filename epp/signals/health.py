@@ -25,7 +25,7 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from epp.types import Flags
 
 #: Where a report comes from: an active probe, or a request of a client.
 Kind = Literal["probe", "outcome"]
@@ -89,7 +89,7 @@ class HealthTracker:
         self._slots: dict[int, _Health] = {}
         self._ejected: set[int] = set()
         self._next_trial_s = math.inf
-        self._mask: NDArray[np.bool_] = np.ones(0, np.bool_)
+        self._mask: Flags = np.ones(0, np.bool_)
         #: Whether ejections are being ignored.
         self.panicking = False
         #: When the last trial of any endpoint began.
@@ -153,7 +153,7 @@ class HealthTracker:
             return True
         return False
 
-    def eligible(self, now_s: float) -> NDArray[np.bool_] | None:
+    def eligible(self, now_s: float) -> Flags | None:
         """Return a mask by slot, None when nobody is kept out (or panic lets everybody in).
 
         Not to be written; valid until the next call.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.signals.slots import grown, row
+from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from epp.types import Floats
 
 _QUEUED, _PENDING, _RUNNING, _DECODING, _CONTEXT = range(5)
 _NOWHERE = -1
@@ -49,21 +49,23 @@ class LoadLedger:
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
         #: tokens that await their first token, unfinished requests, those of them past their first token,
         #: prompt tokens and expected answers of these.
-        self.block: NDArray[np.float64] = np.zeros((5, 0), np.float64)
+        self.block: Floats = np.zeros((5, 0), np.float64)
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self.block = grown(self.block, capacity, 0.0)
 
     @property
-    def pending_uncached_tokens(self) -> NDArray[np.float64]:
+    def pending_uncached_tokens(self) -> Floats:
         """Uncached tokens of requests that await their first token, by slot."""
-        return row(self.block, _PENDING)
+        tokens: Floats = self.block[_PENDING]
+        return tokens
 
     @property
-    def running_requests(self) -> NDArray[np.float64]:
+    def running_requests(self) -> Floats:
         """Unfinished requests, by slot."""
-        return row(self.block, _RUNNING)
+        requests: Floats = self.block[_RUNNING]
+        return requests
 
     def reserve(
         self,

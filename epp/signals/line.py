@@ -1,9 +1,4 @@
-"""One straight line through noisy, heavy-tailed samples, learned as they come.
-
-Owns the fit ``y = base * u + slope * x``. Rules: it starts on a prior that keeps the weight of a few samples
-for ever, old samples fade, relative errors count (times in milliseconds err by a share, not by an amount),
-one outlier moves it no further than an ordinary sample would, and neither coefficient leaves its bounds.
-"""
+"""One straight line through noisy, heavy-tailed samples, learned as they come."""
 
 from __future__ import annotations
 
@@ -26,7 +21,11 @@ _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Line:
-    """``y = base * u + slope * x`` for positive u, x and y.
+    """``y = base * u + slope * x`` for positive u, x and y, through noisy, heavy-tailed samples as they come.
+
+    It starts on a prior that keeps the weight of a few samples for ever, old samples fade, relative errors
+    count (times in milliseconds err by a share, not by an amount), one outlier moves it no further than an
+    ordinary sample would, and neither coefficient leaves its bounds.
 
     Args:
         base: prior of the first coefficient, above 0.
@@ -46,10 +45,6 @@ class Line:
         for u, x in design:
             y = base * u + slope * x
             self._prior = _added(self._prior, u, x, y, weight=PRIOR_SAMPLES / len(design) / (y * y))
-
-    def predict(self, u: float, x: float) -> float:
-        """Return the line's value."""
-        return self.base * u + self.slope * x
 
     @property
     def at_bound(self) -> bool:

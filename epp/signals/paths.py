@@ -26,9 +26,8 @@ from epp.signals.slots import grown
 from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from epp.signals.slots import Rows
+    from epp.types import Floats
 
 #: Idle seconds that part the classes of a table's rows; the last class is "none is idle".
 IDLE_S = (1.0, 4.0, 15.0, 60.0, 300.0)
@@ -220,9 +219,7 @@ class PathTable:
             self.known = True
             self._changed.update(self._paths.values())
 
-    def fill(
-        self, columns: NDArray[np.float64], rows: Rows, rtt_ms: NDArray[np.float64], now_s: float
-    ) -> None:
+    def fill(self, columns: Floats, rows: Rows, rtt_ms: Floats, now_s: float) -> None:
         """Write ``[3, rows]``: chance of a cold connection, ms to open one, upload rounds on a warm one.
 
         Where no connect was seen it takes a round trip, of ``rtt_ms`` by row.
@@ -241,7 +238,7 @@ class PathTable:
         if self.known:
             np.copyto(columns[1], rtt_ms, where=np.isnan(columns[1]))
 
-    def describe(self, rtt_ms: NDArray[np.float64]) -> dict[str, PathFigures]:
+    def describe(self, rtt_ms: Floats) -> dict[str, PathFigures]:
         """Describe each path that carried requests, for people; round trips by slot."""
         rows: dict[str, PathFigures] = {}
         for name, path in self._paths.items():

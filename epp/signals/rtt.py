@@ -25,6 +25,8 @@ from epp.types import MAX_RTT_MS, RTT_SOURCES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from epp.types import Floats
+
 _NAN = math.nan
 #: Samples that the minimum is taken over. With half of them clean, 8 miss the network's own time once in 256.
 #: At one probe every 1 to 5 s they span 8 to 40 s: so long takes a route that became slower to show.
@@ -128,7 +130,7 @@ class RttTable:
         self._sources[slot] = _NOWHERE
         self.version += 1
 
-    def rtt_ms(self, now_s: float) -> NDArray[np.float64]:
+    def rtt_ms(self, now_s: float) -> Floats:
         """Return by slot: measured, else assumed, else NaN. Not to be written; valid until the next call."""
         for table in (self._probes, self._connects):
             if now_s > table.stale_at_s:

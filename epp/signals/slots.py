@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Rows = slice | NDArray[np.intp]
+    from epp.types import Slots
+
+    Rows = slice | Slots
 
 _FIRST_CAPACITY = 8
 _Number = TypeVar("_Number", np.float64, np.int8, np.intp, np.bool_)
@@ -33,13 +35,7 @@ def grown(block: NDArray[_Number], capacity: int, fill: float) -> NDArray[_Numbe
     return larger
 
 
-def row(block: NDArray[np.float64], index: int) -> NDArray[np.float64]:
-    """Return one column of a block ``[columns, capacity]``, without a copy."""
-    column: NDArray[np.float64] = block[index]
-    return column
-
-
-def rows_of(slots: NDArray[np.intp]) -> Rows:
+def rows_of(slots: Slots) -> Rows:
     """Return where the columns of these slots are: a slice where they follow each other."""
     numbers = slots.tolist()
     first = numbers[0] if numbers else 0
@@ -48,23 +44,18 @@ def rows_of(slots: NDArray[np.intp]) -> Rows:
 
 
 class SlotMap:
-    """Addresses to slots and back.
+    """Slots and who has them.
 
     Args:
         grow: called with the capacity of all columns, now and before a slot beyond it is given out.
     """
 
     def __init__(self, grow: Callable[[int], None]) -> None:
-        self._slots: dict[str, int] = {}
         self._addresses: list[str | None] = []
         self._free: list[int] = []
         self._capacity = _FIRST_CAPACITY
         self._grow = grow
         grow(self._capacity)
-
-    def slot_of(self, address: str) -> int | None:
-        """Return the slot of the address, None when it has none."""
-        return self._slots.get(address)
 
     def address_of(self, slot: int) -> str | None:
         """Return the address in the slot, None when it is free."""
@@ -80,12 +71,10 @@ class SlotMap:
                 self._capacity *= 2
                 self._grow(self._capacity)
             self._addresses.append(None)
-        self._slots[address] = slot
         self._addresses[slot] = address
         return slot
 
-    def release(self, address: str) -> None:
-        """Free the slot of the address."""
-        slot = self._slots.pop(address)
+    def release(self, slot: int) -> None:
+        """Free the slot."""
         self._addresses[slot] = None
         heapq.heappush(self._free, slot)

@@ -2,6 +2,10 @@
 
 Called in worker threads, several at a time. Tokenizers gives up the interpreter's lock only in its batch
 calls; a plain ``encode`` holds it throughout.
+
+A rendered prompt is cut before *markers*: special tokens that tokenizers find in the raw text before anything
+else happens to it, so that what is left and right of one never meets and the chunks' tokens add up. Prompts
+with a common beginning have all chunks of it in common but the last: only new ones are tokenized.
 """
 
 from __future__ import annotations
@@ -12,12 +16,11 @@ from itertools import accumulate, islice, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
 import xxhash
 
 from epp.apis.content import prompt_content
 from epp.apis.types import NotCountableError
-from epp.tokens.chunks import safe_markers, split_points
-from epp.tokens.token_offsets import token_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +30,108 @@ if TYPE_CHECKING:
     from epp.apis.content import PromptContent
     from epp.apis.types import TemplateArguments, TokenCount
     from epp.tokens.template import ChatTemplate
+
+
+#: Shorter contents are found in wrong places more often than they help.
+_LEAST_TIE_BYTES = 16
+_HEAD_BYTES = 64
+#: Bytes of rendered text that are searched in vain for the contents of one prompt: templates may write none
+#: of them as they came, and a search for each to the end of the text takes the square of its length.
+_MOST_SEARCHED = 256 * 1024 * 1024
+
+
+def token_offsets(
+    canonical: bytes, rendered: bytes, ends: Sequence[int], tokens: Sequence[int], block_bytes: int
+) -> list[float]:
+    """Return tokens from the start to the end of each whole block of a prompt.
+
+    What a frame holds is found again in the rendered text and ties the two together; in between, both are
+    stretched evenly. Exact at the ends of the pieces that were counted, even in between.
+
+    Args:
+        canonical: the prompt in frames.
+        rendered: the same, as the tokenizer saw it.
+        ends: ascending places in the rendered text.
+        tokens: tokens up to each of them.
+        block_bytes: bytes of canonical prompt per block.
+
+    Returns:
+        One ascending value a whole block.
+    """
+    places = np.arange(block_bytes, len(canonical) + 1, block_bytes, dtype=np.float64)
+    if not len(places) or not ends:
+        return []
+    ours, theirs = _ties(canonical, rendered)
+    return np.interp(np.interp(places, ours, theirs), (0, *ends), (0, *tokens)).tolist()
+
+
+def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
+    """Return places in the one and the same places in the other, ascending in both."""
+    ours, theirs = [0], [0]
+    start, reached, left = 0, 0, _MOST_SEARCHED
+    for frame in canonical.split(b"\xff"):
+        end = start + len(frame)
+        body = frame[1:]
+        content = body.strip()
+        if len(content) >= _LEAST_TIE_BYTES and left > 0:
+            # Looked for by its head: searching for long needles costs a preparation as long as they are.
+            found = rendered.find(content[:_HEAD_BYTES], reached)
+            if found >= 0 and rendered.startswith(content, found):
+                at = end - len(body.lstrip())
+                reached = found + len(content)
+                ours += (at, at + len(content))
+                theirs += (found, reached)
+            else:
+                left -= (len(rendered) if found < 0 else found) - reached
+        start = end + 1
+    ours.append(len(canonical))
+    theirs.append(len(rendered))
+    return ours, theirs
+
+
+LEAST_BYTES = 512
+#: Markers beyond this many are left out: each costs a search through every prompt.
+MAX_MARKERS = 24
+
+
+def safe_markers(tokenizer: Tokenizer, wanted: Iterable[str]) -> list[bytes]:
+    """Choose the special tokens before which every text may be cut.
+
+    They take nothing of what is around them, and no other added token can begin before one and end inside it.
+    """
+    added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    found = []
+    for text in dict.fromkeys(wanted):
+        token = added.get(text)
+        plain = token is not None and not (token.normalized or token.lstrip or token.single_word)
+        if plain and not any(_reaches_into(other, text) for other in added):
+            found.append(text.encode())
+    return found[:MAX_MARKERS]
+
+
+def _reaches_into(other: str, marker: str) -> bool:
+    """Return whether ``other`` can begin before a marker and cover its first character."""
+    ends = (other[start:] for start in range(1, len(other)))
+    return any(end.startswith(marker) or marker.startswith(end) for end in ends)
+
+
+def split_points(text: bytes, markers: Sequence[bytes], least_bytes: int = LEAST_BYTES) -> list[int]:
+    """Find where the chunks of a text end, the last at its end; none for the empty text."""
+    size, position = len(text), least_bytes
+    ends: list[int] = []
+    next_at = [-1] * len(markers)
+    while position < size:
+        for number, marker in enumerate(markers):
+            if next_at[number] < position:
+                found = text.find(marker, position)
+                next_at[number] = size if found < 0 else found
+        position = min(next_at, default=size)
+        ends.append(position)
+        position += least_bytes
+    if size and ends[-1:] != [size]:
+        ends.append(size)
+    return ends
+
 
 #: Bytes that tokenizers is given in one call, and of the longest chunk that is counted at all: it takes up to
 #: 330 bytes of memory for each while it works.

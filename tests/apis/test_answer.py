@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.apis.answer import WATCH_BYTES, AnswerWatch
-from epp.apis.usage import NO_USAGE, Usage
+from epp.apis.usage import NO_USAGE, WATCH_BYTES, AnswerWatch, Usage
 
 USAGE = {"prompt_tokens": 1200, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1024}}
 KNOWN = Usage(1200, 7, 1024)

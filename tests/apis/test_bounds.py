@@ -19,18 +19,6 @@ from tests.kit.apis import APIS, Api
 EVERY = pytest.mark.parametrize("api", [pytest.param(api, id=api.name) for api in APIS])
 
 
-def outcome(api: Api, body: bytes) -> int:
-    """Canonical bytes, -1 for a 4xx."""
-    parser = find_parser("POST", api.paths[0], {})
-    assert parser is not None
-    try:
-        return len(parser.parse(body, {}).canonical)
-    except ClientError as error:
-        told = json.loads(parser.error_body(error.status, error.message, error.param))
-        assert (error.status, told["error"]["message"]) == (400, error.message)  # noqa: PT017 - both are right
-        return -1
-
-
 @EVERY
 def test_the_name_of_a_model_is_bounded(api: Api) -> None:
     parser = find_parser("POST", api.paths[0], {})

@@ -6,13 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epp.apis.anthropic import parse_messages
 from epp.apis.canonical import exact_tokens
 from epp.apis.openai import parse_chat, parse_completion
+from epp.apis.responses import parse_responses
 
-MARKS = "\u00ffRCITKMG\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
+MARKS = "\u00ffRCITKMGJPQBV\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
 
 
 def chat(messages: list[dict[str, Any]], **fields: Any) -> bytes:
@@ -25,43 +27,30 @@ def completion(prompt: Any) -> bytes:
 
 
 text = st.text(st.sampled_from(MARKS + "ab") | st.characters(exclude_categories=["Cs"]), max_size=8)
-some_text = text.filter(bool)
-call = st.fixed_dictionaries(
-    {
-        "id": text,
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": text, "arguments": text}),
-    }
-)
+some = text.filter(bool)
+
+
+def fixed(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {name: one if isinstance(one, st.SearchStrategy) else st.just(one) for name, one in fields.items()}
+    )
+
+
+def listed(*kinds: Any, least: int = 1, most: int = 3) -> Any:
+    return st.lists(st.one_of(*kinds), min_size=least, max_size=most)
+
+
+said = fixed(type="text", text=text)
+call = fixed(id=text, type="function", function=fixed(name=text, arguments=text))
 message = st.one_of(
-    st.fixed_dictionaries({"role": some_text, "content": text}),
-    st.fixed_dictionaries({"role": st.just("user"), "content": st.just("x"), "name": some_text}),
-    st.fixed_dictionaries({"role": st.just("tool"), "content": text, "tool_call_id": some_text}),
-    st.fixed_dictionaries(
-        {"role": st.just("assistant"), "tool_calls": st.lists(call, min_size=1, max_size=2)}
-    ),
-    st.fixed_dictionaries({"role": st.just("assistant"), "content": text, "reasoning_content": some_text}),
-    st.fixed_dictionaries({"role": st.just("assistant"), "refusal": some_text}),
-    st.fixed_dictionaries(
-        {
-            "role": st.just("user"),
-            "content": st.lists(
-                st.fixed_dictionaries({"type": st.just("text"), "text": text}), min_size=2, max_size=3
-            ),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "role": st.just("user"),
-            "content": st.lists(
-                st.fixed_dictionaries(
-                    {"type": st.just("image_url"), "image_url": st.fixed_dictionaries({"url": text})}
-                ),
-                min_size=1,
-                max_size=2,
-            ),
-        }
-    ),
+    fixed(role=some, content=text),
+    fixed(role="user", content="x", name=some),
+    fixed(role="tool", content=text, tool_call_id=some),
+    fixed(role="assistant", tool_calls=listed(call, most=2)),
+    fixed(role="assistant", content=text, reasoning_content=some),
+    fixed(role="assistant", refusal=some),
+    fixed(role="user", content=listed(said, least=2)),
+    fixed(role="user", content=listed(fixed(type="image_url", image_url=fixed(url=text)), most=2)),
 )
 conversation = st.lists(message, min_size=1, max_size=4)
 
@@ -77,6 +66,55 @@ def test_no_two_conversations_of_any_shape_have_equal_bytes(
 def test_a_turn_more_only_adds_bytes(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
     assert chat(one + two).startswith(chat(one))
     assert len(chat(one + two)) > len(chat(one))
+
+
+seen = fixed(type="image", source=fixed(type="base64", media_type="image/png", data=some))
+thought = fixed(type="thinking", thinking=some, signature=text)
+used = fixed(type="tool_use", id=some, name=some, input=st.dictionaries(text, text, max_size=2))
+result = fixed(type="tool_result", tool_use_id=some, content=text | listed(said, seen))
+turn = st.one_of(
+    fixed(role="user", content=text | listed(said, seen)),
+    fixed(role="user", content=listed(result)),
+    fixed(role="assistant", content=text | listed(said, thought, used)),
+)
+talk = st.lists(turn, min_size=1, max_size=4)
+
+
+def messages(given_: list[Any], **fields: Any) -> bytes:
+    body = {"model": "m", "max_tokens": 1, "messages": given_, **fields}
+    return parse_messages(json.dumps(body).encode(), {}).canonical
+
+
+@settings(max_examples=50)
+@given(talk, talk, text, st.lists(fixed(name=some, input_schema=fixed(type="object")), max_size=2))
+def test_messages(one: list[Any], two: list[Any], system: str, tools: list[Any]) -> None:
+    first, both = (messages(turns, system=system, tools=tools) for turns in (one, one + two))
+    assert both.startswith(first)
+    assert len(both) > len(first)
+
+
+item = st.one_of(
+    fixed(role="user", content=text | listed(fixed(type="input_text", text=text))),
+    fixed(type="message", id=text, role="assistant", content=listed(fixed(type="output_text", text=text))),
+    fixed(type="reasoning", id=text, summary=listed(fixed(type="summary_text", text=text))),
+    fixed(type="function_call", call_id=some, name=some, arguments=text, id=text, status="completed"),
+    fixed(type="function_call_output", call_id=some, output=text),
+    fixed(role="user", content=listed(fixed(type="input_image", image_url=some))),
+    fixed(type="item_reference", id=some),
+)
+items = st.lists(item, min_size=1, max_size=4)
+
+
+def response(given_: list[Any], **fields: Any) -> bytes:
+    return parse_responses(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
+
+
+@settings(max_examples=50)
+@given(items, items, text)
+def test_responses(one: list[Any], two: list[Any], instructions: str) -> None:
+    first, both = (response(turns, instructions=instructions) for turns in (one, one + two))
+    assert both.startswith(first)
+    assert len(both) > len(first)
 
 
 ids = st.lists(st.integers(0, 2**32 - 2) | st.just(0x49FF) | st.just(0xFF49_0000), max_size=6)

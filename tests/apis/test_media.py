@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from epp.apis.image_size import Base64File, image_size
 from epp.apis.media import (
     ANTHROPIC_RATES,
     MAX_PART_TOKENS,
+    Base64File,
     PromptFrames,
     anthropic_pixels,
+    image_size,
     qwen_patches,
     tiles,
 )

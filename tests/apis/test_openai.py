@@ -7,8 +7,8 @@ import pytest
 
 from epp.apis.canonical import exact_tokens
 from epp.apis.content import prompt_content
-from epp.apis.error_bodies import openai_error
 from epp.apis.openai import parse_chat, parse_completion
+from epp.apis.registry import openai_error
 from epp.errors import ClientError
 
 

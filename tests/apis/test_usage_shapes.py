@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.apis.usage import Usage, UsageReader
+from tests.kit.apis import APIS
 
 LONG_TEXT = 'he said "usage": {"input_tokens": 9} and "meta_info": {"prompt_tokens": 1} ' * 3
 
@@ -37,14 +38,6 @@ def anthropic_stream(delta_usage: dict[str, int]) -> bytes:
     )
 
 
-def response(usage: object) -> dict[str, Any]:
-    return {"id": "r", "output": [{"content": [{"text": LONG_TEXT}]}], "usage": usage, "user": None}
-
-
-RESPONSES = {"input_tokens": 50, "input_tokens_details": {"cached_tokens": 32}, "output_tokens": 7,
-             "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 57}  # fmt: skip
-
-
 def meta(name: str, prompt: int, completion: int, cached: int) -> dict[str, Any]:
     finish = {"type": "stop", "matched": "}{"}
     return {"text": LONG_TEXT, "meta_info": {"id": name, "finish_reason": finish, "prompt_tokens": prompt,
@@ -62,30 +55,14 @@ ANSWERS = {
                {"type": "message_delta", "usage": {"input_tokens": 20, "output_tokens": 4}}),
         Usage(20, 4, None),
     ),
-    "messages": (
-        json.dumps({"type": "message", "content": [{"type": "text", "text": LONG_TEXT}],
-                    "usage": {"input_tokens": 12, "cache_read_input_tokens": 0, "output_tokens": 6}}).encode(),
-        Usage(12, 6, 0),
-    ),
-    "responses stream": (
-        events({"type": "response.created", "response": response(None)},
-               {"type": "response.output_text.delta", "delta": LONG_TEXT},
-               {"type": "response.completed", "response": response(RESPONSES)}),
-        Usage(50, 7, 32),
-    ),
-    "responses": (json.dumps(response(RESPONSES)).encode(), Usage(50, 7, 32)),
-    "generate stream": (events(meta("a", 8, 1, 4), meta("a", 8, 2, 4), meta("a", 8, 3, 4)), Usage(8, 3, 4)),
-    "generate": (json.dumps(meta("a", 8, 3, 0)).encode(), Usage(8, 3, 0)),
     "generate batch": (json.dumps([meta("a", 8, 3, 4), meta("b", 9, 2, 0)]).encode(), Usage(17, 5, 4)),
     "generate batch stream": (
         events(*({"index": n, **meta(str(n), 5, step, 1)} for step in (1, 2) for n in range(3))),
         Usage(15, 6, 3),
     ),
-    "embeddings": (
-        json.dumps({"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 6, "total_tokens": 6}}).encode(),
-        Usage(6, None, None),
-    ),
     "rank with totals only": (b'{"results": [], "usage": {"total_tokens": 56}}', Usage(56, None, None)),
+    **{f"{api.name} stream": api.stream for api in APIS if api.stream},
+    **{api.name: api.answer for api in APIS if api.answer},
 }  # fmt: skip
 
 

@@ -42,11 +42,11 @@ def fleet_view(
         values[name] = np.array(column, dtype=np.float64)
         assert values[name].shape == (count,), name
     endpoints = tuple(names) or tuple(f"10.0.{i // 250}.{i % 250}:8000" for i in range(count))
-    return Snapshot.of_columns(
-        values,
-        endpoints=endpoints,
-        regions=tuple(regions) or ("",) * count,
-        engine_classes=tuple(engine_classes) or ("",) * count,
+    return Snapshot(
+        endpoints,
+        tuple(regions) or ("",) * count,
+        tuple(engine_classes) or ("",) * count,
+        np.array([values[name] for name in NUMERIC_COLUMNS]),
         models=tuple(models),
     )
 

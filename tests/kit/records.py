@@ -57,10 +57,10 @@ def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestInfo:
 
 
 def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
-    """A picker over `POOL`."""
+    """A picker over `POOL`, or another pool."""
     chosen = create(policy)
     numbers = count()
-    learn = settings.pop("learn", None)
+    learn, pool = settings.pop("learn", None), settings.pop("pool", POOL)
     picker = Picker(
         fleet=Fleet(PrefixIndex()),
         policy=chosen,
@@ -71,8 +71,8 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
         name_block=HASHER.export_id,
         learn=learn,
     )
-    picker.set_pool(POOL, 0.0)
-    for number, endpoint in enumerate(POOL):
+    picker.set_pool(pool, 0.0)
+    for number, endpoint in enumerate(pool):
         picker.fleet.assume_rtt(endpoint.address, 20.0 * (number + 1))
     return picker
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from epp.apis.answer import AnswerWatch
-from epp.apis.usage import Usage
+from epp.apis.usage import AnswerWatch, Usage
 from tests.observe import answers
 from tests.observe.test_lua import LUA
 

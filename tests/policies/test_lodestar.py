@@ -290,3 +290,22 @@ def test_parameters_tell_a_model_by_its_version() -> None:
     policy = Lodestar(BY_BATCH, explore=0.1)
     assert params_of(policy) == {"model": BY_BATCH.version, "explore": 0.1}
     assert params_of(Lodestar()) == {}
+
+
+ASK = request(prompt_tokens=1000)
+PRICED = fleet_view(2, running_requests=[3, 1], uncached_tokens=[100, 1000])
+WEIGHTS = {"running_requests": 10.0, "uncached_tokens": 0.0}
+
+
+def test_what_a_request_takes_from_others_is_paid_beside_its_own_latency() -> None:
+    model = linear_model(WEIGHTS, congestion_ms=0.05)
+    ranking = ranked(Lodestar(model, explore=0.0), PRICED, ASK)
+    assert ranking.terms["predicted_ms"].tolist() == [30.0, 10.0]
+    assert ranking.terms["congestion_ms"].tolist() == pytest.approx([5.0, 50.0])
+    assert ranking.costs.tolist() == pytest.approx([35.0, 60.0])
+
+
+def test_without_a_price_the_best_for_the_request_alone_is_picked() -> None:
+    ranking = ranked(Lodestar(linear_model(WEIGHTS), explore=0.0), PRICED, ASK)
+    assert ranking.costs.tolist() == [30.0, 10.0]
+    assert "congestion_ms" not in ranking.terms

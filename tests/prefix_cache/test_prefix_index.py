@@ -56,10 +56,10 @@ def test_the_bound_over_all_slots_counts_distinct_tokens() -> None:
     index = PrefixIndex(capacity_tokens=1000, max_tokens=100)
     for slot in range(5):
         index.insert(slot, prompt(1, 2, 3))
-    assert index.stats().tokens == 30.0
+    assert index.distinct_tokens == 30.0
     for number in range(50):
         index.insert(number % 5, prompt(100 + number, 2, 3, 4))
-        assert index.stats().tokens <= 100.0
+        assert index.distinct_tokens <= 100.0
 
 
 def test_an_answer_is_credited_to_who_gave_it_when_the_prompt_goes_on() -> None:
@@ -155,7 +155,7 @@ class AgainstAPlainModel(RuleBasedStateMachine):
         for slot, held in enumerate(self.model):
             assert self.index.tokens(slot) == pytest.approx(len(held) * BLOCK)
         distinct = set().union(*self.model)
-        assert self.index.stats().blocks == len(distinct)
+        assert self.index.distinct_blocks == len(distinct)
 
 
 TestAgainstAPlainModel = AgainstAPlainModel.TestCase

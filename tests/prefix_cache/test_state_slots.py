@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
 from tests.kit.requests import measured
+from tests.prefix_cache.test_prefix_index import cached
 
 if TYPE_CHECKING:
     from epp.types import RequestInfo
@@ -27,11 +27,6 @@ def prompt(tokens: int, *, family: int = 1, own: int = 0, shared: int = 0) -> Re
     return measured(0, tokens, blocks, float(BLOCK))
 
 
-def cached(index: PrefixIndex, asked: RequestInfo, *slots: int) -> list[float]:
-    tokens: list[float] = index.match(asked).cached_tokens(np.array(slots or (0,), np.intp)).tolist()
-    return tokens
-
-
 def hybrid(count: int = 100, chunk_tokens: int = 400) -> PrefixIndex:
     return PrefixIndex(states=StateSlots(count, chunk_tokens))
 
@@ -39,8 +34,8 @@ def hybrid(count: int = 100, chunk_tokens: int = 400) -> PrefixIndex:
 def test_a_prefix_counts_up_to_the_end_of_a_chunk_or_of_a_prompt() -> None:
     index = hybrid()
     index.insert(0, prompt(1000))
-    assert cached(index, prompt(1000, own=7, shared=950)) == [800.0]
-    assert cached(index, prompt(1300)) == [1000.0]
+    assert cached(index, prompt(1000, own=7, shared=950), 0) == [800.0]
+    assert cached(index, prompt(1300), 0) == [1000.0]
     assert cached(index, prompt(1300), 0, 1) == [1000.0, 0.0]
 
 
@@ -50,11 +45,11 @@ def test_the_least_recently_used_copy_goes_first() -> None:
     for each in prompts:
         index.insert(0, each)
     longer = prompt(700, family=1)
-    assert cached(index, longer) == [500.0]
+    assert cached(index, longer, 0) == [500.0]
     index.insert(0, longer)  # uses the first family's copy and makes a fourth: the second family's goes
-    assert cached(index, prompt(700, family=2)) == [0.0]
-    assert cached(index, prompt(700, family=3)) == [500.0]
-    assert cached(index, prompt(900, family=1)) == [700.0]
+    assert cached(index, prompt(700, family=2), 0) == [0.0]
+    assert cached(index, prompt(700, family=3), 0) == [500.0]
+    assert cached(index, prompt(900, family=1), 0) == [700.0]
 
 
 @given(

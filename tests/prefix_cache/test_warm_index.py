@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.prefix_cache.warm_index import Seeds, WarmIndex
 from tests.kit.requests import measured
+from tests.prefix_cache.test_prefix_index import cached
 
 if TYPE_CHECKING:
     from epp.types import RequestInfo
 
 STEP, BLOCK_TOKENS = 6, 64.0
 COARSE_TOKENS = STEP * BLOCK_TOKENS
-SLOTS = np.arange(3)
+SLOTS = range(3)
 
 
 def chain(*runs: tuple[int, int]) -> RequestInfo:
@@ -52,17 +52,12 @@ def seeded(*held: tuple[int, RequestInfo], capacity_tokens: float = 1e6) -> Warm
     return warm
 
 
-def cached(warm: WarmIndex, prompt: RequestInfo) -> list[float]:
-    found: list[float] = warm.match(prompt).cached_tokens(SLOTS).tolist()
-    return found
-
-
 def test_a_prompt_is_found_where_it_was_at_the_grain_of_its_names() -> None:
     prompt = chain((1, 20))
     warm = seeded((1, prompt))
-    assert cached(warm, prompt) == [0, 3 * COARSE_TOKENS, 0]
-    assert cached(warm, chain((1, 20), (2, 9))) == [0, 3 * COARSE_TOKENS, 0], "and what continues it"
-    assert cached(warm, chain((7, 20))) == [0, 0, 0]
+    assert cached(warm, prompt, *SLOTS) == [0, 3 * COARSE_TOKENS, 0]
+    assert cached(warm, chain((1, 20), (2, 9)), *SLOTS) == [0, 3 * COARSE_TOKENS, 0], "and what continues it"
+    assert cached(warm, chain((7, 20)), *SLOTS) == [0, 0, 0]
     assert warm.seeds == 0, "used once: it is the index that knows by now"
 
 
@@ -70,17 +65,17 @@ def test_a_shared_beginning_is_found_everywhere_and_each_goes_its_way() -> None:
     system = (9, 12)
     one, two = chain(system, (1, 12)), chain(system, (2, 24))
     warm = seeded((0, one), (2, two))
-    assert cached(warm, chain(system, (3, 12))) == [2 * COARSE_TOKENS, 0, 2 * COARSE_TOKENS]
-    assert cached(warm, one) == [4 * COARSE_TOKENS, 0, 2 * COARSE_TOKENS]
-    assert cached(warm, two) == [2 * COARSE_TOKENS, 0, 6 * COARSE_TOKENS]
+    assert cached(warm, chain(system, (3, 12)), *SLOTS) == [2 * COARSE_TOKENS, 0, 2 * COARSE_TOKENS]
+    assert cached(warm, one, *SLOTS) == [4 * COARSE_TOKENS, 0, 2 * COARSE_TOKENS]
+    assert cached(warm, two, *SLOTS) == [2 * COARSE_TOKENS, 0, 6 * COARSE_TOKENS]
 
 
 def test_what_was_sent_before_the_engine_started_is_gone() -> None:
     new, old = chain((1, 12)), chain((2, 12))
     warm = seeded((0, new), (0, old), (1, old))  # used at 1000, 999 and 998
     warm.process_started(0, 999.5)
-    assert cached(warm, new) == [2 * COARSE_TOKENS, 0, 0]
-    assert cached(warm, old) == [0, 2 * COARSE_TOKENS, 0]
+    assert cached(warm, new, *SLOTS) == [2 * COARSE_TOKENS, 0, 0]
+    assert cached(warm, old, *SLOTS) == [0, 2 * COARSE_TOKENS, 0]
 
 
 def test_no_more_is_taken_than_fits_the_latest_first() -> None:
@@ -107,6 +102,6 @@ def test_it_knows_what_an_index_that_lived_through_it_would_know(
     lived, warm, prompt = index(), seeded(*((s, chain(*p)) for s, p in reversed(history))), chain(*asked)
     for slot, path in history:
         lived.insert(slot, chain(*path))
-    known = [value // COARSE_TOKENS * COARSE_TOKENS for value in cached(lived, prompt)]
-    assert cached(warm, prompt) == pytest.approx(known)
-    assert cached(warm, prompt) == pytest.approx(known), "again: nothing is lost by being asked for"
+    known = [value // COARSE_TOKENS * COARSE_TOKENS for value in cached(lived, prompt, *SLOTS)]
+    assert cached(warm, prompt, *SLOTS) == pytest.approx(known)
+    assert cached(warm, prompt, *SLOTS) == pytest.approx(known), "again: nothing is lost by being asked for"

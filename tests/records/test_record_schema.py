@@ -20,8 +20,7 @@ from epp.records.files import read_records
 from epp.records.schema import decision_of, join
 from epp.records.verdicts import Verdict
 from epp.records.verify import verify
-from epp.schedule.decision import to_record
-from epp.schedule.rerun import rerun
+from epp.schedule.decision import rerun, to_record
 from epp.types import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
 from tests.kit.records import decided, outcome_of, record_all, recorder_to
@@ -81,7 +80,6 @@ def test_slow_start_runs_again_too() -> None:
     for number in range(50):
         warming = replace(
             decision,
-            id=f"w-{number}",
             shares=np.array([0.1, 0.5, 1.0]),
             request=replace(decision.request, decision_id=f"w-{number}"),
         )
@@ -144,11 +142,12 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["llama-a", "llama-b"]), min_size=3, max_size=3))
 def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
-    decision = replace(decided(1)[0][0], served_models=tuple(served), fallbacks=(0, 1, 2))
+    decision = decided(1)[0][0]
+    decision = replace(decision, fleet=replace(decision.fleet, models=tuple(served)), fallbacks=(0, 1, 2))
     record = through_json(decision)
     assert record["served_model"] == served[decision.chosen]
     again = rerun(decision_of(record), create(decision.policy))
-    assert again.served_models == tuple(served)
+    assert again.fleet.models == tuple(served)
     assert all(served[row] == served[again.chosen] for row in again.fallbacks)
 
 

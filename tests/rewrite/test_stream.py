@@ -134,7 +134,7 @@ def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Pick, Convers
     one = decided(1)[0][0]
     decision = replace(
         one,
-        served_models=(served,) * len(one.fleet),
+        fleet=replace(one.fleet, models=(served,) * len(one.fleet)),
         request=replace(one.request, model="public", api="openai-chat", stream=True),
     )
     pick = Pick("10.0.0.1:8000", "d-1")

@@ -10,18 +10,16 @@ import pytest
 from epp.config.plan import Plan, Split, Switchback, render_plan
 from epp.errors import ConfigError
 from epp.learn.tuner.samples import read_stamp
-from epp.policies.balancing import LeastRequest
 from epp.policies.gorgo import Gorgo
-from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
-from epp.types import Endpoint, RequestInfo
+from tests.kit.records import picker_of
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
+    from epp.schedule.picker import Picker
+    from epp.types import RequestInfo
 
 START = 1_700_000_000.0
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.2}
@@ -48,16 +46,8 @@ def book(trial: Trial | None = None, *, overrides: bytes | None = None) -> Weigh
 
 
 def picker(weights: WeightBook) -> Picker:
-    numbers = iter(range(10**6))
-    made = Picker(
-        fleet=Fleet(PrefixIndex()),
-        policy=Gorgo(),
-        balance=LeastRequest(),
-        weights=weights,
-        settings=PickerSettings(),
-        new_id=lambda: f"d{next(numbers)}",
-    )
-    made.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
+    made = picker_of()
+    made.weights = weights
     return made
 
 

@@ -116,28 +116,6 @@ def test_who_served_instead_holds_the_prompt_from_then_on() -> None:
     assert picker.fleet.calibration.hit_ratio.tolist()[:3] == [1.0] * 3, "nothing was predicted of that one"
 
 
-def test_the_lease_goes_where_the_request_went() -> None:
-    picker = picker_of()
-    ledger, other = picker.fleet.ledger, "10.0.0.2:8000"
-    slot = picker.fleet.slot_of(other)
-    assert slot is not None
-    served(picker, ask_of(1), NO_USAGE, 0.0, served=other)  # holds the prompt by now
-    decision = picker.pick(ask_of(2), 1.0, WALL_S)
-    chosen = picker.fleet.slot_of(decision.endpoint)
-    assert chosen is not None
-    if chosen == slot:
-        slot, other = next((s, e.address) for s, e in picker.fleet.members if s != slot)
-    picker.response_started(decision.id, 200, other)
-    assert (ledger.running_requests[chosen], ledger.running_requests[slot]) == (0.0, 1.0)
-    assert ledger.pending_uncached_tokens[slot] == decision.request.prompt_tokens, (
-        "nothing of it is cached there"
-    )
-    picker.served(decision.id, other)
-    assert ledger.running_requests[slot] == 1.0
-    picker.end(decision.id, "completed", 2.0)
-    assert not ledger.block.any()
-
-
 def test_a_lease_holds_the_hits_that_its_engine_loses() -> None:
     picker = picker_of()
     first = picker.pick(ask_of(1), 0.0, WALL_S)
@@ -177,7 +155,7 @@ def test_a_retried_request_is_charged_what_the_second_endpoint_has_to_prefill() 
     assert picker.fleet.ledger.pending_uncached_tokens[slot] == again.request.prompt_tokens
     picker.served(again.id, first.endpoint)
     assert picker.fleet.ledger.pending_uncached_tokens[home] == again.uncached_tokens
-    assert picker.fleet.ledger.running_requests[slot] == 0.0
+    assert picker.fleet.ledger.running_requests[[slot, home]].tolist() == [0.0, 1.0]
 
 
 def test_pieces_stand_for_tokens_where_no_usage_tells_how_long_answers_are() -> None:

@@ -104,31 +104,21 @@ NAMED = [
 ]
 
 
-def test_candidates_say_what_their_engines_call_the_model() -> None:
+@pytest.mark.parametrize(
+    ("wants", "healthy", "served"),
+    [
+        (RequestInfo(model="chat"), None, ("llama-a", "llama-b", "llama-a", "chat")),
+        (RequestInfo(model="chat", prompt_tokens=200), None, ("llama-a", "llama-a", "chat")),
+        (RequestInfo(model="chat"), [False, True, True, True], ("llama-b", "llama-a", "chat")),
+        (RequestInfo(model="sql"), None, ("lora", "sql", "sql")),
+        (RequestInfo(model="sql"), [False, True, True, True], ("sql", "sql")),
+        (RequestInfo(model="other"), None, ()),
+    ],
+)
+def test_candidates_say_what_their_engines_call_the_model(
+    wants: RequestInfo, healthy: list[bool] | None, served: tuple[str, ...]
+) -> None:
     eligibility = Filters()
     eligibility.set_pool(list(enumerate(NAMED)))
-    assert eligibility.candidates(RequestInfo(model="chat"), None).served_models == (
-        "llama-a",
-        "llama-b",
-        "llama-a",
-        "chat",
-    )
-    assert eligibility.candidates(RequestInfo(model="chat", prompt_tokens=200), None).served_models == (
-        "llama-a",
-        "llama-a",
-        "chat",
-    )
-    healthy = np.array([False, True, True, True])
-    assert eligibility.candidates(RequestInfo(model="chat"), healthy).served_models == (
-        "llama-b",
-        "llama-a",
-        "chat",
-    )
-    assert eligibility.candidates(RequestInfo(model="sql"), None).served_models == ("lora", "sql", "sql")
-    assert eligibility.candidates(
-        RequestInfo(model="sql"), np.array([False, True, True, True])
-    ).served_models == (
-        "sql",
-        "sql",
-    )
-    assert eligibility.candidates(RequestInfo(model="other"), None).served_models == ()
+    found = eligibility.candidates(wants, None if healthy is None else np.array(healthy))
+    assert found.served_models == served

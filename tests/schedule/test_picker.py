@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,38 +10,19 @@ import pytest
 from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
-from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.decision import Basis, to_record
-from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.rerun import rerun
-from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
+from epp.schedule.decision import Basis, rerun, to_record
 from epp.types import Endpoint, RequestInfo
-from tests.kit.requests import asked, measured
+from tests.kit.records import picker_of, prompt_of
+from tests.kit.requests import asked
+
+if TYPE_CHECKING:
+    from epp.schedule.picker import Picker
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
-RTTS = {"a:1": 20.0, "b:1": 100.0, "c:1": 200.0}
 
 
-def build(policy: str = "gorgo", pool: list[Endpoint] | None = None, **settings: float) -> Picker:
-    chosen = create(policy)
-    numbers = count()
-    picker = Picker(
-        fleet=Fleet(PrefixIndex()),
-        policy=chosen,
-        balance=create("least-request"),
-        weights=WeightBook(policy=policy, specs=chosen.weight_specs, configured={}, bounds={}, source="t"),
-        settings=PickerSettings(**{"warmup_s": 0.0, **settings}),  # type: ignore[arg-type]
-        new_id=lambda: f"id-{next(numbers)}",
-    )
-    picker.set_pool(POOL if pool is None else pool, 0.0)
-    for address, rtt_ms in RTTS.items():
-        picker.fleet.assume_rtt(address, rtt_ms)
-    return picker
-
-
-def prompt(seed: int, blocks: int = 40) -> RequestInfo:
-    return measured(0, blocks * 64, [seed * 1_000_000 + n for n in range(1, blocks + 1)], 64.0)
+def build(policy: str = "gorgo", pool: list[Endpoint] = POOL) -> Picker:
+    return picker_of(policy, pool=pool)
 
 
 def column(picker: Picker, name: str) -> list[float]:
@@ -51,7 +32,7 @@ def column(picker: Picker, name: str) -> list[float]:
 
 def test_a_burst_does_not_herd_because_each_pick_reserves_at_once() -> None:
     picker = build()
-    picked = [picker.pick(asked(prompt=prompt(n)), 0.0, 0.0).endpoint for n in range(30)]
+    picked = [picker.pick(asked(prompt=prompt_of(n)), 0.0, 0.0).endpoint for n in range(30)]
     assert {name: picked.count(name) for name in ("a:1", "b:1", "c:1")} == pytest.approx(
         {"a:1": 10, "b:1": 10, "c:1": 10}, abs=1
     )
@@ -59,18 +40,18 @@ def test_a_burst_does_not_herd_because_each_pick_reserves_at_once() -> None:
 
 def test_the_next_turn_goes_where_the_prefix_is() -> None:
     picker = build()
-    first = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
+    first = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)
     picker.end(first.id, "completed", 1.0)
     for other in range(2, 8):
-        picker.end(picker.pick(asked(prompt=prompt(other)), 1.0, 1.0).id, "completed", 1.0)
-    second = picker.pick(asked(prompt=prompt(1, 44)), 2.0, 2.0)
+        picker.end(picker.pick(asked(prompt=prompt_of(other)), 1.0, 1.0).id, "completed", 1.0)
+    second = picker.pick(asked(prompt=prompt_of(1, 44)), 2.0, 2.0)
     assert second.endpoint == first.endpoint
     assert second.uncached_tokens == 4 * 64
 
 
 def test_what_is_reserved_is_given_back_in_two_steps() -> None:
     picker = build()
-    decision = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
+    decision = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)
     assert sum(column(picker, "pending_uncached_tokens")) == 40 * 64
     assert picker.first_token(decision.id, 0.5)
     assert sum(column(picker, "pending_uncached_tokens")) == 0
@@ -85,10 +66,10 @@ def test_what_is_reserved_is_given_back_in_two_steps() -> None:
 
 def test_a_restart_clears_what_hung_on_the_old_process() -> None:
     picker = build()
-    first = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
+    first = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)
     picker.fleet.restart(first.endpoint, 1.0)
     assert sum(column(picker, "running_requests")) == 0
-    again = picker.pick(asked(prompt=prompt(1)), 2.0, 2.0)
+    again = picker.pick(asked(prompt=prompt_of(1)), 2.0, 2.0)
     assert again.uncached_tokens == 40 * 64
     assert picker.usage(first.id, Usage(2560, 10, 0)), "a late report of the old process"
     picker.end(first.id, "completed", 3.0)
@@ -97,7 +78,7 @@ def test_a_restart_clears_what_hung_on_the_old_process() -> None:
 
 def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came_back() -> None:
     picker = build(pool=POOL[:2])
-    decision = picker.pick(asked(prompt=prompt(1)), 0.0, 0.0)
+    decision = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)
     first, second = [decision.endpoint, *({"a:1", "b:1"} - {decision.endpoint})]
     slot = picker.fleet.slot_of(first)
     assert slot is not None
@@ -107,10 +88,10 @@ def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came
     assert picker.fleet.address_of(slot) == "c:1", "the slot is another's"
     picker.set_pool(POOL, 2.0)
     picker.served(decision.id, first)
-    picker.fleet.index.insert(slot, prompt(1))
-    before = picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0]
+    picker.fleet.index.insert(slot, prompt_of(1))
+    before = picker.fleet.index.match(prompt_of(1, 44)).cached_tokens(np.array([slot]))[0]
     picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
-    assert picker.fleet.index.match(prompt(1, 44)).cached_tokens(np.array([slot]))[0] == before
+    assert picker.fleet.index.match(prompt_of(1, 44)).cached_tokens(np.array([slot]))[0] == before
     picker.end(decision.id, "completed", 3.0)
 
 
@@ -124,7 +105,7 @@ def test_a_body_that_is_not_understood_is_balanced() -> None:
 
 @pytest.mark.parametrize(
     ("ask", "rule"),
-    [(asked(model="nope"), "model"), (asked(prompt=prompt(1), max_output_tokens=10_000), "context")],
+    [(asked(model="nope"), "model"), (asked(prompt=prompt_of(1), max_output_tokens=10_000), "context")],
 )
 def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestInfo, rule: str) -> None:
     pool = [Endpoint("a:1", models=frozenset({"llama"}), context_tokens=4096)]
@@ -141,7 +122,7 @@ def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestInfo, r
 def test_a_decision_run_again_is_the_same_decision(policy: str) -> None:
     picker = build(policy)
     for number in range(25):
-        decision = picker.pick(asked(prompt=prompt(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
+        decision = picker.pick(asked(prompt=prompt_of(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
         again = rerun(decision, create(policy))
         assert to_record(again) == to_record(decision)
         assert decision.probabilities()[decision.chosen] > 0

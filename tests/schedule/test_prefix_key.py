@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from epp.policies.balancing import Random
-from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
-from epp.types import Endpoint
-from tests.kit.requests import asked, measured
+from tests.kit.records import picker_of
+from tests.kit.requests import measured
 
 BLOCKS = [11, 22, 33, 44, 55, 66]
 
 
-def key(blocks: list[int] | None, block_tokens: float = 64.0) -> str:
-    book = WeightBook(policy="random", specs={}, configured={}, bounds={}, source="test")
-    picker = Picker(
-        fleet=Fleet(PrefixIndex()),
-        policy=Random(),
-        balance=Random(),
-        weights=book,
-        settings=PickerSettings(),
-        new_id=lambda: "d",
-    )
-    picker.set_pool([Endpoint("10.0.0.1:8000")], 0.0)
-    prompt = None if blocks is None else measured(1, 1000, blocks, block_tokens)
-    return picker.pick(asked(prompt=prompt), 0.0, 0.0).request.prefix_key
+def key(blocks: list[int], block_tokens: float) -> str:
+    return picker_of().pick(measured(1, 1000, blocks, block_tokens), 0.0, 0.0).request.prefix_key
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from epp.policies.base import Explored, Pair, Softmax
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create, draws
 from epp.records.schema import decision_of
-from epp.schedule.decision import to_record
+from epp.schedule.decision import rerun, to_record
 from epp.schedule.propensities import propensities
-from epp.schedule.rerun import rerun
 from tests.kit.fleets import plausible_fleets, request
 from tests.kit.records import decided
 from tests.kit.reward_models import linear_model
@@ -47,9 +46,7 @@ def decisions(policy: Policy, fleet: Snapshot, shares: list[float] | None, count
             f"id-{number}", prompt_tokens=4000, affinity_key="session", prefix_key="prefix", sequence=2
         )
         told = None if shares is None else np.array(shares)
-        yield rerun(
-            replace(template, id=asked.decision_id, request=asked, fleet=fleet, shares=told), policy, 0.1
-        )
+        yield rerun(replace(template, request=asked, fleet=fleet, shares=told), policy, 0.1)
 
 
 @pytest.mark.parametrize("fleet", FLEETS, ids=["unlike", "alike"])

@@ -7,36 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.schedule.select import select
+from epp.schedule.select import Selection, select
 
 
-def names(count: int) -> list[str]:
-    return [f"10.0.0.{index}:8000" for index in range(count)]
-
-
-def pick(costs: list[float], key: str = "id", **options: object) -> object:
+def pick(costs: list[float], key: str = "id", **options: Any) -> Selection:
     shares = options.pop("shares", None)
+    names = [f"10.0.0.{index}:8000" for index in range(len(costs))]
+    told = None if shares is None else np.array(shares)
     return select(
-        np.array(costs),
-        None if shares is None else np.array(shares),
-        names(len(costs)),
-        tie_band=float(options.pop("tie_band", 0.0)),  # type: ignore[arg-type]
-        fallbacks=int(options.pop("fallbacks", 2)),  # type: ignore[call-overload]
-        seed=0,
-        key=key,
-        served_models=options.pop("served_models", ()),  # type: ignore[arg-type]
+        np.array(costs), told, names, seed=0, key=key, **{"tie_band": 0.0, "fallbacks": 2} | options
     )
 
 
 def test_the_cheapest_is_chosen_and_fallbacks_follow_by_cost() -> None:
     selection = pick([30.0, 10.0, 20.0, 40.0])
-    assert (selection.chosen, selection.fallbacks, selection.tied) == (1, (2, 0), 1)  # type: ignore[attr-defined]
+    assert (selection.chosen, selection.fallbacks, selection.tied) == (1, (2, 0), 1)
 
 
 def test_exact_ties_are_spread_evenly_over_decisions() -> None:
     counts = np.zeros(4)
     for number in range(4000):
-        counts[pick([5.0, 5.0, 9.0, 5.0], key=str(number)).chosen] += 1  # type: ignore[attr-defined]
+        counts[pick([5.0, 5.0, 9.0, 5.0], key=str(number)).chosen] += 1
     assert counts[2] == 0
     assert counts[[0, 1, 3]] == pytest.approx(4000 / 3, rel=0.1)
 
@@ -52,17 +43,17 @@ def test_exact_ties_are_spread_evenly_over_decisions() -> None:
     ],
 )
 def test_the_band_is_relative_to_the_best(costs: list[float], band: float, tied: int) -> None:
-    assert pick(costs, tie_band=band).tied == tied  # type: ignore[attr-defined]
+    assert pick(costs, tie_band=band).tied == tied
 
 
 def test_a_warming_endpoint_gets_its_share_and_no_more() -> None:
-    chosen = [pick([1.0, 2.0], key=str(number), shares=[0.25, 1.0]).chosen for number in range(4000)]  # type: ignore[attr-defined]
+    chosen = [pick([1.0, 2.0], key=str(number), shares=[0.25, 1.0]).chosen for number in range(4000)]
     assert np.mean(np.array(chosen) == 0) == pytest.approx(0.25, abs=0.03)
 
 
 def test_held_back_endpoints_are_the_last_fallbacks() -> None:
     selection = pick([1.0, 3.0, 2.0], shares=[0.0, 1.0, 1.0])
-    assert (selection.chosen, selection.fallbacks, selection.held_back) == (2, (1, 0), (0,))  # type: ignore[attr-defined]
+    assert (selection.chosen, selection.fallbacks, selection.held_back) == (2, (1, 0), (0,))
 
 
 @given(
@@ -81,8 +72,8 @@ def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
         [name for _, name, _ in rows],
         [s for _, _, s in rows],
     )
-    free: Any = pick(costs, shares=shares, fallbacks=len(rows))
-    bound: Any = pick(costs, shares=shares, fallbacks=fallbacks, served_models=served)
+    free = pick(costs, shares=shares, fallbacks=len(rows))
+    bound = pick(costs, shares=shares, fallbacks=fallbacks, served_models=served)
     assert (bound.chosen, bound.tied, bound.held_back) == (free.chosen, free.tied, free.held_back)
     alike = tuple(row for row in free.fallbacks if served[row] == served[free.chosen])
     assert bound.fallbacks == alike[:fallbacks]

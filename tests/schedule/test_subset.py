@@ -59,20 +59,9 @@ def test_no_text_allows_what_it_does_not_list(texts: list[str]) -> None:
     assert all(address in listed or address.rpartition(":")[0].strip("[]") in hosts for address in found)
 
 
-@pytest.fixture
-def filters() -> Filters:
-    eligibility = Filters()
-    limits = [None, 100, None, None, None]
-    eligibility.set_pool(
-        [
-            (slot, Endpoint(address, context_tokens=limit))
-            for slot, (address, limit) in enumerate(zip(POOL, limits, strict=True))
-        ]
-    )
-    return eligibility
-
-
-def test_only_what_is_listed_is_a_candidate(filters: Filters) -> None:
+def test_only_what_is_listed_is_a_candidate() -> None:
+    filters = Filters()
+    filters.set_pool(list(enumerate(map(Endpoint, POOL))))
     found = filters.candidates(RequestInfo(subset=filters.addresses(parse_entries(("10.0.0.1",)))), None)
     assert found.slots.tolist() == [0, 1]
     assert set(found.excluded["subset"]) == set(POOL[2:])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.apis.answer import WATCH_BYTES
+from epp.apis.usage import WATCH_BYTES
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.server.health import EXT_PROC

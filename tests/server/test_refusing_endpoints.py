@@ -167,7 +167,7 @@ def test_nothing_is_learned_from_an_empty_answer(
         return (
             fleet.rates.block().tolist(),
             fleet.answers.expected("m"),
-            deployment.decide(QUESTION).text_bytes,
+            deployment.decide(QUESTION).request.text_bytes,
         )
 
     before = learned()

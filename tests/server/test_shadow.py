@@ -12,7 +12,7 @@ import pytest
 
 from epp.policies.balancing import Random
 from epp.policies.registry import create
-from epp.schedule.rerun import rerun
+from epp.schedule.decision import rerun
 from epp.server.shadow import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.signals.capability import Capability
+from epp.types import RequestInfo
 
 FILE = """
 models:
@@ -27,7 +29,8 @@ def table(text: str = FILE) -> Capability:
 def chances(
     models: list[str], language: str = "en", task: str = "", tokens: int = 4000
 ) -> tuple[object, object]:
-    found = table().success(models, language=language, task=task, prompt_tokens=tokens)
+    ask = RequestInfo(language=language, task=task, prompt_tokens=tokens)
+    found = table().success(ask, tuple(models), len(models))
     assert found is not None
     return found.values.tolist(), None if found.unknown is None else found.unknown.tolist()
 
@@ -48,10 +51,12 @@ def test_a_task_has_its_own_chances_where_it_was_tested() -> None:
 
 
 def test_an_empty_table_says_nothing() -> None:
-    assert Capability().success(["a"], language="en", task="", prompt_tokens=10) is None
+    ask = RequestInfo(model="good", language="en", prompt_tokens=4000)
     capability = table()
+    assert capability.success(ask, (), 1) is not None
+    assert capability.success(replace(ask, prompt_tokens=0), (), 1) is None
     capability.replace({})
-    assert capability.success(["good"], language="en", task="", prompt_tokens=4000) is None
+    assert capability.success(ask, (), 1) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -41,26 +42,25 @@ def test_tokens_in_use_are_the_share_of_the_capacity_reported() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "restarted"),
-    [
-        ({"process_start_time_s": 100.0}, {"process_start_time_s": 100.0}, False),
-        ({"process_start_time_s": 100.0}, {"process_start_time_s": 100.4}, False),
-        ({"process_start_time_s": 100.0}, {"process_start_time_s": 160.0}, True),
-        ({"process_start_time_s": 100.0}, {"process_start_time_s": 40.0}, False),
-        ({"process_start_time_s": 100.0, "prompt_tokens_total": 9.0},
-         {"process_start_time_s": 100.0, "prompt_tokens_total": 1.0}, False),
-        ({"prompt_tokens_total": 9.0}, {"prompt_tokens_total": 10.0}, False),
-        ({"prompt_tokens_total": 9.0}, {"prompt_tokens_total": 0.0}, True),
-        ({"generation_tokens_total": 9.0}, {"generation_tokens_total": 8.0}, True),
-        ({"prompt_tokens_total": 9.0}, {}, False),
-        ({}, {"prompt_tokens_total": 9.0}, False),
-        ({"process_start_time_s": 100.0, "prompt_tokens_total": 9.0}, {"prompt_tokens_total": 1.0}, False),
+    [  # start time, prompt tokens, generated tokens
+        ((100.0,), (100.0,), False),
+        ((100.0,), (100.4,), False),
+        ((100.0,), (160.0,), True),
+        ((100.0,), (40.0,), False),
+        ((100.0, 9.0), (100.0, 1.0), False),
+        ((None, 9.0), (None, 10.0), False),
+        ((None, 9.0), (None, 0.0), True),
+        ((None, None, 9.0), (None, None, 8.0), True),
+        ((None, 9.0), (), False),
+        ((), (None, 9.0), False),
+        ((100.0, 9.0), (None, 1.0), False),
     ],
-)  # fmt: skip
-def test_restarts(before: dict[str, float], after: dict[str, float], restarted: bool) -> None:
-    engine = store()
-    assert not engine.update(0, sample(**before), 0.0)
-    assert engine.update(0, sample(**after), 1.0) is restarted
-    assert not engine.update(1, sample(**after), 1.0), "another endpoint is another story"
+)
+def test_restarts(before: tuple[Any, ...], after: tuple[Any, ...], restarted: bool) -> None:
+    engine, one, other = store(), *(EngineSample("vllm", 1, 2, 0.5, None, *told) for told in (before, after))
+    assert not engine.update(0, one, 0.0)
+    assert engine.update(0, other, 1.0) is restarted
+    assert not engine.update(1, other, 1.0), "another endpoint is another story"
 
 
 def test_a_restart_is_told_once_even_when_old_and_new_process_answer_in_turn() -> None:

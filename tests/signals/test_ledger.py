@@ -12,32 +12,9 @@ SLOTS = 3
 TTL_S = 10.0
 
 
-def ledger() -> LoadLedger:
-    made = LoadLedger(TTL_S)
-    made.resize(SLOTS)
-    return made
-
-
 def counters(book: LoadLedger, slot: int) -> tuple[float, float, float, float]:
     queued, pending, running, decoding, _ = book.block[:, slot].tolist()
     return queued, pending, running, decoding
-
-
-def test_a_lease_moves_with_its_request() -> None:
-    book = ledger()
-    book.reserve("a", 0, 100, 60, 0.0)
-    book.move("a", 1, 100)
-    book.move("a", 1, 100)
-    assert (counters(book, 0), counters(book, 1)) == ((0, 0, 0, 0), (100, 100, 1, 0))
-    assert book.first_token("a", 1.0)
-    book.move("a", 2, 0)
-    assert (counters(book, 1), counters(book, 2)) == ((0, 0, 0, 0), (100, 0, 1, 1))
-    book.forget(2)
-    book.move("a", 0, 40)
-    assert counters(book, 0) == (100, 0, 1, 1)
-    assert book.expire(TTL_S + 0.5) == []
-    assert book.end("a")
-    assert [counters(book, slot) for slot in range(SLOTS)] == [(0, 0, 0, 0)] * SLOTS
 
 
 @dataclass
@@ -80,6 +57,13 @@ class LedgerMachine(RuleBasedStateMachine):
         if fresh and entry is not None:
             entry.decoding, entry.expires_s = True, self.now_s + TTL_S
             self.model[name] = self.model.pop(name)
+
+    @rule(name=ids, slot=st.integers(0, SLOTS - 1), uncached=st.integers(0, 10**6))
+    def move(self, name: str, slot: int, uncached: int) -> None:
+        self.book.move(name, slot, uncached)
+        entry = self.model.get(name)
+        if entry is not None and entry.slot != slot:
+            entry.slot, entry.uncached = slot, uncached
 
     @rule(name=ids)
     def end(self, name: str) -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.model_means import PRIOR_TOKENS, AnswerLengths, FirstTokens
-from epp.signals.popularity import BURST_S, FADE_S, Popularity
+from epp.signals.model_means import BURST_S, FADE_S, PRIOR_TOKENS, AnswerLengths, FirstTokens, Popularity
 
 
 def test_a_model_without_answers_has_the_prior_within_the_clients_limit() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.signals.engine_metrics import EngineMetrics
-from epp.signals.measured import Columns, Measured
+from epp.signals.fleet import Columns, Measured
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rtt import RttTable
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.duration import cold_ms, network_ms
+from epp.signals.duration import network_ms
 from epp.signals.paths import NONE_IDLE, ConnectionTiming, PathTable, cold_body_ms
 from epp.types import upload_doublings
 
@@ -91,7 +91,6 @@ def test_the_formula_of_a_cold_body_is_what_was_measured(
     body_bytes: int, cold: float, warm_ms: float
 ) -> None:
     assert cold_body_ms(210.0, body_bytes) == pytest.approx(cold, rel=0.1)
-    assert cold_ms(210.0, body_bytes, 215.0) == pytest.approx(215.0 + cold, rel=0.1)
     learned = table("far")
     for _ in range(5):
         learned.observe(

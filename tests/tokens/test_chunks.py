@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer
 from epp.apis.content import prompt_content
 from epp.apis.openai import parse_chat
 from epp.config.schema import ModelTokenizer
-from epp.tokens.chunks import safe_markers, split_points
 from epp.tokens.load import load_model
+from epp.tokens.model import safe_markers, split_points
 from tests.kit.tokenizers import DATA, KINDS, folder
 from tests.tokens.texts import ATOMS, chat, chat_body
 

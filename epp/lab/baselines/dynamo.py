@@ -15,9 +15,8 @@ from epp.types import Ranking
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 #: Half of the smallest step of a draw: keeps the logarithm of a draw of 0 finite.
 _LEAST_DRAW = 2.0**-54
@@ -57,7 +56,7 @@ class Dynamo(Policy):
     }
     block_tokens: PositiveCount = 16
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """The sum in blocks, with its four terms."""
         prompt, block = float(request.prompt_tokens), float(self.block_tokens)
         potential = fleet.pending_uncached_tokens + prompt - weights["overlap_credit"] * fleet.cached_tokens
@@ -73,7 +72,7 @@ class Dynamo(Policy):
     @staticmethod
     def drawn(
         ranking: Ranking,
-        weights: Mapping[str, float],
+        weights: Weights,
         params: Mapping[str, object],
     ) -> Softmax | None:
         """The costs without the noise; None where it is 0."""
@@ -97,11 +96,11 @@ class DynamoSoftmax(Dynamo):
     }
 
 
-def _width(costs: NDArray[np.float64], weights: Mapping[str, float]) -> float:
+def _width(costs: Floats, weights: Weights) -> float:
     return weights["temperature"] * float(costs.max() - costs.min())
 
 
-def _noise(request: RequestInfo, fleet: Snapshot, width: float, seed: int) -> NDArray[np.float64]:
+def _noise(request: RequestInfo, fleet: Snapshot, width: float, seed: int) -> Floats:
     if width <= 0.0:
         return np.zeros(len(fleet))
     key = request.decision_id

@@ -11,12 +11,8 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Flags, Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class GorgoV1(Policy):
     }
     local_region: str = ""
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)
         running, usage = fleet.engine_running, fleet.engine_kv_usage
         room = (running < weights["max_running"]) & (usage < weights["max_kv_usage"])
@@ -65,11 +61,11 @@ class GorgoV1(Policy):
             "admits_locally": (self._local(fleet) & room).astype(np.float64),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         estimate = terms["rtt_ms"] + terms["prefill_ms"] + terms["queue_ms"]
         return places(terms["admits_locally"] == 0.0, estimate)
 
-    def _local(self, fleet: Snapshot) -> NDArray[np.bool_]:
+    def _local(self, fleet: Snapshot) -> Flags:
         if self.local_region:
             return np.array([region == self.local_region for region in fleet.regions])
         nearest = fleet.rtt_ms == float(fleet.rtt_ms.min())

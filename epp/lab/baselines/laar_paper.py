@@ -10,10 +10,8 @@ from epp.policies.laar import LEAST_SUCCESS, TRIED_PENALTY, success_of, tried_fa
 from epp.types import length_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class LaarPaper(Policy):
     }
     least_success: PositiveShare = LEAST_SUCCESS
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         bucket = length_bucket(request.prompt_tokens)
         return {
             "latency": fleet.decode_base_ms * (bucket + weights["alpha"] * fleet.queued_tokens),
@@ -47,5 +45,5 @@ class LaarPaper(Policy):
             "tried": tried_factor(request, fleet, weights["tried_penalty"]),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         return terms["latency"] / terms["success"] * terms["tried"]

@@ -11,10 +11,8 @@ from epp.policies.base import Need, Policy, Positive, WeightSpec
 from epp.policies.parts import Counts, request_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 _FITTED_MS_PER_TOKEN = 0.0938  # GORGO v1's fit on A100
 
@@ -52,7 +50,7 @@ class Mooncake(Policy):
     }
     rates: Literal["fitted", "learned"] = "fitted"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         uncached = fleet.uncached_tokens
         queue = weights["queue_ms_per_token"] * fleet.pending_uncached_tokens
         pairs = uncached * (fleet.cached_tokens + 0.5 * uncached)
@@ -85,11 +83,11 @@ class MooncakeStatic(Policy):
     speeds: dict[str, Positive] = field(default_factory=PUBLISHED_SPEEDS.copy)
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         published = {name.lower(): speed for name, speed in self.speeds.items()}
         known = (published.get(name.lower(), 1.0) for name in fleet.engine_classes)
         speeds = np.fromiter(known, np.float64, len(fleet))
         return {"requests": request_counts(fleet, self.counts) + 1.0, "speed": speeds}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         return terms["requests"] / terms["speed"]

@@ -11,10 +11,8 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class PrebleE2(Policy):
         "decode_ms_per_request": WeightSpec(6750.0, 0.0, 60_000.0),  # decoding of one unfinished request
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         cached = fleet.cached_tokens
         tokens = fleet.pending_uncached_tokens + fleet.uncached_tokens
         return {
@@ -47,7 +45,7 @@ class PrebleE2(Policy):
             "holds_match": (cached == float(cached.max())).astype(np.float64),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         load, holds = terms["prefill_ms"] + terms["decode_ms"], terms["holds_match"] > 0.0
         # Every holder of the longest match has the same left to prefill.
         exploit = bool((fleet.uncached_tokens[holds] < fleet.cached_tokens[holds]).any())

@@ -9,10 +9,8 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import Counts, match_ratios, places, request_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +30,10 @@ class PrefixThreshold(Policy):
     weight_specs = {"threshold": WeightSpec(0.5, 0.0, 1.0)}
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         return {"match_ratio": match_ratios(request, fleet), "requests": request_counts(fleet, self.counts)}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         ratios = terms["match_ratio"]
         follow = float(ratios.max()) > weights["threshold"]
         return places(-ratios if follow else terms["requests"])

@@ -13,8 +13,7 @@ from epp.policies.base import Need, Policy
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from epp.policies.base import Weights
     from epp.types import RequestInfo, Snapshot
 
 _WITHOUT_KEY = LeastRequest()
@@ -36,7 +35,7 @@ class SessionAffinityHash256(Policy):
     name = "session-affinity-hash256"
     needs = frozenset({Need.PROMPT})
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Turns from the prefix's endpoint, or the counts of `LeastRequest` without a prefix."""
         if not request.prefix_key:
             return _WITHOUT_KEY.rank(request, fleet, weights, seed)

@@ -9,10 +9,8 @@ from epp.policies.base import Need, Policy, WeightSpec
 from epp.policies.parts import match_ratios, places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.policies.base import Column, Terms
-    from epp.types import RequestInfo, Snapshot
+    from epp.policies.base import Terms, Weights
+    from epp.types import Floats, RequestInfo, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,10 @@ class SglangCacheAware(Policy):
         "balance_rel": WeightSpec(1.5, 1.0, 100.0),  # ratio of loads that imbalance needs as well
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         return {"load": fleet.running_requests, "match_ratio": match_ratios(request, fleet)}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Mapping[str, float]) -> Column:
+    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
         load, ratios = terms["load"], terms["match_ratio"]
         most, least = float(load.max()), float(load.min())
         imbalanced = most - least > weights["balance_abs"] and most > weights["balance_rel"] * least

@@ -47,7 +47,7 @@ def figures(tokens: int) -> dict[str, float]:
     known = [prompt(seed * conversations // _PROBES) for seed in range(_PROBES)]
     fresh = [prompt(conversations + seed) for seed in range(_PROBES)]
     found = {
-        "bytes per token": used_bytes / index.stats().tokens,
+        "bytes per token": used_bytes / index.distinct_tokens,
         "walk": _each_us(index.match, known),
         "walk, nothing known": _each_us(index.match, fresh),
     }

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from epp.lab.sim.fleet import PUBLIC_MODEL, FleetSim, Sender
 from epp.lab.sim.loop import Rank
-from epp.schedule.retry import untried_models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,7 +137,7 @@ class RetrySim(FleetSim):
     def decided(self, decision: Decision) -> None:
         """Note whether a model is left to try."""
         index = int(decision.id.removeprefix("r"))
-        self._is_left[index // self._attempts] = bool(untried_models(decision))
+        self._is_left[index // self._attempts] = bool(decision.untried_models)
 
     def _build_client(self) -> Sender:
         return self
