@@ -20,22 +20,20 @@ from epp.prefix_cache.warm_index import WarmIndex
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
-from epp.server.accepting import allowed_connections
+from epp.server.accepting import allowed_connections, located
 from epp.server.core import Core
-from epp.server.feed import SignalFeed
 from epp.server.files import WatchedFile, WatchedFiles, applying, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
-from epp.server.health_thread import HealthThread
-from epp.server.http import build_app
+from epp.server.health_thread import HealthThread, build_app
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
+from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.response_sampling import TICK_S, Sampler, section_of
-from epp.server.sockets import located
 from epp.server.tls import server_context
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter

@@ -18,8 +18,8 @@ from epp.records.model_files import parse_reward_model
 from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
+from epp.server.learned import shadows
 from epp.server.process import hash_secret
-from epp.server.shadow import shadows
 from epp.server.tls import server_context
 from epp.server.tokenizers import load_models
 

@@ -17,16 +17,15 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import MAX_CONNECTIONS
+from epp.server.accepting import watching
 from epp.server.logs import REPEATED
-from epp.server.watched import watching
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from epp.server.accepting import Acceptor
+    from epp.server.accepting import Acceptor, Watched
     from epp.server.access_log import Reports
-    from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, cast
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
+from epp.server.accepting import located
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import located
 from epp.server.tls import GRPC_SECTION, grpc_credentials, server_context
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
-from epp.server import eds
+from epp.server import pool
 from epp.server.app import App
 from tests.kit.clock import ManualClock
 from tests.kit.shown import shown
@@ -135,7 +135,7 @@ async def test_a_start_with_another_pool_than_envoy_follows_waits_until_it_has_r
 async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(eds, "RETRY_S", 0.01)
+    monkeypatch.setattr(pool, "EDS_RETRY_S", 0.01)
     world.picker(0.0, eds_file="later/eds.json")
     world.file = world.file.parent / "later" / "eds.json"
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.load import parse_config
+from epp.server.accepting import SILENT_S
 from epp.server.app import App
 from epp.server.process import SystemClock
-from epp.server.watched import SILENT_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

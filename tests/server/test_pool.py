@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.load import parse_config
-from epp.config.pool import EndpointSpec
 from epp.ops.doctor.command import load
 from epp.server.app import App
 from epp.server.poll import target_of
 from tests.kit.clock import ManualClock
+from tests.kit.waiting import until
+from tests.server.test_poll import engine
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-BEFORE = EndpointSpec("a.example:1", rtt_ms=5.0)
 
 
 async def test_credentials_lie_where_the_configuration_does(tmp_path: Path) -> None:
@@ -38,3 +36,23 @@ async def test_credentials_lie_where_the_configuration_does(tmp_path: Path) -> N
     assert [(target.ca_file, target.bearer_token_file) for target in targets] == found, (
         "as epp doctor sees them"
     )
+
+
+async def test_the_pool_reads_a_token_once_for_all_that_share_it_and_for_as_long_as_one_does(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "token").write_text("shared")
+    headers: list[dict[str, str]] = []
+    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    async with engine(headers=headers) as one, engine(headers=headers) as two:
+        entries = [f"{{address: '{address}', bearer_token_file: token}}" for address in (one, two)]
+        app._pool.content(f"endpoints: [{', '.join(entries)}]".encode())
+        await until(lambda: len({sent["Host"] for sent in headers}) == 2)
+        assert {sent.get("Authorization") for sent in headers} == {"Bearer shared"}
+        reads = f"read {tmp_path / 'token'}"
+        assert reads in app.tasks._tasks
+        app._pool.content(f"endpoints: [{entries[0]}]".encode())
+        assert reads in app.tasks._tasks
+        app._pool.content(b"endpoints: []")
+        assert reads not in app.tasks._tasks
+        await app.tasks.stop_all()

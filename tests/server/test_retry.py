@@ -15,7 +15,7 @@ from epp.extproc.types import HttpRequest
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.server.app import App
-from epp.server.http import build_app
+from epp.server.health_thread import build_app
 from epp.server.metrics import Metrics
 from epp.server.process import DecisionIds
 from epp.types import Endpoint

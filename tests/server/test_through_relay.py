@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -13,7 +13,7 @@ from epp.config.relays import Relays
 from epp.config.schema import Scrape
 from epp.server.poll import target_of
 from tests.kit.relays import certificates
-from tests.server.test_poll import Seen, polled
+from tests.server.test_poll import Seen, polled, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,20 +35,14 @@ async def relay(folder: Path, asked: list[str], served: str | None = None) -> As
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
     tls.load_cert_chain(folder / "relay.crt", folder / "relay.key")
     tls.verify_mode = ssl.CERT_REQUIRED
-    app = web.Application()
-    app.router.add_get("/{any:.*}", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with serving(answer, tls) as address:
+        yield address
 
 
 @asynccontextmanager
-async def polling(configured: Relays, address: str = ENGINE, **changes: Any) -> AsyncIterator[Seen]:
-    scrape = Scrape(interval_s=0.02)
-    spec = EndpointSpec(address=address, region="far")
-    async with polled(target_of(address, spec, scrape, configured), scrape, **changes) as seen:
+async def polling(folder: Path, address: str) -> AsyncIterator[Seen]:
+    scrape, spec = Scrape(interval_s=0.02), EndpointSpec(address=ENGINE, region="far")
+    async with polled(target_of(ENGINE, spec, scrape, through(folder, address)), scrape) as seen:
         yield seen
 
 
@@ -64,7 +58,7 @@ def through(folder: Path, address: str) -> Relays:
 async def test_an_endpoint_that_only_its_relay_reaches_is_probed_and_scraped(tmp_path: Path) -> None:
     asked: list[str] = []
     certificates(tmp_path)
-    async with relay(tmp_path, asked) as address, polling(through(tmp_path, address)) as seen:
+    async with relay(tmp_path, asked) as address, polling(tmp_path, address) as seen:
         await seen.until("rtts", 3)
         await seen.until("samples", 1)
         assert seen.rtts[0] is None, "the first opened the connection"
@@ -76,7 +70,7 @@ async def test_an_endpoint_that_only_its_relay_reaches_is_probed_and_scraped(tmp
 async def test_an_answer_of_another_endpoint_is_none_of_this_one(tmp_path: Path) -> None:
     certificates(tmp_path)
     elsewhere = relay(tmp_path, [], served="10.9.9.1:8000")
-    async with elsewhere as address, polling(through(tmp_path, address)) as seen:
+    async with elsewhere as address, polling(tmp_path, address) as seen:
         await seen.until("failures", 2)
         await seen.until("scrape_failures", 1)
     assert "10.9.9.1:8000 answered" in seen.failures[0]
