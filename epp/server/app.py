@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
 
-#: How much of the newest records the prefix index is rebuilt from at start.
-RESTORE_S = 900.0
 log = logging.getLogger(__name__)
 
 #: Turns of the housekeeping from one look at leases that outlived their time to the next: a second.
@@ -65,6 +63,9 @@ class App:
         base: folder that relative paths of the configuration are relative to.
         source: name of the configuration file, for errors.
         clock: the time.
+
+    Attributes:
+        addresses: of the listeners once they are open, ``""`` for one that is not configured.
 
     Raises:
         ConfigError: a value does not fit the policy or a file that it names is missing.
@@ -163,7 +164,6 @@ class App:
         refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
         self._first_tokens = FirstTokenReceiver(self.core.outcomes, max_connections=most, on_refused=refused)
         self.metrics.receivers["first-token"] = self._first_tokens
-        self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -243,7 +243,6 @@ class App:
             index=self._index,
             fleet=self.picker.fleet,
             key_id=hasher.key_id,
-            window_s=RESTORE_S,
             clock=self._clock,
         )
 
@@ -315,13 +314,13 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
         )
-        self.http_address, self.health_address = await self._health.start(routes, on_stall)
-        self.grpc_address = await self._grpc.start()
+        http, health = await self._health.start(routes, on_stall)
+        first_token, grpc = "", await self._grpc.start()
         if listen.first_token:
             section, follow = "listen.first_token_tls", self._certificates.append
             tls = server_context(listen.first_token_tls, self._base, source, section, follow)
             with located(source, "listen.first_token", listen.first_token):
-                self.first_token_address = self._first_tokens.listen(listen.first_token, tls)
+                first_token = self._first_tokens.listen(listen.first_token, tls)
         self.tasks.start("watch files", watch([*self._files, *self._certificates]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
@@ -334,7 +333,8 @@ class App:
             self.tasks.start("restore the index", self._restored(self._restore))
         self._publish_readiness()
         self.tasks.start("heartbeats", self._health.heartbeats(self._publish_readiness))
-        log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
+        self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
+        log.info("ext_proc on %s, metrics on %s", grpc, http)
 
     async def _restored(self, restore: IndexRestore) -> None:
         await restore.run()

@@ -209,14 +209,8 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
 
 
 def _write_ready(file: Path, app: App) -> None:
-    addresses = {
-        "grpc": app.grpc_address,
-        "http": app.http_address,
-        "first_token": app.first_token_address,
-        "health": app.health_address,
-    }
     try:
-        replace_file(file, json.dumps(addresses).encode())
+        replace_file(file, json.dumps(app.addresses).encode())
     except OSError as error:
         why = f"{file} cannot be written: {error.strerror}"
         raise ConfigError(

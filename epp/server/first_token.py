@@ -125,14 +125,10 @@ class _Connection(asyncio.Protocol):
     def __init__(self, receiver: FirstTokenReceiver) -> None:
         self._receiver = receiver
         self._pending = b""
-        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A stream's, by how the listener was made; uvloop's are of no such class.
         self._transport = cast("asyncio.Transport", transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended changes nothing
-        self._transport = None
 
     def data_received(self, data: bytes) -> None:
         *heads, self._pending = (self._pending + data).split(_END_OF_HEAD)
@@ -140,16 +136,11 @@ class _Connection(asyncio.Protocol):
         for head in heads:
             answer = self._receiver.answer(head + b"\r\n")
             if answer is None:
-                self.abort()
+                self._transport.abort()
                 return
             answers.append(answer)
         if len(self._pending) > MAX_HEAD_BYTES:
             self._receiver.malformed += 1
-            self.abort()
-        elif self._transport is not None and answers:
-            self._transport.write(b"".join(answers))
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
             self._transport.abort()
+        elif answers:
+            self._transport.write(b"".join(answers))

@@ -277,24 +277,18 @@ class Shadow:
             self._waiting.append(decision)
 
     async def run(self) -> None:
-        """Score for ever, one policy of one decision at a time, so that requests come in between."""
+        """Score for ever."""
         while True:
             await asyncio.sleep(1.0 / SHADOW_PER_S)
             if self._waiting:
-                decision = self._waiting.pop()
-                estimated_ms = _estimated_ms(decision)
-                for account in self.accounts:
-                    await asyncio.sleep(0)
-                    account.score(decision, estimated_ms, self._tie_band)
+                await self.score(self._waiting.pop())
 
-    def score(self, decision: Decision) -> None:
-        """Score a decision now."""
+    async def score(self, decision: Decision) -> None:
+        """Score a decision, one policy at a time, so that requests come in between."""
+        estimated_ms = _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
         for account in self.accounts:
-            account.score(decision, _estimated_ms(decision), self._tie_band)
-
-
-def _estimated_ms(decision: Decision) -> NDArray[np.float64]:
-    return _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+            await asyncio.sleep(0)
+            account.score(decision, estimated_ms, self._tie_band)
 
 
 def quiet(policy: Policy) -> Policy:

@@ -89,7 +89,7 @@ class Asker:
     """A client in a thread of its own."""
 
     def __init__(self, app: App) -> None:
-        self._http, self._channel = app.http_address, grpc.insecure_channel(app.health_address)
+        self._http, self._channel = app.addresses["http"], grpc.insecure_channel(app.addresses["health"])
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def get(self, path: str) -> tuple[int, str]:

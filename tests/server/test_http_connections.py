@@ -46,7 +46,7 @@ class Peer:
 
     @classmethod
     async def connect(cls, app: App, listener: str) -> Peer:
-        address = app.http_address if listener == "http" else app.first_token_address
+        address = app.addresses[listener]
         host, _, port = address.rpartition(":")
         return cls(listener, *await asyncio.open_connection(host, int(port)))
 

@@ -58,14 +58,14 @@ class Broken(Random):
         raise ZeroDivisionError(request, fleet, weights, seed)
 
 
-def test_a_policy_that_fails_is_counted_and_told_once(
+async def test_a_policy_that_fails_is_counted_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     register(monkeypatch, Broken)
     scoring = shadow("broken", "gorgo")
     with caplog.at_level(logging.ERROR):
         for decision, _ in decided(5):
-            scoring.score(decision)
+            await scoring.score(decision)
     assert counts(scoring, "broken") == (0, 0, 5)
     assert sum(counts(scoring, "gorgo")[:2]) == 5
     assert "".join(own_lines(caplog)).count("Traceback") == 1
@@ -91,7 +91,7 @@ async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     assert sum(counts(scoring, "gorgo")) == 8
 
 
-def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
+async def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     policy = {"name": "gorgo", "model_file": "reward.json"}
     made = app(tmp_path, policy=policy, shadow=["lodestar", "prefix-cache-and-load"])
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
@@ -100,7 +100,7 @@ def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     assert made._learning is not None
     shadowing = made._learning._shadow
     assert shadowing._tie_band == 0.01
-    shadowing.score(decision)
+    await shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0
     assert found["epp_shadow_estimated_difference_seconds", "lodestar"] > 0.1, "its pick is 190 ms farther"

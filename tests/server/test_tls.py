@@ -79,7 +79,7 @@ async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     app = App(parse_config(json.dumps({"listen": listen}), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
     await app.start()
-    addresses = (app.grpc_address, app.http_address, app.first_token_address)
+    addresses = [address for address in app.addresses.values() if address]
 
     async def all_present(name: str) -> None:
         async with asyncio.timeout(20):
