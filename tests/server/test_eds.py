@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from epp.server import pool
-from epp.server.app import App
-from tests.kit.clock import ManualClock
+from tests.kit.apps import app_of
 from tests.kit.shown import shown
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.server.app import App
 
 A, B, NAME = "10.0.0.1:80", "10.0.0.2:80", "gpu.example:80"
 LONG_S = 3600.0
@@ -31,16 +31,20 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "eds.json"
         self.names: dict[str, str] = {}
-        self._folder, self._apps = folder, list[App]()
+        self._folder = folder
+        self._apps: list[App] = []
 
-    def picker(self, delay_s: float, eds_file: str = "eds.json") -> App:
-        text = json.dumps({"pool": {"eds_file": eds_file}, "probe": {"interval_s": 0}})
+    def picker(self, delay_s: float, *addresses: str, eds_file: str = "eds.json", **fields: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("epp.server.pool.EDS_DELAY_S", delay_s)
-            self.app = App(parse_config(text, "epp.yaml"), self._folder, "epp.yaml", ManualClock())
+            self.app = app_of(self._folder, pool={"eds_file": eds_file}, probe={"interval_s": 0})
         self._apps.append(self.app)
         self.app.tasks.start("resolve", self.app.core.resolver.run())
-        return self.app
+        self.pool(*addresses, **fields)
+
+    async def start(self, delay_s: float, *addresses: str, **fields: Any) -> None:
+        self.picker(delay_s, *addresses, **fields)
+        await self.app._pool.start()
 
     def pool(self, *addresses: str, **fields: Any) -> None:
         self.apply(*(EndpointSpec(address=address, **fields) for address in addresses))
@@ -84,9 +88,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_a_new_endpoint_is_picked_once_envoy_has_had_time_to_read_of_it(
     world: World, delay_s: float, later: set[str]
 ) -> None:
-    world.picker(delay_s)
-    world.pool(A)
-    await world.app._pool.start()
+    await world.start(delay_s, A)
     assert world.eligible() == {A} == set(world.written()), "no Envoy can follow an older file"
     world.pool(A, B)
     assert world.eligible() == {A}
@@ -101,9 +103,7 @@ async def test_a_new_endpoint_is_picked_once_envoy_has_had_time_to_read_of_it(
 
 
 async def test_a_new_endpoint_is_picked_at_once_where_no_other_serves_its_model(world: World) -> None:
-    world.picker(LONG_S)
-    world.pool(A)
-    await world.app._pool.start()
+    await world.start(LONG_S, A)
     world.pool(B)
     assert world.eligible() == {B}, "the whole pool is replaced"
     world.apply(EndpointSpec(address=A, draining=True), EndpointSpec(address=B))
@@ -117,14 +117,9 @@ async def test_a_new_endpoint_is_picked_at_once_where_no_other_serves_its_model(
 async def test_a_start_with_another_pool_than_envoy_follows_waits_until_it_has_read_this(
     world: World,
 ) -> None:
-    world.picker(LONG_S)
-    world.pool(A)
-    await world.app._pool.start()
-    world.picker(LONG_S)
-    world.pool(A)
-    await world.app._pool.start()  # the same: at once
-    world.picker(LONG_S)
-    world.pool(B)
+    await world.start(LONG_S, A)
+    await world.start(LONG_S, A)  # the same: at once
+    world.picker(LONG_S, B)
     start = asyncio.ensure_future(world.app._pool.start())
     await until(lambda: set(world.written()) == {B})
     await asyncio.sleep(0)
@@ -136,14 +131,12 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool, "EDS_RETRY_S", 0.01)
-    world.picker(0.0, eds_file="later/eds.json")
     world.file = world.file.parent / "later" / "eds.json"
 
     def ok() -> float | None:
         return shown(world.app.metrics, "epp_file_ok", file="eds")
 
-    world.pool(A)
-    await world.app._pool.start()
+    await world.start(0.0, A, eds_file="later/eds.json")
     world.pool(A, B)
     await until(lambda: world.eligible() == {A, B})
     assert ok() == 0
@@ -154,10 +147,8 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_hinders_no_pick(
 
 
 async def test_names_are_written_as_addresses_with_their_names_for_tls(world: World) -> None:
-    world.picker(0.0)
     world.names = {"gpu.example": "10.9.9.9"}
-    world.pool(NAME, "lost.example:80", tls=True)
-    await world.app._pool.start()
+    await world.start(0.0, NAME, "lost.example:80", tls=True)
     (host,) = world.written().values()
     assert set(world.written()) == {"10.9.9.9:80"}, "what does not resolve is left out"
     assert host["endpoint"]["hostname"] == "gpu.example"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.listen import Listen
-from epp.config.load import parse_config
 from epp.server import health_thread
-from epp.server.app import App
 from epp.server.command import STALLED
 from epp.server.health_thread import HealthThread, StallClock
 from epp.server.metrics import Metrics
-from epp.server.process import SystemClock
+from tests.kit.apps import app_of
 from tests.kit.hanging import HANGING, hang
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.transports import BOTH
@@ -28,6 +25,8 @@ from tests.kit.transports import BOTH
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.server.app import App
 
 ANY = "127.0.0.1:0"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -78,9 +77,8 @@ def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     any_ports = dict.fromkeys(("grpc", "http", "first_token", "health"), ANY)
-    config = {"listen": {**any_ports, "stall_limit_s": 0.4}}
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '127.0.0.1:1'}]")
-    app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen={**any_ports, "stall_limit_s": 0.4})
     yield app
     await app.stop(0.0)
 

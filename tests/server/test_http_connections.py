@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.config.load import parse_config
 from epp.server.accepting import SILENT_S
-from epp.server.app import App
-from epp.server.process import SystemClock
+from tests.kit.apps import app_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.server.app import App
 
 ASKED = {
     "http": b"GET /livez HTTP/1.1\r\nhost: picker\r\n\r\n",
@@ -76,9 +75,8 @@ class Peer:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     any_port = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
-    config = {"listen": {**any_port, "max_connections": MOST}, "records": {"folder": "records"}}
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen={**any_port, "max_connections": MOST})
     await app.start()
     yield app
     await app.stop(0.0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
-from epp.config.load import parse_config
 from epp.ops.doctor.command import load
-from epp.server.app import App
 from epp.server.poll import target_of
-from tests.kit.clock import ManualClock
+from tests.kit.apps import app_of
 from tests.kit.waiting import until
 from tests.server.test_poll import engine
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 
 async def test_credentials_lie_where_the_configuration_does(tmp_path: Path) -> None:
-    text = "scrape: {ca_file: ca.pem, bearer_token_file: token}"
-    app = App(parse_config(text, "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    scrape = {"ca_file": "ca.pem", "bearer_token_file": "token"}
+    app = app_of(tmp_path, scrape=scrape)
     pool = "endpoints: [{address: 'a:1'}, {address: 'b:1', ca_file: /etc/b.pem, bearer_token_file: b/token}]"
     try:
         app._pool.content(pool.encode())
@@ -29,7 +28,7 @@ async def test_credentials_lie_where_the_configuration_does(tmp_path: Path) -> N
         (str(tmp_path / "ca.pem"), str(tmp_path / "token")),
         ("/etc/b.pem", str(tmp_path / "b/token")),
     ]
-    (tmp_path / "epp.yaml").write_text(text)
+    (tmp_path / "epp.yaml").write_text(json.dumps({"scrape": scrape}))
     (tmp_path / "endpoints.yaml").write_text(pool)
     config, specs = load(tmp_path / "epp.yaml")
     targets = [target_of(address, spec, config.scrape) for address, spec in specs.items()]
@@ -43,7 +42,7 @@ async def test_the_pool_reads_a_token_once_for_all_that_share_it_and_for_as_long
 ) -> None:
     (tmp_path / "token").write_text("shared")
     headers: list[dict[str, str]] = []
-    app = App(parse_config("{}", "epp.yaml"), tmp_path, "epp.yaml", ManualClock())
+    app = app_of(tmp_path)
     async with engine(headers=headers) as one, engine(headers=headers) as two:
         entries = [f"{{address: '{address}', bearer_token_file: token}}" for address in (one, two)]
         app._pool.content(f"endpoints: [{', '.join(entries)}]".encode())

@@ -18,7 +18,7 @@ from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
 from tests.kit.reward_models import linear_model
-from tests.server.test_reward_model import app, ask, metrics, write
+from tests.server.test_reward_model import app, decision_of, metrics, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,7 @@ async def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> 
     policy = {"name": "gorgo", "model_file": "reward.json"}
     made = app(tmp_path, policy=policy, shadow=["lodestar", "prefix-cache-and-load"])
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
-    decision = ask(made)
+    decision = decision_of(made)
     assert decision.policy == "gorgo"
     assert made._learning is not None
     shadowing = made._learning._shadow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import logging
 from pathlib import Path
 
@@ -12,12 +11,10 @@ import pytest
 from cryptography import x509
 
 from epp.config.listen import ServerTls
-from epp.config.load import parse_config
 from epp.errors import ConfigError
-from epp.server.app import App
-from epp.server.process import SystemClock
 from epp.server.tls import GRPC_SECTION, Pair, grpc_credentials, self_signed, server_context
 from tests.kit import certificates
+from tests.kit.apps import app_of
 from tests.kit.logs import own_lines
 from tests.kit.transports import BOTH
 
@@ -77,7 +74,7 @@ async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last
     listen |= dict.fromkeys(("tls", "http_tls", "first_token_tls"), tls)
     write_pair(tmp_path, "first")
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    app = App(parse_config(json.dumps({"listen": listen}), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen=listen)
     await app.start()
     addresses = [address for address in app.addresses.values() if address]
 
