@@ -22,7 +22,7 @@ from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections, located
 from epp.server.core import Core
-from epp.server.files import WatchedFile, WatchedFiles, applying, watch
+from epp.server.files import WatchedFile, applying, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
@@ -34,7 +34,7 @@ from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.response_sampling import TICK_S, Sampler, section_of
-from epp.server.tls import server_context
+from epp.server.tls import TlsFiles
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
 
@@ -125,7 +125,7 @@ class App:
         self._cluster = self._build_cluster()
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
-        self._certificates: list[WatchedFiles] = []
+        self._tls = TlsFiles(base, source)
         self._sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
         self._build_listeners()
         self._show_state(shedding, served)
@@ -141,25 +141,23 @@ class App:
         self.metrics.show("leases", self.core.leases)
 
     def _build_listeners(self) -> None:
-        config, follow = self._config, self._certificates.append
+        config = self._config
         most = allowed_connections(config.listen.max_connections)
         self._grpc = GrpcServer(
             config,
-            self._base,
+            self._tls,
             self.core,
             self.metrics,
             self._source,
             sampler=self._sampler,
             max_connections=most,
-            follow=follow,
         )
         self._health = HealthThread(
             config.listen,
-            self._base,
+            self._tls,
             self._source,
             metrics=self.metrics,
             max_connections=most,
-            follow=follow,
         )
         refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
         self._first_tokens = FirstTokenReceiver(self.core.outcomes, max_connections=most, on_refused=refused)
@@ -262,14 +260,9 @@ class App:
             ("override", "overrides", config.overrides_file),
         ):
             if name:
-                path = self._base / name
-
-                def update(text: bytes | None, layer: str = layer, source: str = str(path)) -> bool:
-                    return weights.update(layer, text, source)
-
-                kept = "the last good values stay"
-                file = applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept)
-                files.append(file)
+                path, kept = self._base / name, "the last good values stay"
+                update = partial(weights.update, layer, source=str(path))
+                files.append(applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept))
         if config.capability.file:
             path = self._base / config.capability.file
             parse = partial(read_chances, source=str(path))
@@ -284,8 +277,7 @@ class App:
         if self.tasks.failed:
             return "dead tasks: " + ", ".join(sorted(self.tasks.failed))
         if self._cluster is not None:
-            reason = self._cluster.not_ready()
-            if reason:
+            if reason := self._cluster.not_ready():
                 return reason
         elif not self._pool.size:
             return "no endpoints known"
@@ -317,11 +309,10 @@ class App:
         http, health = await self._health.start(routes, on_stall)
         first_token, grpc = "", await self._grpc.start()
         if listen.first_token:
-            section, follow = "listen.first_token_tls", self._certificates.append
-            tls = server_context(listen.first_token_tls, self._base, source, section, follow)
+            tls = self._tls.context(listen.first_token_tls, "listen.first_token_tls")
             with located(source, "listen.first_token", listen.first_token):
                 first_token = self._first_tokens.listen(listen.first_token, tls)
-        self.tasks.start("watch files", watch([*self._files, *self._certificates]))
+        self.tasks.start("watch files", watch([*self._files, *self._tls.watched]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:

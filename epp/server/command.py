@@ -106,13 +106,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         base = path.resolve().parent
         if errors:
             _raise_all(config, base, str(path), errors)
-        setup = Setup(
-            config,
-            base,
-            str(path),
-            log_settings(flags),
-            flags.warnings,
-        )
+        setup = Setup(config, base, str(path), log_settings(flags), flags.warnings)
     else:
         file = flags["config-file"]
         text = required_file(Path(file), "--config-file") if file else flags["config-text"].encode()

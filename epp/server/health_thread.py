@@ -25,19 +25,17 @@ from epp.server.accepting import located, watching
 from epp.server.health import HealthState, health_service
 from epp.server.metrics import CONTENT_TYPE
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import server_context
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine
-    from pathlib import Path
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
     from epp.schedule.decision import Decision
     from epp.server.accepting import Acceptor, Watched
     from epp.server.metrics import Metrics
-    from epp.server.tls import Follow
+    from epp.server.tls import TlsFiles
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
@@ -88,24 +86,22 @@ class HealthThread:
 
     Args:
         listen: addresses, TLS and the stall limit.
-        base: folder that relative paths are relative to.
+        tls: makes what `listen.http` presents.
         source: name of the configuration file, for errors.
         metrics: counted into.
         max_connections: to each listener at once; those beyond are closed as they come.
-        follow: takes the certificate's files, which are to be watched.
     """
 
     def __init__(
         self,
         listen: Listen,
-        base: Path,
+        tls: TlsFiles,
         source: str,
         *,
         metrics: Metrics,
         max_connections: int,
-        follow: Follow,
     ) -> None:
-        self._listen, self._base, self._source, self._follow = listen, base, source, follow
+        self._listen, self._tls, self._source = listen, tls, source
         self._metrics, self._max_connections = metrics, max_connections
         self._tick_s = min(_TICK_S, listen.stall_limit_s / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +128,7 @@ class HealthThread:
             ConfigError: an address cannot be bound, or a certificate not be used.
         """
         listen, source = self._listen, self._source
-        tls = server_context(listen.http_tls, self._base, source, "listen.http_tls", self._follow)
+        tls = self._tls.context(listen.http_tls, "listen.http_tls")
         self._on_stall = on_stall
         self._picker_loop, self._picker_thread = asyncio.get_running_loop(), threading.get_ident()
         self._loop = asyncio.new_event_loop()

@@ -13,6 +13,7 @@ import logging
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, gather, raise_all
@@ -96,9 +97,10 @@ class Learning:
         takers: list[Taker] = []
         if isinstance(picker.policy, Lodestar):
             takers.append((picker.policy, picker.replace_policy))
-        shadows_ = (account.policy for account in self._shadow.accounts)
         takers += [
-            (policy, self._shadow.replace_policy) for policy in shadows_ if isinstance(policy, Lodestar)
+            (account.policy, partial(setattr, account, "policy"))
+            for account in self._shadow.accounts
+            if isinstance(account.policy, Lodestar)
         ]
         if takers:
             if self._file is None:
@@ -263,12 +265,6 @@ class Shadow:
         self._tie_band = tie_band
         self.accounts = [Account(quiet(policy)) for policy in policies]
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
-
-    def replace_policy(self, policy: Policy) -> None:
-        """Ask this policy from now on instead of the one of its name."""
-        for account in self.accounts:
-            if account.policy.name == policy.name:
-                account.policy = policy
 
     def decided(self, decision: Decision) -> None:
         """Take note of a live decision; what exploration drew is nobody's opinion and is passed over."""
