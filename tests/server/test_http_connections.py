@@ -26,15 +26,6 @@ BOTH = pytest.mark.parametrize("listener", list(ASKED))
 MOST = 3
 
 
-class Clock:
-    """The time of a listener's loop, which a test moves on."""
-
-    def __init__(self, app: App, listener: str, patch: pytest.MonkeyPatch) -> None:
-        self.later_s = 0.0
-        loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
-        patch.setattr(loop, "time", lambda: time.monotonic() + self.later_s)
-
-
 @dataclass
 class Peer:
     """One connection to a listener."""
@@ -107,16 +98,18 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
 async def test_silent_connections_are_closed_and_make_room(
     app: App, listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(app, listener, monkeypatch)
+    later_s = 0.0
+    loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later_s)
     spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(MOST)]
     assert await spoken.answered()
     unfinished.writer.write(ASKED[listener][:20])
     for _ in range(3):  # who speaks within the time is left alone
-        clock.later_s += 0.7 * SILENT_S
+        later_s += 0.7 * SILENT_S
         assert await spoken.answered()
     for silent in (mute, unfinished):
         assert await silent.ended()
-    clock.later_s += 1.1 * SILENT_S
+    later_s += 1.1 * SILENT_S
     assert await spoken.ended()
     late = await Peer.connect(app, listener)
     assert await late.answered()
