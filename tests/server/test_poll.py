@@ -1,9 +1,10 @@
-"""Probes and scrapes against real sockets."""
+"""Probes and scrapes against real sockets, by themselves and through a relay: who answers, whose answers count."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from epp.config.pool import EndpointSpec
+from epp.config.relays import Relays
 from epp.config.schema import Probe, Scrape
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.files import replace_file
@@ -31,15 +33,18 @@ from epp.server.process import SystemClock, Tasks
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
-from tests.kit import certificates
+from tests.kit import certificates, relays
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+
+ENGINE = "10.9.9.9:8000"
+SERVED = "x-gateway-destination-endpoint-served"
 
 
 class Seen:
@@ -215,3 +220,57 @@ def test_they_begin_a_few_at_a_time_and_keep_their_interval(
         now_s = answered_s + schedule.pause_s(started_s, answered_s, 0.3)
         assert now_s / slot_s - offset == pytest.approx(round(now_s / slot_s - offset))
     assert now_s - first_s == pytest.approx(100.0, abs=1.1 * slot_s)
+
+
+@asynccontextmanager
+async def relay(folder: Path, asked: list[str], served: str | None = None) -> AsyncIterator[str]:
+    """A relay that answers for the endpoint it is asked for, or always for ``served``."""
+
+    async def answer(request: web.Request) -> web.Response:
+        wanted = request.headers["x-gateway-destination-endpoint"]
+        asked.append(wanted)
+        return web.Response(text="vllm:num_requests_running 3\n", headers={SERVED: served or wanted})
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
+    tls.load_cert_chain(folder / "relay.crt", folder / "relay.key")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    async with serving(answer, tls) as address:
+        yield address
+
+
+@asynccontextmanager
+async def polling_through(folder: Path, address: str) -> AsyncIterator[Seen]:
+    scrape, spec = Scrape(interval_s=0.02), EndpointSpec(address=ENGINE, region="far")
+    async with polled(target_of(ENGINE, spec, scrape, through(folder, address)), scrape) as seen:
+        yield seen
+
+
+def through(folder: Path, address: str) -> Relays:
+    return Relays(
+        regions={"far": address},
+        ca_file=str(folder / "ca.crt"),
+        cert_file=str(folder / "global.crt"),
+        key_file=str(folder / "global.key"),
+    )
+
+
+async def test_an_endpoint_that_only_its_relay_reaches_is_probed_and_scraped(tmp_path: Path) -> None:
+    asked: list[str] = []
+    relays.certificates(tmp_path)
+    async with relay(tmp_path, asked) as address, polling_through(tmp_path, address) as seen:
+        await seen.until("rtts", 3)
+        await seen.until("samples", 1)
+        assert seen.rtts[0] is None, "the first opened the connection"
+        assert all(rtt_ms is not None for rtt_ms in seen.rtts[1:])
+        assert seen.samples[0].running == 3.0
+        assert (set(asked), seen.failures) == ({ENGINE}, [])
+
+
+async def test_an_answer_of_another_endpoint_is_none_of_this_one(tmp_path: Path) -> None:
+    relays.certificates(tmp_path)
+    elsewhere = relay(tmp_path, [], served="10.9.9.1:8000")
+    async with elsewhere as address, polling_through(tmp_path, address) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 1)
+    assert "10.9.9.1:8000 answered" in seen.failures[0]
+    assert (seen.rtts, seen.samples) == ([], [])
