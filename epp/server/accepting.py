@@ -3,33 +3,49 @@
 Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server
 reports a connection only after its TLS handshake, and each that is in one holds a file all the same. Where
 idle connections can be ended, no peer holds all places: the oldest idle connection of the peer with the most
-makes room.
+makes room; where they cannot, a connection that is silent for long is closed: HTTP waits without end for a
+request, for the rest of one, for an answer to be read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import logging
+import os
 import resource
+import socket
+import stat
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from epp.config.address import UNIX, join_address, split_address
+from epp.errors import ConfigError
 from epp.server.logs import REPEATED
-from epp.server.sockets import listening_sockets
 from epp.server.turns import Peers, address_key
 
 if TYPE_CHECKING:
-    import socket
     import ssl
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from epp.server.turns import Peer, Turn
 
 log = logging.getLogger(__name__)
 
+_UNIX_MODE = 0o660
+#: Connections that the system holds ready.
+_BACKLOG = 1024
+_FIXES = {
+    errno.EADDRNOTAVAIL: "no address of this machine; 0.0.0.0 or [::] listens on all that it has",
+    errno.ENOENT: "name a socket in a folder that is there",
+    errno.EACCES: "ports below 1024 want rights that this process lacks; write a higher one",
+}
+_FIX = "is another picker running? stop it, or write another address"
+#: Longer than it is from scrape to scrape, so that a scraper's connection lasts.
+SILENT_S = 120.0
 _HANDSHAKE_S = 20.0
 #: Connections taken in one turn of the loop: a few milliseconds.
 _A_TURN = 16
@@ -46,6 +62,79 @@ _FILES_SHARE = 8
 _FILES = 65_536
 
 P = TypeVar("P", bound=asyncio.Protocol)
+
+
+@contextlib.contextmanager
+def located(source: str, key: str, address: str) -> Iterator[None]:
+    """Report what cannot be listened on by the file and key that say so.
+
+    Args:
+        source: name of the configuration file.
+        key: its key, e.g. ``listen.grpc``.
+        address: what the key says.
+
+    Raises:
+        ConfigError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        first = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        # Of what the system refuses its own words; a resolver's numbers are negative, and grpc has none.
+        number = first.errno or 0
+        why = os.strerror(number) if number > 0 else first.strerror or str(first)
+        fix = _FIXES.get(number, _FIX)
+        raise ConfigError(source, key, f"cannot listen on {address}: {why}", fix) from error
+
+
+def listening_sockets(address: str) -> list[socket.socket]:
+    """A bound socket for each address of ``host:port``, on one port, or one for ``unix:/path``.
+
+    A host's name may have two addresses, and ``::`` takes IPv4 as well, as gRPC's listeners do. A Unix socket
+    is for this user and group; one that a dead process left there goes.
+
+    Raises:
+        OSError: one of them cannot be bound.
+        ValueError: it is not an address.
+    """
+    opened: list[socket.socket] = []
+    try:
+        if address.startswith(UNIX):
+            opened.append(_unix_socket(Path(address.removeprefix(UNIX))))
+        else:
+            _bind_all(*split_address(address), opened)
+    except OSError as error:
+        for bound in opened:
+            bound.close()
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror or error}") from error
+    return opened
+
+
+def _bind_all(host: str, port: int, opened: list[socket.socket]) -> None:
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, place in dict.fromkeys((family, place[:2]) for family, *_, place in found):
+        chosen = opened[0].getsockname()[1] if opened else place[1]
+        dual = host == "::" and family == socket.AF_INET6
+        opened.append(
+            socket.create_server((place[0], chosen), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
+        )
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()
+        bound.bind(str(path))
+        path.chmod(_UNIX_MODE)  # before it listens: nobody has come yet
+        bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def allow_files() -> None:
@@ -240,3 +329,73 @@ class Acceptor(Generic[P]):
     def _go_on(self) -> None:
         for bound in self._sockets:
             self._loop.add_reader(bound, self._accept, bound)
+
+
+class Watched(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        spoken: what is spoken on it.
+        acceptor: what it came from.
+    """
+
+    def __init__(self, spoken: asyncio.Protocol, acceptor: Acceptor[Watched]) -> None:
+        self._spoken, self._acceptor = spoken, acceptor
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to speak."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from no asyncio class
+        self._acceptor.begun(self)
+        self._heard_s = self._loop.time()
+        self._looks = self._loop.call_later(SILENT_S, self._look)
+        self._spoken.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what was heard."""
+        self._heard_s = self._loop.time()
+        self._spoken.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Note the end of what is heard."""
+        return self._spoken.eof_received()
+
+    def pause_writing(self) -> None:
+        """Wait: the socket takes no more."""
+        self._spoken.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        self._spoken.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._looks.cancel()
+        self._acceptor.gone(self)
+        self._spoken.connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
+
+    def _look(self) -> None:
+        # One timer a connection that is put off when it comes: a request costs none.
+        left_s = self._heard_s + SILENT_S - self._loop.time()
+        if left_s > 0.0:
+            self._looks = self._loop.call_later(left_s, self._look)
+        else:
+            self.abort()
+
+
+def watching(
+    new_protocol: Callable[[], asyncio.Protocol],
+    *,
+    most: int,
+    tls: ssl.SSLContext | None,
+    on_refused: Callable[[], None],
+) -> Acceptor[Watched]:
+    """Make an `Acceptor` whose connections are watched; its arguments, and what makes a protocol."""
+    acceptor: Acceptor[Watched] = Acceptor(
+        lambda: Watched(new_protocol(), acceptor), most=most, tls=tls, on_refused=on_refused
+    )
+    return acceptor

@@ -20,23 +20,21 @@ from epp.prefix_cache.warm_index import WarmIndex
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
-from epp.server.accepting import allowed_connections
+from epp.server.accepting import allowed_connections, located
 from epp.server.core import Core
-from epp.server.feed import SignalFeed
-from epp.server.files import WatchedFile, WatchedFiles, applying, watch
+from epp.server.files import WatchedFile, applying, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
-from epp.server.health_thread import HealthThread
-from epp.server.http import build_app
+from epp.server.health_thread import HealthThread, build_app
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
+from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
 from epp.server.response_sampling import TICK_S, Sampler, section_of
-from epp.server.sockets import located
-from epp.server.tls import server_context
+from epp.server.tls import TlsFiles
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
 
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
 
-#: How much of the newest records the prefix index is rebuilt from at start.
-RESTORE_S = 900.0
 log = logging.getLogger(__name__)
 
 #: Turns of the housekeeping from one look at leases that outlived their time to the next: a second.
@@ -67,6 +63,9 @@ class App:
         base: folder that relative paths of the configuration are relative to.
         source: name of the configuration file, for errors.
         clock: the time.
+
+    Attributes:
+        addresses: of the listeners once they are open, ``""`` for one that is not configured.
 
     Raises:
         ConfigError: a value does not fit the policy or a file that it names is missing.
@@ -126,7 +125,7 @@ class App:
         self._cluster = self._build_cluster()
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
-        self._certificates: list[WatchedFiles] = []
+        self._tls = TlsFiles(base, source)
         self._sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
         self._build_listeners()
         self._show_state(shedding, served)
@@ -142,30 +141,27 @@ class App:
         self.metrics.show("leases", self.core.leases)
 
     def _build_listeners(self) -> None:
-        config, follow = self._config, self._certificates.append
+        config = self._config
         most = allowed_connections(config.listen.max_connections)
         self._grpc = GrpcServer(
             config,
-            self._base,
+            self._tls,
             self.core,
             self.metrics,
             self._source,
             sampler=self._sampler,
             max_connections=most,
-            follow=follow,
         )
         self._health = HealthThread(
             config.listen,
-            self._base,
+            self._tls,
             self._source,
             metrics=self.metrics,
             max_connections=most,
-            follow=follow,
         )
         refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
         self._first_tokens = FirstTokenReceiver(self.core.outcomes, max_connections=most, on_refused=refused)
         self.metrics.receivers["first-token"] = self._first_tokens
-        self.grpc_address = self.http_address = self.first_token_address = self.health_address = ""
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -245,7 +241,6 @@ class App:
             index=self._index,
             fleet=self.picker.fleet,
             key_id=hasher.key_id,
-            window_s=RESTORE_S,
             clock=self._clock,
         )
 
@@ -265,14 +260,9 @@ class App:
             ("override", "overrides", config.overrides_file),
         ):
             if name:
-                path = self._base / name
-
-                def update(text: bytes | None, layer: str = layer, source: str = str(path)) -> bool:
-                    return weights.update(layer, text, source)
-
-                kept = "the last good values stay"
-                file = applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept)
-                files.append(file)
+                path, kept = self._base / name, "the last good values stay"
+                update = partial(weights.update, layer, source=str(path))
+                files.append(applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept))
         if config.capability.file:
             path = self._base / config.capability.file
             parse = partial(read_chances, source=str(path))
@@ -287,8 +277,7 @@ class App:
         if self.tasks.failed:
             return "dead tasks: " + ", ".join(sorted(self.tasks.failed))
         if self._cluster is not None:
-            reason = self._cluster.not_ready()
-            if reason:
+            if reason := self._cluster.not_ready():
                 return reason
         elif not self._pool.size:
             return "no endpoints known"
@@ -317,14 +306,13 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
         )
-        self.http_address, self.health_address = await self._health.start(routes, on_stall)
-        self.grpc_address = await self._grpc.start()
+        http, health = await self._health.start(routes, on_stall)
+        first_token, grpc = "", await self._grpc.start()
         if listen.first_token:
-            section, follow = "listen.first_token_tls", self._certificates.append
-            tls = server_context(listen.first_token_tls, self._base, source, section, follow)
+            tls = self._tls.context(listen.first_token_tls, "listen.first_token_tls")
             with located(source, "listen.first_token", listen.first_token):
-                self.first_token_address = self._first_tokens.listen(listen.first_token, tls)
-        self.tasks.start("watch files", watch([*self._files, *self._certificates]))
+                first_token = self._first_tokens.listen(listen.first_token, tls)
+        self.tasks.start("watch files", watch([*self._files, *self._tls.watched]))
         if self._relays is not None and self._relays.resolver.any_names:
             self.tasks.start("resolve relays", self._relays.resolver.run())
         if self._cluster is not None:
@@ -336,7 +324,8 @@ class App:
             self.tasks.start("restore the index", self._restored(self._restore))
         self._publish_readiness()
         self.tasks.start("heartbeats", self._health.heartbeats(self._publish_readiness))
-        log.info("ext_proc on %s, metrics on %s", self.grpc_address, self.http_address)
+        self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
+        log.info("ext_proc on %s, metrics on %s", grpc, http)
 
     async def _restored(self, restore: IndexRestore) -> None:
         await restore.run()

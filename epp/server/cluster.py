@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.kubernetes import Kubernetes
-    from epp.kube.reconcile import Discovered
     from epp.server.metrics import Metrics
     from epp.server.pool import PoolFeed
 
@@ -51,7 +50,7 @@ class _Counts:
         self._metrics.value("epp_kubernetes_ok", resource).value = float(ok)
 
 
-class ClusterFeed:
+class ClusterFeed(KubeSource):
     """Keeps the pool as a cluster says, while `run` runs.
 
     Args:
@@ -77,29 +76,15 @@ class ClusterFeed:
         clock: Clock,
     ) -> None:
         require_library(source)
-        self._pool = pool
         around = Surroundings.here(base)
         self._api = KubeApi(settings, around)
         tools = Tools(self._api, _Counts(metrics), clock, asyncio.sleep, seed=secrets.randbits(63))
-        self._source = KubeSource(settings, namespace_of(settings, around), tools, self._apply)
+        namespace = namespace_of(settings, around)
+        super().__init__(settings, namespace, tools, lambda found: pool.apply(found.specs, found.aliases))
 
     async def run(self) -> None:
         """Follow for ever."""
         try:
-            await self._source.run()
+            await super().run()
         finally:
             await self._api.close()
-
-    def not_ready(self) -> str:
-        """Say why requests cannot be placed yet, ``""`` once the cluster has said what the pool is.
-
-        An empty pool is ready: it may be scaled from nothing, and requests are refused one by one until then.
-        """
-        return self._source.not_ready()
-
-    def priority(self, objective: str) -> int:
-        """Return the priority of an InferenceObjective, 0 for one that does not exist."""
-        return self._source.priority(objective)
-
-    def _apply(self, found: Discovered) -> None:
-        self._pool.apply(found.specs, found.aliases)

@@ -106,13 +106,7 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         base = path.resolve().parent
         if errors:
             _raise_all(config, base, str(path), errors)
-        setup = Setup(
-            config,
-            base,
-            str(path),
-            log_settings(flags),
-            flags.warnings,
-        )
+        setup = Setup(config, base, str(path), log_settings(flags), flags.warnings)
     else:
         file = flags["config-file"]
         text = required_file(Path(file), "--config-file") if file else flags["config-text"].encode()
@@ -209,14 +203,8 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
 
 
 def _write_ready(file: Path, app: App) -> None:
-    addresses = {
-        "grpc": app.grpc_address,
-        "http": app.http_address,
-        "first_token": app.first_token_address,
-        "health": app.health_address,
-    }
     try:
-        replace_file(file, json.dumps(addresses).encode())
+        replace_file(file, json.dumps(app.addresses).encode())
     except OSError as error:
         why = f"{file} cannot be written: {error.strerror}"
         raise ConfigError(

@@ -17,16 +17,15 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import MAX_CONNECTIONS
+from epp.server.accepting import watching
 from epp.server.logs import REPEATED
-from epp.server.watched import watching
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from epp.server.accepting import Acceptor
+    from epp.server.accepting import Acceptor, Watched
     from epp.server.access_log import Reports
-    from epp.server.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -126,14 +125,10 @@ class _Connection(asyncio.Protocol):
     def __init__(self, receiver: FirstTokenReceiver) -> None:
         self._receiver = receiver
         self._pending = b""
-        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A stream's, by how the listener was made; uvloop's are of no such class.
         self._transport = cast("asyncio.Transport", transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended changes nothing
-        self._transport = None
 
     def data_received(self, data: bytes) -> None:
         *heads, self._pending = (self._pending + data).split(_END_OF_HEAD)
@@ -141,16 +136,11 @@ class _Connection(asyncio.Protocol):
         for head in heads:
             answer = self._receiver.answer(head + b"\r\n")
             if answer is None:
-                self.abort()
+                self._transport.abort()
                 return
             answers.append(answer)
         if len(self._pending) > MAX_HEAD_BYTES:
             self._receiver.malformed += 1
-            self.abort()
-        elif self._transport is not None and answers:
-            self._transport.write(b"".join(answers))
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
             self._transport.abort()
+        elif answers:
+            self._transport.write(b"".join(answers))

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, cast
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
+from epp.server.accepting import located
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.exchange import Exchange
 from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import located
-from epp.server.tls import GRPC_SECTION, grpc_credentials, server_context
+from epp.server.tls import GRPC_SECTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from epp.config.schema import Config
     from epp.extproc.body_budget import Share
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
-    from epp.server.tls import Follow
+    from epp.server.tls import TlsFiles
     from epp.transport.messages import Room
 
 _ENVELOPE_BYTES = 1024 * 1024
@@ -49,13 +48,12 @@ class GrpcServer:
 
     Args:
         config: listener, TLS and body limit.
-        base: folder that relative paths are relative to.
+        tls: makes what the listener presents.
         core: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
         sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
-        follow: takes the TLS files that are to be watched.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -64,21 +62,20 @@ class GrpcServer:
     def __init__(
         self,
         config: Config,
-        base: Path,
+        tls: TlsFiles,
         core: Core,
         metrics: Metrics,
         source: str,
         *,
         sampler: Sampler,
         max_connections: int,
-        follow: Follow,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
         self._sampler = sampler
         self._max_body_bytes = config.request.max_body_bytes
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         longest = min(longest, LONGEST_MESSAGE_BYTES)
-        self._max_connections, self._follow = max_connections, follow
+        self._max_connections = max_connections
         self._max_receive_bytes = config.listen.max_receive_bytes or longest
         self._max_send_bytes = longest
         self._bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=self._max_receive_bytes)
@@ -88,7 +85,7 @@ class GrpcServer:
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
-        self._listener = self._listen(base)
+        self._listener = self._listen(tls)
         self._started = False
 
     async def start(self) -> str:
@@ -103,14 +100,14 @@ class GrpcServer:
         self._started = True
         return bound
 
-    def _listen(self, base: Path) -> RpcServer | GrpcioServer:
+    def _listen(self, tls: TlsFiles) -> RpcServer | GrpcioServer:
         methods = grpc_methods(self._metrics, self._health, self._new_exchange, self.access_log)
         receive, send = self._max_receive_bytes, self._max_send_bytes
-        tls, source = self._config.listen.tls, self._source
+        section = self._config.listen.tls
         if self._config.listen.transport == "grpcio":
             from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
 
-            credentials = grpc_credentials(tls, base, source, self._follow)
+            credentials = tls.credentials(section)
             return GrpcioServer(
                 methods,
                 max_receive_bytes=receive,
@@ -120,7 +117,7 @@ class GrpcServer:
                 room=self._grpcio_share,
                 single={PROCESS} if self._sampler.may_end_streams else (),
             )
-        context = server_context(tls, base, source, GRPC_SECTION, self._follow)
+        context = tls.context(section, GRPC_SECTION)
         return RpcServer(
             methods,
             max_receive_bytes=receive,

@@ -1,8 +1,9 @@
 """The thread that answers probes, whatever the picker's event loop does.
 
 Owns the listeners `listen.http` and `listen.health`, on an event loop of its own, and the verdict on the
-picker's loop: how long it has stood still, when readiness fails, when the process has to end. Routes that
-read the picker's state run on the picker's loop.
+picker's loop: how long it has stood still, when readiness fails, when the process has to end. Probes are
+answered at once. /metrics, the table behind a decision, and what evaluators say of its answer concern the
+picker's state, and run on the picker's loop.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
 from aiohttp import web
 
+from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
+from epp.schedule.decision import to_record
+from epp.server.accepting import located, watching
 from epp.server.health import HealthState, health_service
+from epp.server.metrics import CONTENT_TYPE
 from epp.server.rpc_server import RpcServer
-from epp.server.sockets import located
-from epp.server.tls import server_context
-from epp.server.watched import watching
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine
-    from pathlib import Path
 
     from epp.config.listen import Listen
-    from epp.server.accepting import Acceptor
+    from epp.records.verdicts import Verdict
+    from epp.schedule.decision import Decision
+    from epp.server.accepting import Acceptor, Watched
     from epp.server.metrics import Metrics
-    from epp.server.tls import Follow
-    from epp.server.watched import Watched
+    from epp.server.tls import TlsFiles
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
@@ -83,24 +86,22 @@ class HealthThread:
 
     Args:
         listen: addresses, TLS and the stall limit.
-        base: folder that relative paths are relative to.
+        tls: makes what `listen.http` presents.
         source: name of the configuration file, for errors.
         metrics: counted into.
         max_connections: to each listener at once; those beyond are closed as they come.
-        follow: takes the certificate's files, which are to be watched.
     """
 
     def __init__(
         self,
         listen: Listen,
-        base: Path,
+        tls: TlsFiles,
         source: str,
         *,
         metrics: Metrics,
         max_connections: int,
-        follow: Follow,
     ) -> None:
-        self._listen, self._base, self._source, self._follow = listen, base, source, follow
+        self._listen, self._tls, self._source = listen, tls, source
         self._metrics, self._max_connections = metrics, max_connections
         self._tick_s = min(_TICK_S, listen.stall_limit_s / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +128,7 @@ class HealthThread:
             ConfigError: an address cannot be bound, or a certificate not be used.
         """
         listen, source = self._listen, self._source
-        tls = server_context(listen.http_tls, self._base, source, "listen.http_tls", self._follow)
+        tls = self._tls.context(listen.http_tls, "listen.http_tls")
         self._on_stall = on_stall
         self._picker_loop, self._picker_thread = asyncio.get_running_loop(), threading.get_ident()
         self._loop = asyncio.new_event_loop()
@@ -250,3 +251,66 @@ class HealthThread:
         if self._clock is None or self._clock.stalled_s < limit_s:
             return ""
         return f"the event loop has stood still for {self._clock.stalled_s:.1f} s"
+
+
+def build_app(
+    *,
+    health: HealthThread,
+    metrics: Metrics,
+    decision: Callable[[str], Decision | None],
+    decided: Callable[[str], bool],
+    verdict: Callable[[Verdict, float], None] | None = None,
+) -> web.Application:
+    """The routes.
+
+    Args:
+        health: the thread that serves the routes.
+        metrics: what `/metrics` shows.
+        decision: a recent decision by id; ``"last"`` for the newest.
+        decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
+        verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
+    """
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics.page(), headers={"content-type": CONTENT_TYPE})
+
+    async def livez(_: web.Request) -> web.Response:
+        return _probed(health.not_live())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _probed(health.not_ready())
+
+    async def explain(request: web.Request) -> web.Response:
+        found = decision(request.match_info["id"])
+        if found is None:
+            return web.json_response({"error": "no such decision among the recent ones"}, status=404)
+        return web.Response(body=msgspec.json.encode(to_record(found)), content_type="application/json")
+
+    async def feedback(request: web.Request) -> web.Response:
+        if verdict is None:
+            return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
+        try:
+            given = parse_verdict(request.match_info["id"], await request.read())
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        if not decided(given.id):
+            words = "unknown decision: this picker process has not made it; ask the one that did"
+            return web.json_response({"error": words}, status=404)
+        verdict(given, time.time())
+        return web.json_response({"recorded": given.id}, status=202)
+
+    app = web.Application(client_max_size=MAX_VERDICT_BYTES)
+    app.add_routes(
+        [
+            web.get("/metrics", health.on_picker_loop(page)),
+            web.get("/livez", livez),
+            web.get("/readyz", readyz),
+            web.get("/decisions/{id}", health.on_picker_loop(explain)),
+            web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
+        ]
+    )
+    return app
+
+
+def _probed(failure: str) -> web.Response:
+    return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection that is kept open and asked again and again: what probes and scrapes need of HTTP.
+"""What probes and scrapes need of HTTP: a connection that is kept open, and credentials.
 
 A general client costs several times what an engine's metrics cost to read, and a picker asks hundreds of
 engines every second. Rules: one request at a time; bodies are bounded; a connection that the other side has
@@ -9,22 +9,30 @@ it and raises. No compression is asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpResponseParser
 
 from epp.config.address import split_address
 from epp.extproc.messages import SERVED_KEY
+from epp.server.files import POLL_S, read_file
+from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping
 
 _MAX_HEAD_BYTES = 64 * 1024
+#: Longest body that is read.
+MAX_BODY_BYTES = 8 * 1024 * 1024
 #: Who served, as a relay says it.
 _SERVED = SERVED_KEY.encode()
+#: Longest time that the first probe waits for its token.
+_FIRST_READ_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +60,13 @@ class KeepAlive:
         address: ``host:port``.
         tls: for HTTPS, None for plaintext.
         server_name: SNI and certificate name, None for the host itself.
-        max_body_bytes: longest body that is read.
 
     Attributes:
         opened: connections opened so far.
     """
 
-    def __init__(
-        self, address: str, *, tls: ssl.SSLContext | None, server_name: str | None, max_body_bytes: int
-    ) -> None:
+    def __init__(self, address: str, *, tls: ssl.SSLContext | None, server_name: str | None) -> None:
         self._address, self._tls, self._server_name = address, tls, server_name
-        self._max_body_bytes = max_body_bytes
         self._connection: _Connection | None = None
         self._asked: tuple[str, Mapping[str, str]] = "", {}
         self._request = b""
@@ -105,7 +109,7 @@ class KeepAlive:
         self.opened += 1
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(self._max_body_bytes), host, port, ssl=self._tls, server_hostname=name
+                _Connection, host, port, ssl=self._tls, server_hostname=name
             )
         except OSError as error:
             raise type(error)(error.errno, f"Cannot connect to {self._address}: {error}") from error
@@ -127,8 +131,7 @@ class _Connection(asyncio.Protocol):
         over: whether nothing can be asked here any more.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
+    def __init__(self) -> None:
         self._waiting: asyncio.Future[Answer] | None = None
         self._parser = HttpResponseParser(self)
         # Not the loop's time, which uvloop has in whole milliseconds.
@@ -222,5 +225,66 @@ class _Connection(asyncio.Protocol):
             self._waiting.set_exception(error)
 
     def _check(self, size: int) -> None:
-        if size > self._max_body_bytes:
-            raise ValueError(f"more than {self._max_body_bytes} bytes of metrics")
+        if size > MAX_BODY_BYTES:
+            raise ValueError(f"more than {MAX_BODY_BYTES} bytes of metrics")
+
+
+def client_tls(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
+    """What a connection is opened with; reads files, so it may block.
+
+    Args:
+        ca_file: who signs certificates of the other side, the system's CAs when empty.
+        cert_file: certificate to show, none when empty.
+        key_file: its private key.
+
+    Raises:
+        ValueError: a file cannot be used; names it, which the errors of the ssl module do not.
+    """
+    named = f"ca_file {ca_file}"
+    try:
+        for file in filter(None, (ca_file, cert_file, key_file)):
+            read_file(Path(file))  # refuses a FIFO, which the ssl module would wait for
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if cert_file:
+            named = f"cert_file {cert_file} with key_file {key_file}"
+            context.load_cert_chain(cert_file, key_file)
+    except OSError as error:
+        raise ValueError(f"{named}: {error.strerror or error}") from error
+    return context
+
+
+class TokenFile:
+    """A bearer token in a file that may be replaced: mounted secrets rotate."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._headers: dict[str, str] = {}
+        self._problem = f"{path} has not been read yet"
+        self._read = asyncio.Event()
+
+    def headers(self) -> dict[str, str]:
+        """Authorization header for the token last read.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self._problem:
+            raise OSError(self._problem)
+        return self._headers
+
+    async def first_read(self) -> None:
+        """Wait until the file has been read, but not for long: a file system may hang."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._read.wait(), _FIRST_READ_S)
+
+    async def follow(self, poll_s: float = POLL_S) -> None:
+        """Read the file for ever."""
+        while True:
+            try:
+                content = await in_daemon_thread(read_file, self._path)
+                self._problem = "" if content is not None else f"{self._path} does not exist"
+                self._headers = {"authorization": f"Bearer {(content or b'').decode().strip()}"}
+            except (OSError, ValueError) as error:
+                self._problem = f"{self._path}: {error}"
+            self._read.set()
+            await asyncio.sleep(poll_s)

@@ -1,8 +1,9 @@
-"""The reward model at run time, in force and in shadow, put together from the configuration.
+"""The reward model at run time, and shadow scoring: what other policies would have done with live decisions.
 
-A good file replaces the policies' model at once, a bad one changes nothing; a model that is too old or of
-other data is withdrawn. A policy is replaced as a whole between two decisions, so that none sees half a
-model.
+A good model file replaces the policies' model at once, a bad one changes nothing; a model that is too old or
+of other data is withdrawn. A policy is replaced as a whole between two decisions, so that none sees half a
+model. Policies in shadow have no say: they score between requests, a few decisions a second, the newest
+first; one that fails is counted and goes on being asked.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import asyncio
 import logging
 import math
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.errors import ConfigError
+from epp.errors import ConfigError, gather, raise_all
+from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.policies.registry import create
 from epp.records.model_files import parse_reward_model
+from epp.schedule.decision import Basis, rerun
 from epp.schedule.model_watch import ModelWatch
 from epp.server.files import WatchedFile, applying
-from epp.server.shadow import Shadow, shadows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from epp.clock import Clock
     from epp.config.schema import Config
+    from epp.policies.base import Policy
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
@@ -44,6 +52,14 @@ MODEL_MAX_AGE_S = 21_600.0
 CHECK_S = 1.0
 #: Decisions looked at in each check: enough to notice within a minute, too few to cost anything.
 PER_CHECK = 8
+#: Decisions a second that are scored in shadow, at most.
+SHADOW_PER_S = 20.0
+#: Decisions that wait for that: a burst is sampled, not stored.
+_WAITING = 8
+#: The mean of differences fades over so many decisions.
+_HORIZON = 500.0
+_BY_RATES = GorgoMs()
+_AS_MEASURED = dict.fromkeys(GorgoMs.weight_specs, 1.0)
 
 
 class Learning:
@@ -80,9 +96,10 @@ class Learning:
         takers: list[Taker] = []
         if isinstance(picker.policy, Lodestar):
             takers.append((picker.policy, picker.replace_policy))
-        shadows_ = (account.policy for account in self._shadow.accounts)
         takers += [
-            (policy, self._shadow.replace_policy) for policy in shadows_ if isinstance(policy, Lodestar)
+            (account.policy, partial(setattr, account, "policy"))
+            for account in self._shadow.accounts
+            if isinstance(account.policy, Lodestar)
         ]
         if takers:
             if self._file is None:
@@ -202,3 +219,90 @@ def count_by(metrics: Metrics) -> Callable[[Decision], None]:
             found.value += 1.0
 
     return decided
+
+
+@dataclass(slots=True)
+class Account:
+    """What came of one policy in shadow.
+
+    Attributes:
+        policy: the policy.
+        counts: live decisions by whether it would have picked the same endpoint, or failed.
+        difference_s: mean latency, estimated at learned rates, of its picks less that of the live picks.
+        seen: estimates in that mean.
+    """
+
+    policy: Policy
+    counts: dict[str, int] = field(default_factory=lambda: {"agreed": 0, "differed": 0, "failed": 0})
+    difference_s: float = 0.0
+    seen: int = 0
+
+    def score(self, decision: Decision, estimated_ms: NDArray[np.float64], tie_band: float) -> None:
+        """Ask the policy about a decision, whose endpoints would take so long each."""
+        try:
+            chosen = rerun(decision, self.policy, tie_band).chosen
+        except Exception:  # a policy in shadow may be anybody's; it must not reach users
+            if not self.counts["failed"]:
+                log.exception("%s cannot score a live decision in shadow", self.policy.name)
+            self.counts["failed"] += 1
+            return
+        self.counts["agreed" if chosen == decision.chosen else "differed"] += 1
+        seconds = float(estimated_ms[chosen] - estimated_ms[decision.chosen]) / 1e3
+        self.seen += 1
+        self.difference_s += (seconds - self.difference_s) / min(float(self.seen), _HORIZON)
+
+
+class Shadow:
+    """Scores live decisions.
+
+    Args:
+        policies: that are asked.
+        tie_band: relative band of equals, of policies that have one.
+    """
+
+    def __init__(self, policies: Iterable[Policy], *, tie_band: float = 0.0) -> None:
+        self._tie_band = tie_band
+        self.accounts = [Account(quiet(policy)) for policy in policies]
+        self._waiting: deque[Decision] = deque(maxlen=_WAITING)
+
+    def decided(self, decision: Decision) -> None:
+        """Take note of a live decision; what exploration drew is nobody's opinion and is passed over."""
+        explored = decision.ranking.terms.get("explored")
+        if decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen]):
+            self._waiting.append(decision)
+
+    async def run(self) -> None:
+        """Score for ever."""
+        while True:
+            await asyncio.sleep(1.0 / SHADOW_PER_S)
+            if self._waiting:
+                await self.score(self._waiting.pop())
+
+    async def score(self, decision: Decision) -> None:
+        """Score a decision, one policy at a time, so that requests come in between."""
+        estimated_ms = _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+        for account in self.accounts:
+            await asyncio.sleep(0)
+            account.score(decision, estimated_ms, self._tie_band)
+
+
+def quiet(policy: Policy) -> Policy:
+    """Take a policy's exploration away: it is asked for its opinion, not for a draw."""
+    return replace(policy, explore=0.0) if isinstance(policy, Lodestar) else policy
+
+
+def shadows(names: Sequence[str], source: str) -> list[Policy]:
+    """Make the policies of a configuration's list, with their defaults.
+
+    Raises:
+        ConfigError: one is not registered, or named twice.
+    """
+    made: list[Policy] = []
+    errors: list[ConfigError] = []
+    for place, name in enumerate(names):
+        with gather(errors):
+            made.append(create(name, source=source, key=f"shadow[{place}]"))
+            if name in names[:place]:
+                raise ConfigError(source, f"shadow[{place}]", f"{name} is named twice", "name each once")
+    raise_all(errors)
+    return made

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.schedule.picker import Picker
-    from epp.server.learned import ModelFeed
+    from epp.server.learned import ModelFeed, Shadow
     from epp.server.response_sampling import Sampler
-    from epp.server.shadow import Shadow
     from epp.server.tokenizers import ServedTokenizers
     from epp.signals.fleet import Fleet
     from epp.signals.paths import PathFigures

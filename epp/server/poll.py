@@ -1,28 +1,29 @@
 """Probes, scrapes and the list of models: one poller per endpoint over one pinned warm connection.
 
-Owns the HTTP client side towards engines. Feeds what it measures into a `Sink` (the picker's signals) and
-knows no formula. An RTT sample counts only when no connection had to be opened for it: the published numbers
-of others are mostly connection set-up.
+Owns the HTTP client side towards engines, and the rule by which a restarted engine is noticed and what then
+is forgotten. Feeds what it measures into the picker's signals and knows no formula. An RTT sample counts only
+when no connection had to be opened for it: the published numbers of others are mostly connection set-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from epp.config.relays import RELAY_NAME
+from epp.extproc.messages import DESTINATION_HEADER
 from epp.keyed_uniform import keyed_uniform
-from epp.server.client_credentials import client_tls
-from epp.server.keep_alive import KeepAlive
-from epp.server.relays import RelayedConnection, Through, relay_to
+from epp.server.keep_alive import KeepAlive, client_tls
 from epp.signals.metrics_text import MetricsReader
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from epp.config.pool import EndpointSpec
     from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
-    from epp.server.client_credentials import TokenFile
-    from epp.server.keep_alive import Answer
+    from epp.server.keep_alive import Answer, TokenFile
+    from epp.server.metrics import Metrics
+    from epp.signals.fleet import Fleet
     from epp.signals.metrics_text import EngineSample
 
 _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 
-MAX_EXPOSITION_BYTES = 8 * 1024 * 1024
 #: Adapters come and go while engines run, and an engine may be started again with another model.
 MODELS_INTERVAL_S = 60.0
 #: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
@@ -48,42 +49,48 @@ SHORTEST_PAUSE_S = 0.01
 #: After a fault of the picker's own: whoever reads the log needs it told now and then, not each interval.
 FAULT_PAUSE_S = 10.0
 
+#: How many of an engine's own names a log line lists.
+_NAMED = 5
+
 log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Takes measurements; see `epp.server.feed.SignalFeed`."""
-
-    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None: ...  # noqa: D102
-    def probe_failed(self, address: str, problem: str, now_s: float) -> None: ...  # noqa: D102
-    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None: ...  # noqa: D102
-    def scrape_failed(self, address: str, problem: str, now_s: float) -> None: ...  # noqa: D102
-    def models_listed(  # noqa: D102
-        self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a poller needs of an endpoint.
 
+    The picker speaks to a relay as the global Envoy does, with its certificate, but over HTTP/1.1 and a
+    connection for each poller.
+
     Attributes:
         address: canonical ``host:port``.
-        base_url: scheme and authority.
+        tls: whether it is asked over TLS.
         server_name: SNI and certificate name, None for the host itself.
         ca_file: CA bundle, the system's when empty.
         bearer_token_file: token file, none when empty.
         engine_names: names under which its engine is asked for models, any when empty.
-        through: the relay that it is asked through, None for directly.
+        relay: ``host:port`` of the relay that it is asked through, empty for directly.
+        cert_file: certificate to show, none when empty.
+        key_file: its private key.
     """
 
     address: str
-    base_url: str
+    tls: bool
     server_name: str | None
     ca_file: str
     bearer_token_file: str
     engine_names: frozenset[str] = frozenset()
-    through: Through | None = None
+    relay: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def context(self) -> ssl.SSLContext | None:
+        """Make what a connection is opened with, None for plaintext; reads files, so it may block.
+
+        Raises:
+            ValueError: a certificate or the key cannot be used.
+        """
+        return client_tls(self.ca_file, self.cert_file, self.key_file) if self.tls else None
 
 
 def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
@@ -96,15 +103,37 @@ def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
     """Describe an endpoint to poll: its own credentials, else the scrape section's; its relay, if any."""
     endpoint = spec.endpoint()
-    return Target(
-        address=address,
-        base_url=f"{'https' if spec.tls else 'http'}://{address}",
+    target = Target(
+        address,
+        tls=spec.tls,
         server_name=spec.server_name or None,
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
-        through=None if relays is None else relay_to(spec.region, relays),
     )
+    if relays is None or spec.region not in relays.regions:
+        return target
+    return replace(
+        target,
+        relay=relays.addresses(spec.region)[0],
+        tls=True,
+        server_name=RELAY_NAME,
+        ca_file=relays.ca_file,
+        cert_file=relays.cert_file,
+        key_file=relays.key_file,
+    )
+
+
+def check_served(served: str, wanted: str) -> None:
+    """Hold who answered, empty where the relay does not say, against who was asked.
+
+    A relay that cannot reach the endpoint asked for lets another of its region answer.
+
+    Raises:
+        ConnectionError: it was another endpoint.
+    """
+    if served not in ("", wanted):
+        raise ConnectionError(f"the relay did not reach {wanted}: {served} answered")
 
 
 class PollSchedule:
@@ -169,30 +198,29 @@ class Poller:
         *,
         probe: Probe,
         scrape: Scrape,
-        sink: Sink,
+        sink: SignalFeed,
         clock: Clock,
-        probes: PollSchedule | None = None,
-        scrapes: PollSchedule | None = None,
+        probes: PollSchedule,
+        scrapes: PollSchedule,
         token: TokenFile | None = None,
         known_as: Callable[[str], str] = str,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
-        self._probes = probes or PollSchedule(probe.interval_s)
-        self._scrapes = scrapes or PollSchedule(scrape.interval_s)
+        self._probes, self._scrapes = probes, scrapes
         self._sink, self._clock, self._known_as, self._token = sink, clock, known_as, token
         self._reader = MetricsReader()
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        works: list[Callable[[Connection], Awaitable[None]]] = []
-        for schedule, salt, once, failed in (
-            (self._probes, "probe", self._probe_once, self._failed_probe),
-            (self._scrapes, "scrape", self._scrape_once, self._failed_scrape),
+        works: list[Callable[[KeepAlive], Awaitable[None]]] = []
+        for schedule, what, once in (
+            (self._probes, "probe", self._probe_once),
+            (self._scrapes, "scrape", self._scrape_once),
         ):
             if schedule.interval_s:
-                works.append(partial(self._kept, partial(self._every, schedule, salt, once), failed))
+                works.append(partial(self._kept, partial(self._every, schedule, what, once), what))
         if self._probes.interval_s:
-            works.append(partial(self._kept, self._check_models, None))
+            works.append(partial(self._kept, self._check_models, ""))
         if self._token is not None:
             await self._token.first_read()
         connections = [await self._connected() for _ in works]  # opened when first asked
@@ -205,49 +233,49 @@ class Poller:
                 connection.close()
             await asyncio.sleep(0)  # sockets close one turn of the loop later
 
-    async def _kept(self, work: _Work, failed: Callable[[str], None] | None, connection: Connection) -> None:
+    async def _kept(self, work: _Work, what: str, connection: KeepAlive) -> None:
         """Begin a work again, after a while, that raised what nobody foresaw: a fault of the picker's own."""
         while True:
             try:
                 await work(connection)
             except Exception as error:
                 log.exception("polling %s failed, and goes on in %g s", self._target.address, FAULT_PAUSE_S)
-                if failed is not None:
-                    failed(_problem(error))
+                if what:
+                    self._failed(what, _problem(error))
             connection.close()
             await asyncio.sleep(FAULT_PAUSE_S)
 
-    def _headers(self) -> dict[str, str]:
-        return {} if self._token is None else self._token.headers()
-
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> KeepAlive:
         """Make a connection, as soon as the certificates that it needs can be read."""
-        plain = self._target.through is None and not self._target.base_url.startswith("https")
+        target = self._target
         while True:
             try:
-                return self._connection() if plain else await in_daemon_thread(self._connection)
+                tls = await in_daemon_thread(target.context) if target.tls else None
+                return KeepAlive(target.relay or target.address, tls=tls, server_name=target.server_name)
             except (OSError, ValueError) as error:
                 problem = _problem(error)
-            if self._probe.interval_s:
-                self._failed_probe(problem)
-            if self._scrape.interval_s:
-                self._failed_scrape(problem)
-            await asyncio.sleep(self._probe.interval_s or self._scrape.interval_s)
+            for schedule, what in ((self._probes, "probe"), (self._scrapes, "scrape")):
+                if schedule.interval_s:
+                    self._failed(what, problem)
+            await asyncio.sleep(self._probes.interval_s or self._scrapes.interval_s)
 
-    def _connection(self) -> Connection:
-        target, tls = self._target, None
-        if target.through is not None:
-            return RelayedConnection(
-                target.through, target.address, self._known_as, max_body_bytes=MAX_EXPOSITION_BYTES
-            )
-        if target.base_url.startswith("https"):
-            tls = client_tls(target.ca_file)
-        authority = target.base_url.partition("://")[2]
-        return KeepAlive(
-            authority, tls=tls, server_name=target.server_name, max_body_bytes=MAX_EXPOSITION_BYTES
-        )
+    async def _ask(self, connection: KeepAlive, path: str) -> Answer:
+        """Ask for a page, by its relay if it has one.
 
-    async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: Connection) -> None:
+        Raises:
+            OSError: relay or endpoint cannot be reached in time, or break off, or another endpoint answered.
+            ValueError: its answer is no HTTP, or too long.
+        """
+        headers = {} if self._token is None else self._token.headers()
+        if not self._target.relay:
+            return await connection.get(path, headers, self._probe.timeout_s)
+        wanted = self._known_as(self._target.address)
+        headers = {**headers, DESTINATION_HEADER: wanted}
+        answer = await connection.get(path, headers, self._probe.timeout_s)
+        check_served(answer.served, wanted)
+        return answer
+
+    async def _every(self, schedule: PollSchedule, salt: str, work: _Work, connection: KeepAlive) -> None:
         """Call ``work`` each interval, endpoints spread over it; a slow answer delays, never piles up."""
         place = keyed_uniform(0, self._target.address, salt)
         # The second time comes within an interval of the first: only then is the connection warm.
@@ -258,33 +286,32 @@ class Poller:
             await asyncio.sleep(schedule.pause_s(started_s - sooner_s, self._clock.mono_s(), place))
             sooner_s = 0.0
 
-    async def _probe_once(self, connection: Connection) -> None:
+    async def _probe_once(self, connection: KeepAlive) -> None:
         opened = connection.opened
         try:
-            answer = await connection.get(self._probe.path, self._headers(), self._probe.timeout_s)
-        except (OSError, TimeoutError, ValueError) as error:
-            self._failed_probe(_problem(error))
+            answer = await self._ask(connection, self._probe.path)
+        except (OSError, ValueError) as error:
+            self._failed("probe", _problem(error))
             return
-        answered_s = self._clock.mono_s()
         if answer.status >= 500:
-            self._sink.probe_failed(self._target.address, f"status {answer.status}", answered_s)
+            self._failed("probe", f"status {answer.status}")
             return
-        warm = opened == connection.opened
-        self._sink.probed(self._target.address, answer.took_s * 1e3 if warm else None, answered_s)
+        rtt_ms = answer.took_s * 1e3 if opened == connection.opened else None
+        self._sink.probed(self._target.address, rtt_ms, self._clock.mono_s())
 
-    async def _scrape_once(self, connection: Connection) -> None:
+    async def _scrape_once(self, connection: KeepAlive) -> None:
         try:
-            answer = await connection.get(self._scrape.path, self._headers(), self._probe.timeout_s)
-        except (OSError, TimeoutError, ValueError) as error:
-            self._failed_scrape(_problem(error))
+            answer = await self._ask(connection, self._scrape.path)
+        except (OSError, ValueError) as error:
+            self._failed("scrape", _problem(error))
             return
         if answer.status != 200:
-            self._failed_scrape(f"status {answer.status}")
+            self._failed("scrape", f"status {answer.status}")
             return
         sample = self._reader.read(answer.body)
         self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
-    async def _check_models(self, connection: Connection) -> None:
+    async def _check_models(self, connection: KeepAlive) -> None:
         """Ask for the engine's models once it is up, and now and then."""
         while True:
             listed = await self._listed(connection)
@@ -293,35 +320,23 @@ class Poller:
                 self._sink.models_listed(self._target.address, unknown, listed)
             await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
 
-    async def _listed(self, connection: Connection) -> dict[str, ListedModel] | None:
+    async def _listed(self, connection: KeepAlive) -> dict[str, ListedModel] | None:
         """Ask for the engine's models, none when it does not list them; None when it is not up."""
         try:
-            answer = await connection.get("/v1/models", self._headers(), self._probe.timeout_s)
-        except (OSError, TimeoutError, ValueError):
+            answer = await self._ask(connection, "/v1/models")
+        except (OSError, ValueError):
             return None
         connection.close()  # it is not asked again soon
         if answer.status >= 500:
             return None
         return parse_models(answer.body) if answer.status == 200 else {}
 
-    def _failed_probe(self, problem: str) -> None:
-        self._sink.probe_failed(self._target.address, problem, self._clock.mono_s())
-
-    def _failed_scrape(self, problem: str) -> None:
-        self._sink.scrape_failed(self._target.address, problem, self._clock.mono_s())
-
-
-class Connection(Protocol):
-    """`KeepAlive`, or the same through a relay."""
-
-    @property
-    def opened(self) -> int: ...  # noqa: D102
-    async def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def _failed(self, what: str, problem: str) -> None:
+        self._sink.failed(self._target.address, what, problem, self._clock.mono_s())
 
 
 class _Work(Protocol):
-    async def __call__(self, connection: Connection, /) -> None: ...
+    async def __call__(self, connection: KeepAlive, /) -> None: ...
 
 
 def _problem(error: BaseException) -> str:
@@ -375,3 +390,97 @@ def _text(value: object) -> str:
 
 def _tokens(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 and value is not True else None
+
+
+class SignalFeed:
+    """Puts what pollers find into the picker's signals. Reports on endpoints that left the pool are dropped.
+
+    Args:
+        fleet: the stores.
+        metrics: counted into.
+        process_started: called with a slot and the Unix time since which its engine runs, at every scrape.
+        serve: called with what public names are served from, at every listing: a hub id or a folder by name.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        process_started: Callable[[int, float], None] | None = None,
+        serve: Callable[[Mapping[str, str]], None] | None = None,
+    ) -> None:
+        self._fleet, self._metrics = fleet, metrics
+        self._process_started, self._serve = process_started, serve
+        self._unknown: dict[str, frozenset[str]] = {}
+
+    def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
+        """Take an answer to a probe; its RTT is None when the connection was not warm."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        if rtt_ms is not None:
+            self._fleet.rtt.observe(slot, rtt_ms, now_s)
+        if self._fleet.health.success(slot, now_s):
+            log.info("endpoint %s is back", address)
+
+    def failed(self, address: str, what: str, problem: str, now_s: float) -> None:
+        """Count a probe or a scrape without a good answer; only probes eject an endpoint."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        self._metrics.endpoint_event(address, f"{what}-failed")
+        if what == "scrape":
+            log.debug("no metrics from %s: %s", address, problem)
+        elif self._fleet.health.failure(slot, "probe", now_s):
+            self._metrics.endpoint_event(address, "ejected")
+            log.warning("endpoint %s is ejected: %s", address, problem)
+
+    def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
+        """Take what the metrics of an endpoint say."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        if self._fleet.engine.update(slot, sample, now_s):
+            self._metrics.endpoint_event(address, "restarted")
+            log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
+            self._fleet.restart(address, now_s)
+        if self._process_started is not None and sample.process_start_time_s is not None:
+            self._process_started(slot, sample.process_start_time_s)
+        if sample.kv_capacity_tokens:
+            self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+
+    def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
+        """Take the models that an engine lists; say once which names it is asked for and does not know."""
+        slot = self._fleet.slot_of(address)
+        if slot is None:
+            return
+        self._metrics.requests.models.keep(listed)
+        self._fleet.learn_context(slot, max((one.context_tokens or 0 for one in listed.values()), default=0))
+        if self._serve is not None:
+            self._serve(self._roots(slot, listed))
+        self._metrics.value("epp_endpoint_model_mismatch", address).value = float(len(unknown))
+        if unknown and self._unknown.get(address) != unknown:
+            log.error(
+                "endpoint %s does not serve %s, requests for it fail there; it serves %s: correct 'models' or"
+                " 'adapters' in the endpoints file, or start the engine with these names",
+                address,
+                ", ".join(sorted(unknown)),
+                ", ".join(sorted(listed)[:_NAMED]),
+            )
+        self._unknown[address] = unknown
+        if len(self._unknown) > len(self._fleet):  # some of them left
+            here = {endpoint.address for _, endpoint in self._fleet.members}
+            self._unknown = {name: told for name, told in self._unknown.items() if name in here}
+
+    def _roots(self, slot: int, listed: Mapping[str, ListedModel]) -> dict[str, str]:
+        """Find what the models of an endpoint are served from, by public name; of an adapter, its base."""
+        endpoint = dict(self._fleet.members)[slot]
+        roots = {}
+        for name in endpoint.models or listed:
+            engine_name = endpoint.served_name(name)
+            model = listed.get(engine_name)
+            if model is not None and model.parent in listed:
+                engine_name, model = model.parent, listed[model.parent]
+            if model is not None:
+                roots[name] = model.root or engine_name
+        return roots

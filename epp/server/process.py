@@ -88,18 +88,18 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self.failed: dict[str, str] = {}
+        self.failed: set[str] = set()
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background, under a name that no running task has."""
-        self.failed.pop(name, None)
+        self.failed.discard(name)
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(self._done)
 
     def cancel(self, name: str) -> None:
         """End one task, without waiting; its name is free at once. An unknown name is fine."""
-        self.failed.pop(name, None)
+        self.failed.discard(name)
         task = self._tasks.pop(name, None)
         if task is not None:
             self._ending.add(task)
@@ -112,10 +112,6 @@ class Tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def names(self) -> list[str]:
-        """Names of the running tasks."""
-        return list(self._tasks)
-
     def _done(self, task: asyncio.Task[None]) -> None:
         name = task.get_name()
         self._ending.discard(task)
@@ -124,5 +120,5 @@ class Tasks:
             del self._tasks[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             if wanted:
-                self.failed[name] = repr(error)
+                self.failed.add(name)
             log.error("background task %s died", name, exc_info=error)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How much of the newest records is read.
+WINDOW_S = 900.0
 #: How long readiness waits, and after which a picker does without.
 LIMIT_S = 5.0
 #: How long seeds are kept: what nobody asked for by then is not worth its memory.
@@ -38,15 +40,12 @@ class IndexRestore:
         index: gets the seeds.
         fleet: says who is in the pool.
         key_id: the deployment's key, as records name it.
-        window_s: age of the oldest record to use.
         clock: the time.
     """
 
-    def __init__(
-        self, folder: Path, *, index: WarmIndex, fleet: Fleet, key_id: str, window_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, folder: Path, *, index: WarmIndex, fleet: Fleet, key_id: str, clock: Clock) -> None:
         self._folder, self._index, self._fleet = folder, index, fleet
-        self._key_id, self._window_s, self._clock = key_id, window_s, clock
+        self._key_id, self._clock = key_id, clock
         self._deadline_s = clock.mono_s() + LIMIT_S
         self._done = False
 
@@ -92,7 +91,7 @@ class IndexRestore:
         return read_seeds(
             self._folder,
             key_id=self._key_id,
-            since_wall_s=self._clock.wall_s() - self._window_s,
+            since_wall_s=self._clock.wall_s() - WINDOW_S,
             slots=slots,
             capacities={slot: self._index.capacity(slot) for slot in slots.values()},
             hurry=self._late,

@@ -11,7 +11,6 @@ import datetime as dt
 import logging
 import os
 import ssl
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, gather, raise_all
@@ -30,12 +29,6 @@ log = logging.getLogger(__name__)
 _VALID_DAYS = 3650
 #: Key of the gRPC listener's TLS section.
 GRPC_SECTION = "listen.tls"
-
-Follow = Callable[[WatchedFiles], None]
-
-
-def _unwatched(_: WatchedFiles) -> None:
-    """Leave files unwatched: the first pair stays in force."""
 
 
 def self_signed(now: dt.datetime) -> tuple[bytes, bytes]:
@@ -98,28 +91,115 @@ class Pair:
             log.info("new certificate from %s", self._file)
 
 
-def _pair(tls: FileTls, base: Path, source: str, section: str, follow: Follow) -> Pair:
-    """Read a pair and the CA, and have the files followed.
+class TlsFiles:
+    """The certificates of all listeners.
 
-    Raises:
-        ConfigError: naming each file that cannot be used.
+    Args:
+        base: folder that relative names are relative to.
+        source: name of the configuration file, for errors.
+
+    Attributes:
+        watched: files that are to be watched; those of a listener from when it was made.
     """
-    errors: list[ConfigError] = []
-    found: dict[str, bytes] = {}
-    for name in ("key_file", "cert_file", "client_ca_file"):
-        if file := getattr(tls, name):
-            with gather(errors):
-                found[name] = _required(base / file, source, f"{section}.{name}")
-    raise_all(errors)
-    ca = found.get("client_ca_file")
-    if not tls.cert_file:
-        return Pair(self_signed(dt.datetime.now(dt.UTC)), ca)
-    try:
-        pair = Pair(_checked((found["key_file"], found["cert_file"])), ca, tls.cert_file)
-    except ssl.SSLError as error:
-        raise ConfigError(source, section, f"not a certificate and its key: {error}") from error
-    follow(WatchedFiles((base / tls.key_file, base / tls.cert_file), pair.take))
-    return pair
+
+    def __init__(self, base: Path, source: str) -> None:
+        self._base, self._source = base, source
+        self.watched: list[WatchedFiles] = []
+
+    def context(self, tls: FileTls | None, section: str) -> ssl.SSLContext | None:
+        """Make what a listener presents, None for plaintext; the gRPC listener speaks HTTP/2 alone, by ALPN.
+
+        Args:
+            tls: the listener's section.
+            section: its key.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        if tls is None:
+            return None
+        pair = self._pair(tls, section)
+
+        def filled() -> ssl.SSLContext:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
+            if section == GRPC_SECTION:
+                context.set_alpn_protocols(["h2"])
+            _load(context, pair.pem)
+            if pair.ca is not None:
+                context.load_verify_locations(cadata=pair.ca.decode("ascii"))
+                context.verify_mode = ssl.CERT_REQUIRED
+            return context
+
+        try:
+            first = filled()
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                self._source, f"{section}.client_ca_file", f"no certificates: {error}"
+            ) from error
+        pem, current = pair.pem, first
+
+        def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            # OpenSSL asks at every handshake, server name or not.
+            nonlocal pem, current
+            if pair.pem is not pem:
+                pem, current = pair.pem, filled()
+            if current is not first:
+                handshake.context = current
+
+        first.sni_callback = renew
+        return first
+
+    def credentials(self, tls: ServerTls | None) -> grpc.ServerCredentials | None:
+        """Make what a gRPC listener of grpcio's presents, None for plaintext.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        if tls is None:
+            return None
+        import grpc  # noqa: PLC0415  # only where grpcio serves
+
+        pair = self._pair(tls, GRPC_SECTION)
+        given = pair.pem
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            # gRPC asks at every handshake, in a thread of its own; None keeps what it has.
+            nonlocal given
+            if pair.pem is given:
+                return None
+            given = pair.pem
+            return grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
+
+        first = grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
+        return grpc.dynamic_ssl_server_credentials(
+            first, fetch, require_client_authentication=pair.ca is not None
+        )
+
+    def _pair(self, tls: FileTls, section: str) -> Pair:
+        """Read a pair and the CA, and have the files watched.
+
+        Raises:
+            ConfigError: naming each file that cannot be used.
+        """
+        errors: list[ConfigError] = []
+        found: dict[str, bytes] = {}
+        for name in ("key_file", "cert_file", "client_ca_file"):
+            if file := getattr(tls, name):
+                with gather(errors):
+                    found[name] = _required(self._base / file, self._source, f"{section}.{name}")
+        raise_all(errors)
+        ca = found.get("client_ca_file")
+        if not tls.cert_file:
+            return Pair(self_signed(dt.datetime.now(dt.UTC)), ca)
+        try:
+            pair = Pair(_checked((found["key_file"], found["cert_file"])), ca, tls.cert_file)
+        except ssl.SSLError as error:
+            raise ConfigError(self._source, section, f"not a certificate and its key: {error}") from error
+        paths = self._base / tls.key_file, self._base / tls.cert_file
+        self.watched.append(WatchedFiles(paths, pair.take))
+        return pair
 
 
 def _required(path: Path, source: str, key: str) -> bytes:
@@ -139,82 +219,6 @@ def _checked(contents: Sequence[bytes | None]) -> tuple[bytes, bytes]:
         raise ssl.SSLError("the certificate or its key does not exist")
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), (key, cert))
     return key, cert
-
-
-def grpc_credentials(
-    tls: ServerTls | None, base: Path, source: str, follow: Follow = _unwatched
-) -> grpc.ServerCredentials | None:
-    """What a gRPC listener of grpcio's presents, None for plaintext.
-
-    Args:
-        tls: the listener's section.
-        base: folder that relative names are relative to.
-        source: name of the configuration file, for errors.
-        follow: takes the files that are to be watched.
-
-    Raises:
-        ConfigError: a file cannot be used.
-    """
-    if tls is None:
-        return None
-    import grpc  # noqa: PLC0415  # only where grpcio serves
-
-    pair = _pair(tls, base, source, GRPC_SECTION, follow)
-    given = pair.pem
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        # gRPC asks at every handshake, in a thread of its own; None keeps what it has.
-        nonlocal given
-        if pair.pem is given:
-            return None
-        given = pair.pem
-        return grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
-
-    first = grpc.ssl_server_certificate_configuration([given], root_certificates=pair.ca)
-    return grpc.dynamic_ssl_server_credentials(
-        first, fetch, require_client_authentication=pair.ca is not None
-    )
-
-
-def server_context(
-    tls: FileTls | None, base: Path, source: str, section: str, follow: Follow = _unwatched
-) -> ssl.SSLContext | None:
-    """What a listener presents, None for plaintext; the gRPC listener speaks HTTP/2 alone, by ALPN.
-
-    Arguments and errors are those of `grpc_credentials`; ``section`` is the key of ``tls``.
-    """
-    if tls is None:
-        return None
-    pair = _pair(tls, base, source, section, follow)
-
-    def filled() -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION  # RFC 9113 section 9.2.1
-        if section == GRPC_SECTION:
-            context.set_alpn_protocols(["h2"])
-        _load(context, pair.pem)
-        if pair.ca is not None:
-            context.load_verify_locations(cadata=pair.ca.decode("ascii"))
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    try:
-        first = filled()
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(source, f"{section}.client_ca_file", f"no certificates: {error}") from error
-    pem, current = pair.pem, first
-
-    def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        # OpenSSL asks at every handshake, server name or not.
-        nonlocal pem, current
-        if pair.pem is not pem:
-            pem, current = pair.pem, filled()
-        if current is not first:
-            handshake.context = current
-
-    first.sni_callback = renew
-    return first
 
 
 def _load(context: ssl.SSLContext, pem: tuple[bytes, bytes]) -> None:

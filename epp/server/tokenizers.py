@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from epp.apis.arguments import with_first
@@ -27,8 +27,9 @@ from epp.errors import ConfigError, gather, raise_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
 
-    from epp.apis.types import FirstArguments, ParsedRequest, TemplateArguments, TokenCount
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.config.schema import Tokens
+    from epp.tokens.model import TokenizerModel
 
 
 log = logging.getLogger(__name__)
@@ -41,17 +42,6 @@ WAITING_PER_THREAD = 16
 #: Why the estimate was used: no thread was free, none was done in time, the chat template refused or there is
 #: none, the prompt is no chat and no text, the tokenizer failed.
 REASONS = ("busy", "late", "template", "content", "error")
-
-
-class Counting(Protocol):
-    """What counts one model's prompts (`epp.tokens.model.TokenizerModel`)."""
-
-    #: Arguments that its chat template puts before the chat.
-    first_arguments: FirstArguments
-
-    def count(self, canonical: bytes, block_bytes: int, arguments: TemplateArguments = ()) -> TokenCount:
-        """Count the tokens of a prompt, rendered with these arguments, and their spread over its blocks."""
-        ...
 
 
 class Count:
@@ -91,7 +81,7 @@ class Tokenizers:
 
     def __init__(
         self,
-        models: Mapping[str, Counting],
+        models: Mapping[str, TokenizerModel],
         budget_ms: float,
         *,
         block_bytes: int,
@@ -161,13 +151,13 @@ class Tokenizers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def load_models(tokens: Tokens, base: Path, source: str) -> dict[str, Counting]:
+def load_models(tokens: Tokens, base: Path, source: str) -> dict[str, TokenizerModel]:
     """Load the tokenizers that a configuration names.
 
     Raises:
         ConfigError: a package or a file is missing, or cannot be used.
     """
-    models: dict[str, Counting] = {}
+    models: dict[str, TokenizerModel] = {}
     errors: list[ConfigError] = []
     for name, section in tokens.models.items():
         with gather(errors):
@@ -212,9 +202,11 @@ class ServedTokenizers:
         mono_s: the time.
     """
 
-    def __init__(self, models: dict[str, Counting], tokens: Tokens, mono_s: Callable[[], float]) -> None:
+    def __init__(
+        self, models: dict[str, TokenizerModel], tokens: Tokens, mono_s: Callable[[], float]
+    ) -> None:
         self._models, self._tokens, self._mono_s = models, tokens, mono_s
-        self._by_root: WeakValueDictionary[str, Counting] = WeakValueDictionary()
+        self._by_root: WeakValueDictionary[str, TokenizerModel] = WeakValueDictionary()
         self._served: dict[str, _Served] = {}
         self._wanted: SimpleQueue[tuple[str, _Served]] = SimpleQueue()
         self._thread: Thread | None = None
@@ -272,7 +264,7 @@ class ServedTokenizers:
             served.reason = reason
             log.info("tokens of %s are estimated: %s", name, reason)
 
-    def _model(self, name: str, root: str) -> Counting:
+    def _model(self, name: str, root: str) -> TokenizerModel:
         """Load the tokenizer of a model, shared by all that are served from one root."""
         known = self._by_root.get(root)
         if known is not None:

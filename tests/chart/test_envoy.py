@@ -1,4 +1,4 @@
-"""The chart's Envoy is the renderer's, and a real Envoy takes it."""
+"""The chart's Envoys, of one tier and of two, are the renderer's; a real Envoy takes them; a region gets nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from deploy.k8s.chart_files import FIRST_TOKEN
+from epp.config.load import parse_config
 from epp.config.pool import parse_pool
-from epp.envoy.render import render
+from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
-from tests.kit.chart import container, example, find, refused, rendered
+from tests.kit.certificates import self_signed
+from tests.kit.chart import container, example, find, kinds, pods, rendered
 from tests.kit.envoy import accepted, require_version
 
 if TYPE_CHECKING:
@@ -22,23 +24,44 @@ if TYPE_CHECKING:
 CA = "/etc/ssl/certs/ca-certificates.crt"
 LIST = ("standalone.enabled=true", "endpoints.from=list")
 PORTS = "(?:([0-9.]+|\\[[0-9a-f:]+\\]):(%s))"
+REGIONS = ("us-east", "eu-central", "ap-northeast")
+RELAYED = (
+    *LIST, "relays.secretName=tls", "relays.regions.eu=relay.example:8443",
+    "endpoints.list[0].address=a.example:443", "endpoints.list[0].region=eu", "endpoints.list[0].tls=true",
+)  # fmt: skip
 
 
-def envoy_of(objects: list[Object]) -> Any:
-    return yaml.safe_load(find(objects, "ConfigMap", "gorgo-epp-envoy")["data"]["envoy.yaml"])
+def relay(region: str) -> list[Object]:
+    return example("multi-region", "--set", f"tier=relay,region={region}")
 
 
-def renderer(variant: Variant, **settings: Any) -> Any:
-    base: dict[str, Any] = {
-        "endpoints": (), "listener_host": "0.0.0.0", "first_token_path": FIRST_TOKEN,
+def envoy(objects: list[Object], name: str = "envoy") -> Any:
+    return yaml.safe_load(find(objects, "ConfigMap", f"gorgo-epp-{name}")["data"]["envoy.yaml"])
+
+
+def wanted(objects: list[Object], **changes: Any) -> EnvoySettings:
+    """The renderer's settings for what the picker of these objects is configured with."""
+    data = find(objects, "ConfigMap")["data"]
+    specs = parse_pool(data["endpoints.yaml"], "test") if "endpoints.yaml" in data else {}
+    relays = parse_config(data["epp.yaml"], "test").relays
+    settings: dict[str, Any] = {
+        "endpoints": tuple(spec.endpoint() for spec in specs.values()),
+        "relays": relays if relays.regions else None,
+        "listener_host": "0.0.0.0", "first_token_path": FIRST_TOKEN,
         "first_token_port": 0, "max_heap_bytes": 1610612736, "upstream_ca_file": CA,
     }  # fmt: skip
-    return yaml.safe_load(render(EnvoySettings(variant=variant, **{**base, **settings})))
+    return EnvoySettings(**{**settings, **changes})
+
+
+def same(objects: list[Object], **changes: Any) -> bool:
+    """Whether the chart's Envoy is the renderer's."""
+    made: bool = envoy(objects) == yaml.safe_load(render(wanted(objects, **changes)))
+    return made
 
 
 def test_pods_of_a_cluster() -> None:
-    wanted = renderer(Variant.ORIGINAL_DST, destination_patterns=(PORTS[3:-1] % "8000",))
-    assert envoy_of(example("standalone")) == wanted
+    patterns = (PORTS[3:-1] % "8000",)
+    assert same(example("standalone"), variant=Variant.ORIGINAL_DST, destination_patterns=patterns)
 
 
 def test_values_reach_it() -> None:
@@ -47,34 +70,20 @@ def test_values_reach_it() -> None:
         "endpoints.targetPorts={8000,8001}", "maxBodyBytes=50331648", "standalone.maxHeapBytes=3221225472",
         "standalone.listenHost=::",
     )  # fmt: skip
-    wanted = renderer(
-        Variant.ORIGINAL_DST,
+    assert same(
+        objects,
+        variant=Variant.ORIGINAL_DST,
         destination_patterns=(PORTS[3:-1] % "8000|8001",),
         max_body_bytes=50331648,
         max_heap_bytes=3221225472,
         listener_host="::",
     )
-    assert envoy_of(objects) == wanted
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("config.request.max_body_bytes=1000", "say maxBodyBytes"),
-        ("config.relays.compression=gzip", "config.relays.compression reaches no Envoy"),
-    ],
-)
-def test_configuration_that_would_reach_the_picker_alone_is_refused(setting: str, words: str) -> None:
-    assert words in refused(*LIST, "endpoints.list[0].address=10.0.0.1:8000", setting)
 
 
 def test_regions_by_name_over_tls() -> None:
     objects = example("one-tier")
-    specs = parse_pool(find(objects, "ConfigMap")["data"]["endpoints.yaml"], "test")
-    endpoints = tuple(spec.endpoint() for spec in specs.values())
-    assert len(endpoints) == 4
-    assert all(endpoint.tls for endpoint in endpoints)
-    assert envoy_of(objects) == renderer(Variant.STANDALONE, endpoints=endpoints)
+    assert [endpoint.tls for endpoint in wanted(objects).endpoints] == [True] * 4
+    assert same(objects)
 
 
 LISTS = [
@@ -89,18 +98,32 @@ def test_addresses_names_and_tls_in_any_mixture(entries: tuple[str, ...]) -> Non
     for entry in entries:
         position += entry.startswith("address=")
         settings.append(f"endpoints.list[{position}].{entry}")
-    objects = rendered(*LIST, *settings)
-    specs = parse_pool(find(objects, "ConfigMap")["data"]["endpoints.yaml"], "test")
-    endpoints = tuple(spec.endpoint() for spec in specs.values())
-    assert envoy_of(objects) == renderer(Variant.STANDALONE, endpoints=endpoints)
+    assert same(rendered(*LIST, *settings))
 
 
-@pytest.mark.parametrize("name", ["standalone", "service", "one-tier"])
+@pytest.mark.parametrize("region", REGIONS)
+def test_each_relay_is_the_renderers(region: str) -> None:
+    both = example("multi-region")
+    assert same(both)
+    assert envoy(relay(region), "relay") == yaml.safe_load(render_relay(wanted(both), region))
+
+
+@pytest.mark.parametrize("more", [(), ("relays.connections=1",), ("endpoints.list[0].draining=true",)])
+def test_relays_names_tls_and_numbers_of_connections(more: tuple[str, ...]) -> None:
+    both = rendered(*RELAYED, *more)
+    assert same(both)
+    objects = rendered(*RELAYED, *more, "tier=relay", "region=eu")
+    assert envoy(objects, "relay") == yaml.safe_load(render_relay(wanted(both), "eu"))
+
+
+@pytest.mark.parametrize("name", ["standalone", "service", "one-tier", "multi-region", *REGIONS])
 async def test_a_real_envoy_takes_it(name: str, tmp_path: Path) -> None:
     await require_version(1, 38, "the chart's configuration")
-    text = yaml.safe_dump(envoy_of(example(name)))
+    found = envoy(relay(name), "relay") if name in REGIONS else envoy(example(name))
+    self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "any")
+    (tmp_path / "ca.crt").write_text((tmp_path / "tls.crt").read_text())
     path = tmp_path / "envoy.yaml"
-    path.write_text(text)
+    path.write_text(yaml.safe_dump(found).replace("/etc/epp-relay", str(tmp_path)))
     await accepted(path)
 
 
@@ -111,3 +134,22 @@ def test_picker_and_envoy_meet_in_the_pod() -> None:
     assert config["listen"]["grpc"] == "127.0.0.1:9002"
     for name in ("picker", "envoy"):
         assert {"name": "run", "mountPath": "/run/epp"} in container(objects, name)["volumeMounts"]
+
+
+def test_a_region_gets_its_relay_and_nothing_else() -> None:
+    objects = relay("eu-central")
+    assert kinds(objects) == {"ConfigMap", "Deployment", "Service", "NetworkPolicy"}
+    assert {each["metadata"]["name"] for each in objects} == {"gorgo-epp-relay"}
+    ports = [port["port"] for port in find(objects, "Service", "gorgo-epp-relay")["spec"]["ports"]]
+    open_ports = [port["containerPort"] for port in container(objects, "envoy", "gorgo-epp-relay")["ports"]]
+    rules = find(objects, "NetworkPolicy", "gorgo-epp-relay")["spec"]["ingress"][0]["ports"]
+    assert ports == open_ports == [rule["port"] for rule in rules] == list(range(8443, 8451))
+
+
+def test_both_tiers_mount_certificates_where_their_envoy_looks() -> None:
+    for objects, name in ((example("multi-region"), "gorgo-epp"), (relay("us-east"), "gorgo-epp-relay")):
+        assert {"name": "relay-tls", "mountPath": "/etc/epp-relay", "readOnly": True} in container(
+            objects, "envoy", name
+        )["volumeMounts"]
+        [pod] = pods(objects)
+        assert {"name": "relay-tls", "secret": {"secretName": "epp-relay"}} in pod["volumes"]

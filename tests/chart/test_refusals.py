@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chart.test_envoy import RELAYED
 from tests.kit.chart import refused
 
 APP = "endpoints.matchLabels.app=vllm"
+LIST = ("standalone.enabled=true", "endpoints.from=list", "endpoints.list[0].address=10.0.0.1:8000")
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)
 
 REFUSALS = [
@@ -27,6 +29,11 @@ REFUSALS = [
     ((APP, "endpointPickerConfig.kind=EndpointPickerConfig", "config.policy.seed=1"), "epp-settings"),
     ((APP, "records.maxBytes=2147483648"), "shared.sizeLimit is 2Gi, and records alone may grow to 2147483648"),
     ((*STANDALONE, "standalone.listenHost=[::]"), "listenHost"),
+    ((*LIST, "config.request.max_body_bytes=1000"), "say maxBodyBytes"),
+    ((*LIST, "config.relays.compression=gzip"), "config.relays.compression reaches no Envoy"),
+    ((*RELAYED, "tier=relay", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
+    (("tier=relay", APP), 'region "" has no relay'),
+    ((*RELAYED, "endpoints.list[0].region=us"), "which has no relay"),
 ]  # fmt: skip
 
 

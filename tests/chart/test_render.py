@@ -1,13 +1,27 @@
-"""What the chart makes of values: objects, rights, security, how many of what."""
+"""What the chart makes of values, with the oldest Helm as well: objects, rights, security, how many of what."""
 
 from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import yaml
 
 from deploy.k8s.chart_files import contents
-from deploy.k8s.helm import CHART, EXAMPLES, KUBE_VERSION, MANIFESTS, PLAIN, helm, manifest
+from deploy.k8s.helm import (
+    CHART,
+    EXAMPLES,
+    KUBE_VERSION,
+    MANIFESTS,
+    PLAIN,
+    HelmError,
+    find_oldest_helm,
+    helm,
+    manifest,
+    template,
+)
 from epp.config.load import parse_config, parse_weights
 from epp.config.pool import parse_pool
 from epp.llmd.flags import FLAGS, read_flags
@@ -18,13 +32,32 @@ from tests.kit.chart import (
     example,
     find,
     kinds,
+    objects_of,
     pods,
     rendered,
     require_helm,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 APP = "endpoints.matchLabels.app=vllm"
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)
+
+
+@pytest.mark.parametrize("name", EXAMPLE_NAMES)
+def test_the_oldest_helm_renders_the_same(name: str) -> None:
+    text = template("--values", str(EXAMPLES / f"{name}.yaml"), binary=require_helm(find_oldest_helm))
+    assert objects_of(text) == example(name)
+
+
+def test_a_helm_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    require_helm()
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    helpers = chart / "templates" / "_helpers.tpl"
+    helpers.write_text(helpers.read_text().replace("<3.14.0-0", "<99.0.0-0"))
+    with pytest.raises(HelmError, match=r"Helm 3\.14 or newer is needed, and this is v"):
+        template("--set", "endpoints.matchLabels.app=vllm", chart=chart)
 
 
 @pytest.mark.parametrize("name", EXAMPLE_NAMES)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
-from epp.config.load import parse_config
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.server.app import App
 from epp.server.health import EXT_PROC
-from epp.server.process import SystemClock
 from epp.transport import frames
 from epp.transport.status import Status
 from epp.types import Endpoint
+from tests.kit.apps import app_of
 from tests.kit.http2 import Client, Fields, Frame, message
 from tests.kit.waiting import until
 
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from epp.clock import Clock
+    from epp.server.app import App
 
 PROCESS = f"/{EXT_PROC}/Process".encode()
 _HEAD_BYTES = 9
@@ -170,18 +168,27 @@ class Serving:
 
     app: App
     address: str
+    _peers: list[RawPeer] = field(default_factory=list)
 
     @classmethod
     async def start(cls, folder: Path, clock: Clock | None = None, **config: Any) -> Serving:
         """Listen on a free port, with these sections of the configuration."""
         config["listen"] = {"grpc": "127.0.0.1:0", **config.get("listen", {})}
         config["pool"] = {"warmup_s": 0}
-        app = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", clock or SystemClock())
+        app = app_of(folder, clock, **config)
         app.picker.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
         return cls(app, await app._grpc.start())
 
+    async def connect(self, **options: Any) -> RawPeer:
+        """Connect a peer, which hangs up when the picker stops."""
+        peer = await RawPeer.connect(self.address, **options)
+        self._peers.append(peer)
+        return peer
+
     async def stop(self) -> None:
         """Cut what is open."""
+        for peer in self._peers:
+            await peer.close()
         await self.app._grpc.stop(0)
 
     async def metric(self, name: str) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import ssl
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -28,37 +27,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass
-class Serving:
-    """A cluster with one ready pod, and the picker that follows it."""
-
-    folder: Path
-    server: KubeServer
-    replica: SimReplica
-    child: Child
-    addresses: dict[str, str]
-
-    async def certificate(self) -> Path:
-        """What the picker presents, as a gateway that verified nothing would see it."""
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2"])
-        host, _, port = loopback(self.addresses["grpc"]).rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
-        tls = writer.get_extra_info("ssl_object")
-        assert tls.selected_alpn_protocol() == "h2"
-        path = self.folder / "picker.pem"
-        path.write_text(ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True)))
-        writer.close()
-        return path
-
-
 def loopback(address: str) -> str:
     return "127.0.0.1:" + address.rpartition(":")[2]
 
 
+async def certificate(folder: Path, address: str) -> Path:
+    """What the picker presents, as a gateway that verified nothing would see it."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = loopback(address).rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    tls = writer.get_extra_info("ssl_object")
+    assert tls.selected_alpn_protocol() == "h2"
+    path = folder / "picker.pem"
+    path.write_text(ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True)))
+    writer.close()
+    return path
+
+
 @pytest.fixture
-async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
+async def serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    """A cluster with one ready pod, and the picker that follows it: the pod's address, and the picker's."""
     async with AsyncExitStack() as stack:
         replica = await stack.enter_async_context(SimReplica(quick_config("a")))
         port = int(replica.address.rpartition(":")[2])
@@ -86,32 +78,37 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             while not ready.exists():
                 child.check()
                 await asyncio.sleep(0.02)
-        yield Serving(tmp_path, server, replica, child, json.loads(ready.read_text()))
+        yield replica.address, json.loads(ready.read_text())
 
 
-async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(serving: Serving) -> None:
+async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(
+    serving: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     """Protocol 004 end to end: pool, pick, TLS without files, full duplex both ways."""
     require_envoy()
+    replica, addresses = serving
     async with aiohttp.ClientSession() as http, asyncio.timeout(20):
-        while (await http.get(f"http://{loopback(serving.addresses['http'])}/readyz")).status != 200:
+        while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
             await asyncio.sleep(0.05)
     settings = EnvoySettings(
-        endpoints=(Endpoint(serving.replica.address),),
+        endpoints=(Endpoint(replica),),
         variant=Variant.FULL_DUPLEX,
         listener_port=0,
         admin_port=0,
-        picker_port=int(serving.addresses["grpc"].rpartition(":")[2]),
-        picker_tls=TlsFiles(ca_file=str(await serving.certificate()), server_name="localhost"),
+        picker_port=int(addresses["grpc"].rpartition(":")[2]),
+        picker_tls=TlsFiles(
+            ca_file=str(await certificate(tmp_path, addresses["grpc"])), server_name="localhost"
+        ),
     )
     async with (
-        EnvoyProcess(settings, folder=serving.folder / "envoy") as envoy,
+        EnvoyProcess(settings, folder=tmp_path / "envoy") as envoy,
         aiohttp.ClientSession() as http,
     ):
         for _ in range(3):
             async with http.post(envoy.listener_url + CHAT, json=chat_body("hello")) as answer:
                 assert answer.status == 200, await answer.text()
-        async with http.get(f"http://{loopback(serving.addresses['http'])}/decisions/last") as answer:
+        async with http.get(f"http://{loopback(addresses['http'])}/decisions/last") as answer:
             decision = await answer.json()
     assert decision["policy"] == "llm-d"
     assert decision["weights"] == {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
-    assert decision["endpoints"] == [serving.replica.address]
+    assert decision["endpoints"] == [replica]

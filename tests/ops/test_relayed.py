@@ -11,7 +11,7 @@ from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec
 from tests.kit.doctor import examined, findings, noted, said
 from tests.kit.relays import certificates
-from tests.server.test_through_relay import ENGINE, relay, through
+from tests.server.test_poll import ENGINE, relay, through
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from epp.policies.gorgo_ms import GorgoMs
 from epp.records.files import record_files
 from epp.records.schema import decision_of
 from epp.schedule.decision import to_record
-from epp.server.sockets import listening_sockets
+from epp.server.accepting import listening_sockets
 from epp.signals.paths import ConnectionTiming
 from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
 

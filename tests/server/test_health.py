@@ -1,9 +1,8 @@
-"""The health service: llm-d's and Envoy's names, on the ext_proc port and on the port for health alone."""
+"""The health service: llm-d's and Envoy's names, on the ext_proc port and on the port for health served."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,80 +22,79 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 class Listener:
-    """The service on a port of its own, and a client."""
+    """The service on a port of its own, for health alone but where a test says otherwise, and a client."""
 
-    def __init__(self, transport: str, *, any_name: bool) -> None:
-        self.state = HealthState()
-        self._server = listener(transport, health_service(self.state, any_name=any_name))
+    def __init__(self, state: HealthState, channel: grpc.aio.Channel) -> None:
+        self.state, self.stub = state, health_pb2_grpc.HealthStub(channel)
 
     async def check(self, name: str) -> int:
         answer = await self.stub.Check(health_pb2.HealthCheckRequest(service=name))
         status: int = answer.status
         return status
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Listener]:
-        async with grpc.aio.insecure_channel(await self._server.start("127.0.0.1:0")) as channel:
-            self.stub = health_pb2_grpc.HealthStub(channel)
-            yield self
-        await self._server.stop(0)
+
+BESIDE_EXT_PROC = pytest.mark.parametrize("any_name", [False])
 
 
 @pytest.fixture(params=BOTH)
-async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    async with Listener(request.param, any_name=True).open() as served:
-        yield served
+async def served(request: pytest.FixtureRequest, any_name: bool) -> AsyncIterator[Listener]:
+    state = HealthState()
+    server = listener(request.param, health_service(state, any_name=any_name))
+    async with grpc.aio.insecure_channel(await server.start("127.0.0.1:0")) as channel:
+        yield Listener(state, channel)
+    await server.stop(0)
 
 
-@pytest.fixture(params=BOTH)
-async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    async with Listener(request.param, any_name=False).open() as served:
-        yield served
+@pytest.fixture
+def any_name() -> bool:
+    return True
 
 
 @pytest.mark.parametrize("name", ["", "inference-extension", "readiness", EXT_PROC, "anything"])
-async def test_names_of_readiness_follow_the_state(alone: Listener, name: str) -> None:
-    assert await alone.check(name) == NOT_SERVING
-    alone.state.update(serving=True)
-    assert await alone.check(name) == SERVING
-    assert await alone.check(LIVENESS) == SERVING
+async def test_names_of_readiness_follow_the_state(served: Listener, name: str) -> None:
+    assert await served.check(name) == NOT_SERVING
+    served.state.update(serving=True)
+    assert await served.check(name) == SERVING
+    assert await served.check(LIVENESS) == SERVING
 
 
-async def test_beside_ext_proc_an_unknown_name_is_unknown(shared: Listener) -> None:
-    assert await shared.check(EXT_PROC) == NOT_SERVING
+@BESIDE_EXT_PROC
+async def test_beside_ext_proc_an_unknown_name_is_unknown(served: Listener) -> None:
+    assert await served.check(EXT_PROC) == NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await shared.check("anything")
+        await served.check("anything")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_list_tells_all_known_names(alone: Listener) -> None:
-    alone.state.update(serving=True)
-    answer = await alone.stub.List(health_pb2.HealthListRequest())
+async def test_list_tells_all_known_names(served: Listener) -> None:
+    served.state.update(serving=True)
+    answer = await served.stub.List(health_pb2.HealthListRequest())
     assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
         (*READINESS, LIVENESS), SERVING
     )
 
 
-async def test_watchers_are_told_of_every_change(alone: Listener) -> None:
-    call = alone.stub.Watch(health_pb2.HealthCheckRequest(service="inference-extension"))
+async def test_watchers_are_told_of_every_change(served: Listener) -> None:
+    call = served.stub.Watch(health_pb2.HealthCheckRequest(service="inference-extension"))
     seen = [(await call.read()).status]
     for serving in (True, False):
-        alone.state.update(serving=serving)
+        served.state.update(serving=serving)
         seen.append((await call.read()).status)
     call.cancel()
     assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
 
 
+@BESIDE_EXT_PROC
 async def test_a_watcher_of_an_unknown_name_waits_and_their_number_is_bounded(
-    shared: Listener, monkeypatch: pytest.MonkeyPatch
+    served: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("epp.server.health.MAX_WATCHES", 1)
-    call = shared.stub.Watch(health_pb2.HealthCheckRequest(service="anything"))
+    call = served.stub.Watch(health_pb2.HealthCheckRequest(service="anything"))
     assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    further = shared.stub.Watch(health_pb2.HealthCheckRequest())
+    further = served.stub.Watch(health_pb2.HealthCheckRequest())
     assert await further.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     call.cancel()
-    await until(lambda: not shared.state.watches)
+    await until(lambda: not served.state.watches)
 
 
 @pytest.mark.parametrize("transport", BOTH)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.listen import Listen
-from epp.config.load import parse_config
 from epp.server import health_thread
-from epp.server.app import App
 from epp.server.command import STALLED
 from epp.server.health_thread import HealthThread, StallClock
 from epp.server.metrics import Metrics
-from epp.server.process import SystemClock
+from epp.server.tls import TlsFiles
+from tests.kit.apps import app_of
 from tests.kit.hanging import HANGING, hang
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.transports import BOTH
@@ -28,6 +26,8 @@ from tests.kit.transports import BOTH
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.server.app import App
 
 ANY = "127.0.0.1:0"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -62,14 +62,7 @@ def test_what_counts_as_a_stall(looks: list[tuple[float, float]], stalled_s: flo
 def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
     tmp_path: Path, stalled_s: float, ready: bool, live: bool
 ) -> None:
-    health = HealthThread(
-        Listen(),
-        tmp_path,
-        "epp.yaml",
-        metrics=Metrics(),
-        max_connections=1,
-        follow=lambda _: None,
-    )
+    health = HealthThread(Listen(), TlsFiles(tmp_path, ""), "", metrics=Metrics(), max_connections=1)
     health._not_ready, health._clock = "", StallClock(0.25, 0.0, 0.0)
     health._clock.stalled_s = stalled_s
     assert (not health.not_ready(), not health.not_live()) == (ready, live)
@@ -78,9 +71,8 @@ def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     any_ports = dict.fromkeys(("grpc", "http", "first_token", "health"), ANY)
-    config = {"listen": {**any_ports, "stall_limit_s": 0.4}}
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '127.0.0.1:1'}]")
-    app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen={**any_ports, "stall_limit_s": 0.4})
     yield app
     await app.stop(0.0)
 
@@ -89,7 +81,7 @@ class Asker:
     """A client in a thread of its own."""
 
     def __init__(self, app: App) -> None:
-        self._http, self._channel = app.http_address, grpc.insecure_channel(app.health_address)
+        self._http, self._channel = app.addresses["http"], grpc.insecure_channel(app.addresses["health"])
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def get(self, path: str) -> tuple[int, str]:

@@ -139,7 +139,7 @@ async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> No
 async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
     serving: Serving, peer: RawPeer
 ) -> None:
-    model = Counted()
+    model: Any = Counted()
     counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
     serving.app.core._tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}

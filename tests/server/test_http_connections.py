@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.config.load import parse_config
-from epp.server.app import App
-from epp.server.process import SystemClock
-from epp.server.watched import SILENT_S
+from epp.server.accepting import SILENT_S
+from tests.kit.apps import app_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.server.app import App
 
 ASKED = {
     "http": b"GET /livez HTTP/1.1\r\nhost: picker\r\n\r\n",
@@ -25,15 +24,6 @@ ASKED = {
 }
 BOTH = pytest.mark.parametrize("listener", list(ASKED))
 MOST = 3
-
-
-class Clock:
-    """The time of a listener's loop, which a test moves on."""
-
-    def __init__(self, app: App, listener: str, patch: pytest.MonkeyPatch) -> None:
-        self.later_s = 0.0
-        loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
-        patch.setattr(loop, "time", lambda: time.monotonic() + self.later_s)
 
 
 @dataclass
@@ -46,7 +36,7 @@ class Peer:
 
     @classmethod
     async def connect(cls, app: App, listener: str) -> Peer:
-        address = app.http_address if listener == "http" else app.first_token_address
+        address = app.addresses[listener]
         host, _, port = address.rpartition(":")
         return cls(listener, *await asyncio.open_connection(host, int(port)))
 
@@ -76,9 +66,8 @@ class Peer:
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
     any_port = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
-    config = {"listen": {**any_port, "max_connections": MOST}, "records": {"folder": "records"}}
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    app = App(parse_config(json.dumps(config), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen={**any_port, "max_connections": MOST})
     await app.start()
     yield app
     await app.stop(0.0)
@@ -109,16 +98,18 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
 async def test_silent_connections_are_closed_and_make_room(
     app: App, listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(app, listener, monkeypatch)
+    later_s = 0.0
+    loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later_s)
     spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(MOST)]
     assert await spoken.answered()
     unfinished.writer.write(ASKED[listener][:20])
     for _ in range(3):  # who speaks within the time is left alone
-        clock.later_s += 0.7 * SILENT_S
+        later_s += 0.7 * SILENT_S
         assert await spoken.answered()
     for silent in (mute, unfinished):
         assert await silent.ended()
-    clock.later_s += 1.1 * SILENT_S
+    later_s += 1.1 * SILENT_S
     assert await spoken.ended()
     late = await Peer.connect(app, listener)
     assert await late.answered()

@@ -37,7 +37,7 @@ async def server(*answers: bytes, leave_after: int = 1000) -> AsyncIterator[tupl
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    client = KeepAlive(address, tls=None, server_name=None, max_body_bytes=100)
+    client = KeepAlive(address, tls=None, server_name=None)
     try:
         yield client, asked
     finally:
@@ -92,8 +92,9 @@ async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
     ],
 )
 async def test_what_is_no_answer_raises_and_the_next_request_starts_anew(
-    answer: bytes, error: type[Exception]
+    answer: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("epp.server.keep_alive.MAX_BODY_BYTES", 100)
     async with server(answer, LENGTH) as (client, _):
         with pytest.raises(error):
             await client.get("/", {}, 0.2)

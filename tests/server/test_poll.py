@@ -1,21 +1,22 @@
-"""Probes and scrapes against real sockets."""
+"""Probes and scrapes against real sockets, by themselves and through a relay: who answers, whose answers count."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 
 from epp.config.pool import EndpointSpec
+from epp.config.relays import Relays
 from epp.config.schema import Probe, Scrape
 from epp.prefix_cache.index import PrefixIndex
-from epp.server.client_credentials import TokenFile
-from epp.server.feed import SignalFeed
+from epp.server.files import replace_file
+from epp.server.keep_alive import TokenFile
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     MAX_PER_SLOT,
@@ -24,6 +25,7 @@ from epp.server.poll import (
     ListedModel,
     Poller,
     PollSchedule,
+    SignalFeed,
     Target,
     target_of,
 )
@@ -31,45 +33,44 @@ from epp.server.process import SystemClock, Tasks
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
+from tests.kit import certificates, relays
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
 
-@dataclass
+ENGINE = "10.9.9.9:8000"
+SERVED = "x-gateway-destination-endpoint-served"
+
+
 class Seen:
-    """A sink that remembers."""
+    """What pollers find, by kind; it stands for the picker's signals."""
 
-    rtts: list[float | None] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    samples: list[EngineSample] = field(default_factory=list)
-    scrape_failures: list[str] = field(default_factory=list)
-    listed: list[tuple[frozenset[str], Mapping[str, ListedModel]]] = field(default_factory=list)
-    event: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self) -> None:
+        self.rtts = list[float | None]()
+        self.failures = list[str]()
+        self.samples = list[EngineSample]()
+        self.scrape_failures = list[str]()
+        self.event = asyncio.Event()
 
     def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
         self.rtts.append(rtt_ms)
         self.event.set()
 
-    def probe_failed(self, _address: str, problem: str, _now_s: float) -> None:
-        self.failures.append(problem)
+    def failed(self, _address: str, what: str, problem: str, _now_s: float) -> None:
+        (self.failures if what == "probe" else self.scrape_failures).append(problem)
         self.event.set()
 
     def scraped(self, _address: str, sample: EngineSample, _now_s: float) -> None:
         self.samples.append(sample)
         self.event.set()
 
-    def scrape_failed(self, _address: str, problem: str, _now_s: float) -> None:
-        self.scrape_failures.append(problem)
-        self.event.set()
-
-    def models_listed(
-        self, _address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]
-    ) -> None:
-        self.listed.append((unknown, listed))
-        self.event.set()
+    def models_listed(self, *_: object) -> None:
+        """Nothing is asked of models here."""
 
     async def until(self, name: str, count: int) -> None:
         async with asyncio.timeout(10):
@@ -79,12 +80,15 @@ class Seen:
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+async def serving(
+    answer: Callable[[web.Request], Awaitable[web.Response]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """A server that answers any request."""
     app = web.Application()
     app.router.add_get("/{any:.*}", answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     yield f"127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
 
@@ -101,18 +105,23 @@ async def engine(status: int = 200, headers: list[dict[str, str]] | None = None)
 
 
 @asynccontextmanager
-async def polled(
-    target: Target, scrape: Scrape, *, timeout_s: float = 0.5, **changes: Any
-) -> AsyncIterator[Seen]:
+async def polled(target: Target, scrape: Scrape) -> AsyncIterator[Seen]:
     """A poller at work; probes are as patient as scrapes."""
-    seen = Seen()
-    probe = Probe(interval_s=0.02, timeout_s=timeout_s)
+    seen: Any = Seen()
+    probe = Probe(interval_s=0.02, timeout_s=0.5)
     tasks = Tasks()
     token = TokenFile(target.bearer_token_file) if target.bearer_token_file else None
     if token is not None:
         tasks.start("token", token.follow(0.01))
     poller = Poller(
-        target, probe=probe, scrape=scrape, sink=seen, clock=SystemClock(), token=token, **changes
+        target,
+        probe=probe,
+        scrape=scrape,
+        probes=PollSchedule(probe.interval_s),
+        scrapes=PollSchedule(scrape.interval_s),
+        sink=seen,
+        clock=SystemClock(),
+        token=token,
     )
     tasks.start("poll", poller.run())
     yield seen
@@ -121,10 +130,9 @@ async def polled(
 
 @asynccontextmanager
 async def polling(address: str, spec: EndpointSpec | None = None, **changes: Any) -> AsyncIterator[Seen]:
-    timeout_s = changes.pop("timeout_s", 0.5)
     scrape = Scrape(**{"interval_s": 0.02, **changes})
     target = target_of(address, spec or EndpointSpec(address=address), scrape)
-    async with polled(target, scrape, timeout_s=timeout_s) as seen:
+    async with polled(target, scrape) as seen:
         yield seen
 
 
@@ -137,21 +145,45 @@ async def test_a_round_trip_counts_only_on_a_warm_connection() -> None:
     assert seen.samples[0] == EngineSample("vllm", running=3.0)
 
 
-async def test_a_server_error_and_a_closed_port_are_failures() -> None:
-    async with engine(status=503) as address, polling(address) as seen:
-        await seen.until("failures", 1)
+@pytest.mark.parametrize(("status", "found"), [(503, "status 503"), (404, None)])
+async def test_a_server_error_fails_a_probe_and_a_client_error_is_an_answer(
+    status: int, found: str | None
+) -> None:
+    async with engine(status) as address, polling(address) as seen:
+        await seen.until("failures" if found else "rtts", 2)
         await seen.until("scrape_failures", 1)
-    assert seen.failures[0] == "status 503"
-    assert seen.scrape_failures[0] == "status 503"
-    async with polling(address) as seen:
+    assert set(seen.failures) == ({found} if found else set())
+    assert seen.scrape_failures[0] == f"status {status}"
+
+
+async def test_a_closed_port_is_a_failure() -> None:
+    async with polling("127.0.0.1:1") as seen:
         await seen.until("failures", 1)
-    assert "refused" in seen.failures[0] or "Cannot connect" in seen.failures[0]
+    assert "Cannot connect" in seen.failures[0]
 
 
-async def test_a_client_error_is_an_answer() -> None:
-    async with engine(status=404) as address, polling(address) as seen:
-        await seen.until("rtts", 2)
-    assert seen.failures == []
+async def test_certificates_that_are_not_there_are_a_failure_not_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    spec = EndpointSpec(address="127.0.0.1:1", tls=True, ca_file=str(path))
+    async with polling(spec.address, spec) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 2)
+        assert f"ca_file {path}: No such file" in seen.failures[0]
+        certificates.self_signed(path, tmp_path / "key.pem", "127.0.0.1")
+        await until(lambda: "Cannot connect" in seen.failures[-1])
+
+
+async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    headers: list[dict[str, str]] = []
+    async with engine(headers=headers) as address:
+        spec = EndpointSpec(address=address, bearer_token_file=str(path))
+        async with polling(address, spec) as seen:
+            await seen.until("rtts", 1)
+            replace_file(path, b"two ")
+            await until(lambda: headers[-1]["Authorization"] == "Bearer two")
+    assert headers[0]["Authorization"] == "Bearer one"
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,3 +220,57 @@ def test_they_begin_a_few_at_a_time_and_keep_their_interval(
         now_s = answered_s + schedule.pause_s(started_s, answered_s, 0.3)
         assert now_s / slot_s - offset == pytest.approx(round(now_s / slot_s - offset))
     assert now_s - first_s == pytest.approx(100.0, abs=1.1 * slot_s)
+
+
+@asynccontextmanager
+async def relay(folder: Path, asked: list[str], served: str | None = None) -> AsyncIterator[str]:
+    """A relay that answers for the endpoint it is asked for, or always for ``served``."""
+
+    async def answer(request: web.Request) -> web.Response:
+        wanted = request.headers["x-gateway-destination-endpoint"]
+        asked.append(wanted)
+        return web.Response(text="vllm:num_requests_running 3\n", headers={SERVED: served or wanted})
+
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
+    tls.load_cert_chain(folder / "relay.crt", folder / "relay.key")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    async with serving(answer, tls) as address:
+        yield address
+
+
+@asynccontextmanager
+async def polling_through(folder: Path, address: str) -> AsyncIterator[Seen]:
+    scrape, spec = Scrape(interval_s=0.02), EndpointSpec(address=ENGINE, region="far")
+    async with polled(target_of(ENGINE, spec, scrape, through(folder, address)), scrape) as seen:
+        yield seen
+
+
+def through(folder: Path, address: str) -> Relays:
+    return Relays(
+        regions={"far": address},
+        ca_file=str(folder / "ca.crt"),
+        cert_file=str(folder / "global.crt"),
+        key_file=str(folder / "global.key"),
+    )
+
+
+async def test_an_endpoint_that_only_its_relay_reaches_is_probed_and_scraped(tmp_path: Path) -> None:
+    asked: list[str] = []
+    relays.certificates(tmp_path)
+    async with relay(tmp_path, asked) as address, polling_through(tmp_path, address) as seen:
+        await seen.until("rtts", 3)
+        await seen.until("samples", 1)
+        assert seen.rtts[0] is None, "the first opened the connection"
+        assert all(rtt_ms is not None for rtt_ms in seen.rtts[1:])
+        assert seen.samples[0].running == 3.0
+        assert (set(asked), seen.failures) == ({ENGINE}, [])
+
+
+async def test_an_answer_of_another_endpoint_is_none_of_this_one(tmp_path: Path) -> None:
+    relays.certificates(tmp_path)
+    elsewhere = relay(tmp_path, [], served="10.9.9.1:8000")
+    async with elsewhere as address, polling_through(tmp_path, address) as seen:
+        await seen.until("failures", 2)
+        await seen.until("scrape_failures", 1)
+    assert "10.9.9.1:8000 answered" in seen.failures[0]
+    assert (seen.rtts, seen.samples) == ([], [])

@@ -27,9 +27,8 @@ async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
     index = WarmIndex(name_block=HASHER.export_id, coarse_blocks=HASHER.coarse_blocks)
     fleet = Fleet(index)
     fleet.apply(POOL, 0.0)
-    restore = IndexRestore(
-        tmp_path, index=index, fleet=fleet, key_id=HASHER.key_id, window_s=1e12, clock=clock
-    )
+    restore = IndexRestore(tmp_path, index=index, fleet=fleet, key_id=HASHER.key_id, clock=clock)
+    monkeypatch.setattr("epp.server.restore.WINDOW_S", 1e12)
     read, gone = restore._read, POOL[0]
 
     def reading(*arguments: Any) -> Restored:

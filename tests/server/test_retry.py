@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from epp.config.load import parse_config
-from epp.extproc.types import HttpRequest
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
-from epp.server.app import App
-from epp.server.http import build_app
+from epp.server.health_thread import build_app
 from epp.server.metrics import Metrics
 from epp.server.process import DecisionIds
 from epp.types import Endpoint
+from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.clock import ManualClock
 from tests.kit.records import command, decided, recorder_to
-from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-QUESTION = "What is the value of the key?"
+    from epp.server.app import App
+
 CAPABILITY = {
     "models": {
         "small": [{"language": "en", "bucket_tokens": 1024, "success": 0.2}],
@@ -42,7 +40,7 @@ def app(folder: Path, **sections: Any) -> App:
         "capability": {"file": "capability.yaml", "tell_model": True},
         **sections,
     }
-    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", ManualClock(1000.0))
+    made = app_of(folder, ManualClock(1000.0), **config)
     pool = [("10.0.0.1:1", "small"), ("10.0.0.2:1", "large"), ("10.0.0.3:1", "large")]
     made.picker.set_pool(
         [Endpoint(address, models=frozenset({"chat"}), served_names={"chat": own}) for address, own in pool],
@@ -51,20 +49,8 @@ def app(folder: Path, **sections: Any) -> App:
     return made
 
 
-def ask(made: App, text: str = QUESTION, **headers: str) -> Decided:
-    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", names, body))
-    assert isinstance(found, Decided), found
-    return found
-
-
 def write(made: App, folder: Path, content: object) -> None:
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / "capability.yaml").write_text(text)
-    for file in made._files:
-        if file.path.name == "capability.yaml":
-            file.check()
+    rewrite(made, folder / "capability.yaml", None if content is None else json.dumps(content))
 
 
 def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> None:
@@ -88,9 +74,7 @@ def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: 
         (name, {}),
         ("chat-ü", {"x-epp-served-model": "chat-ü", "x-epp-untried-models": "0"}),
     ):
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]}).encode()
-        found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
-        assert isinstance(found, Decided)
+        found = ask(made, model=model)
         assert found.pick.response_headers == headers
         assert ("model_served" in found.pick.metadata) is bool(headers)
 
@@ -98,14 +82,12 @@ def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: 
 def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: Path) -> None:
     made = app(tmp_path)
     write(made, tmp_path, CAPABILITY)
-    write(made, tmp_path, "models: {large: [{language: en, bucket_tokens: 1000, success: 1}]}")
+    write(made, tmp_path, {"models": {"large": [{"language": "en", "bucket_tokens": 1000, "success": 1}]}})
     assert ask(made).decision.fleet.success.tolist() == [0.2, 0.9, 0.9]
     models = CAPABILITY["models"]
     write(made, tmp_path, {"models": {"small": models["large"], "large": models["small"]}})
     assert ask(made).decision.served_model == "small"
-    (tmp_path / "capability.yaml").unlink()
-    for file in made._files:
-        file.check()
+    write(made, tmp_path, None)
     assert ask(made).decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
 
 

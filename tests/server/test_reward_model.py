@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.config.load import parse_config
 from epp.errors import ConfigError
-from epp.extproc.types import HttpRequest
 from epp.policies.lodestar import FALLBACKS
 from epp.records.model_files import dump_reward_model
 from epp.schedule.decision import to_record
-from epp.server.app import App
 from epp.server.learned import MODEL_MAX_AGE_S
 from epp.types import Endpoint
+from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.clock import ManualClock
-from tests.kit.requests import Decided, decide
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
 
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
+    from epp.server.app import App
 
 NOW_S = 1_800_000_000.0
 POOL = ("10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1")
@@ -35,35 +32,22 @@ FAR = linear_model({"rtt_ms": -1.0})
 
 
 def app(folder: Path, clock: ManualClock | None = None, **sections: Any) -> App:
-    config = {
-        "policy": {"name": "lodestar", "params": {"explore": 0.0}, "model_file": "reward.json"},
-        "pool": {"warmup_s": 0},
-        **sections,
-    }
+    policy = {"name": "lodestar", "params": {"explore": 0.0}, "model_file": "reward.json"}
     clock = clock or ManualClock(wall_s=NOW_S)
-    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", clock)
+    made = app_of(folder, clock, **{"policy": policy, "pool": {"warmup_s": 0}, **sections})
     made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
     for address, rtt_ms in zip(POOL, (10.0, 50.0, 200.0), strict=True):
         made.picker.fleet.assume_rtt(address, rtt_ms)
     return made
 
 
-def ask(made: App, text: str = "hello") -> Decision:
-    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": text}]}).encode()
-    found = decide(made.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
-    assert isinstance(found, Decided), found
-    return found.decision
+def decision_of(made: App) -> Decision:
+    return ask(made).decision
 
 
-def write(made: App, folder: Path, content: RewardModel | bytes | None) -> None:
-    path = folder / "reward.json"
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else dump_reward_model(content))
-    for file in made._files:
-        if file.path == path:
-            file.check()
+def write(made: App, folder: Path, content: RewardModel | bytes) -> None:
+    text = content if isinstance(content, bytes) else dump_reward_model(content)
+    rewrite(made, folder / "reward.json", text)
 
 
 def reason(decision: Decision) -> str:
@@ -86,15 +70,19 @@ def check(made: App) -> None:
 
 def test_a_good_file_decides_from_the_next_request_on_and_is_named_in_it(tmp_path: Path) -> None:
     made = app(tmp_path)
-    before = ask(made)
+    before = decision_of(made)
     assert (reason(before), before.params) == ("no-model", {"explore": 0.0})
     write(made, tmp_path, FAR)
-    after = ask(made)
+    after = decision_of(made)
     assert (reason(after), after.endpoint) == ("", POOL[2])
     assert after.params == {"explore": 0.0, "model": FAR.version}
     assert to_record(after)["params"]["model"] == FAR.version
+    found = metrics(made)
+    assert ("epp_reward_model_age_seconds", FAR.version, "") in found
+    assert found["epp_learned_decisions_total", "no-model"] == 1.0
+    assert found["epp_learned_decisions_total", "model"] == 1.0
     write(made, tmp_path, linear_model({"rtt_ms": 1.0}))
-    assert ask(made).endpoint == POOL[0]
+    assert decision_of(made).endpoint == POOL[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", dump_reward_model(FAR)[:-200], b'{"format": 9}'])
@@ -108,7 +96,7 @@ def test_a_bad_file_changes_nothing_and_says_so(
         write(made, tmp_path, content)
     assert str(tmp_path / "reward.json") in caplog.text
     assert "last good model stays" in caplog.text
-    assert ask(made).params["model"] == FAR.version
+    assert decision_of(made).params["model"] == FAR.version
     assert metrics(made)["epp_file_ok", "model"] == 0.0
     write(made, tmp_path, FAR)
     assert metrics(made)["epp_file_ok", "model"] == 1.0
@@ -116,33 +104,19 @@ def test_a_bad_file_changes_nothing_and_says_so(
 
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=NOW_S)
-    policy = {"name": "lodestar", "model_file": "reward.json"}
-    made = app(tmp_path, clock, policy={**policy, "params": {"explore": 0.0}})
+    made = app(tmp_path, clock)
     write(made, tmp_path, FAR)
     clock.advance(MODEL_MAX_AGE_S - 1.0)
     check(made)
-    assert reason(ask(made)) == ""
+    assert reason(decision_of(made)) == ""
     clock.advance(2.0)
     check(made)
-    stale = ask(made)
+    stale = decision_of(made)
     assert (reason(stale), stale.params["withdrawn"]) == ("stale", "stale")
     assert metrics(made)["epp_reward_model_age_seconds", FAR.version, "stale"] == MODEL_MAX_AGE_S + 1.0
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}, trained_at_s=NOW_S + MODEL_MAX_AGE_S))
-    fresh = ask(made)
+    fresh = decision_of(made)
     assert (reason(fresh), "withdrawn" in fresh.params) == ("", False)
-
-
-def test_metrics_tell_the_model_and_who_decided(tmp_path: Path) -> None:
-    made = app(tmp_path)
-    for _ in range(3):
-        ask(made)
-    write(made, tmp_path, FAR)
-    for _ in range(2):
-        ask(made)
-    found = metrics(made)
-    assert ("epp_reward_model_age_seconds", FAR.version, "") in found
-    assert found["epp_learned_decisions_total", "no-model"] == 3.0
-    assert found["epp_learned_decisions_total", "model"] == 2.0
 
 
 def test_a_model_file_that_nobody_reads_is_a_mistake(tmp_path: Path) -> None:

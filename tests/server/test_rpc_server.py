@@ -20,7 +20,7 @@ from epp.server.grpc import grpc_methods
 from epp.server.health import HealthState
 from epp.server.metrics import Metrics
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import GRPC_SECTION, server_context
+from epp.server.tls import GRPC_SECTION, TlsFiles
 from tests.kit import certificates
 from tests.kit.conversation import request_body
 from tests.kit.logs import own_lines
@@ -283,7 +283,7 @@ async def test_tls_wants_a_clients_certificate_and_http2(tmp_path: Path) -> None
         tmp_path / "tls.crt", tmp_path / "tls.key", "localhost", algorithm=certificates.EC
     )
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="tls.crt")
-    tls = server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION)
+    tls = TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)
     server = RpcServer(Served(BOTH[0]).methods, max_receive_bytes=10**6, max_send_bytes=10**6, tls=tls)
     address = await server.start("127.0.0.1:0")
     cert, key = (tmp_path / "tls.crt").read_bytes(), (tmp_path / "tls.key").read_bytes()

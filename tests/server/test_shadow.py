@@ -13,12 +13,12 @@ import pytest
 from epp.policies.balancing import Random
 from epp.policies.registry import create
 from epp.schedule.decision import rerun
-from epp.server.shadow import Shadow
+from epp.server.learned import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
 from tests.kit.reward_models import linear_model
-from tests.server.test_reward_model import app, ask, metrics, write
+from tests.server.test_reward_model import app, decision_of, metrics, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,14 +58,14 @@ class Broken(Random):
         raise ZeroDivisionError(request, fleet, weights, seed)
 
 
-def test_a_policy_that_fails_is_counted_and_told_once(
+async def test_a_policy_that_fails_is_counted_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     register(monkeypatch, Broken)
     scoring = shadow("broken", "gorgo")
     with caplog.at_level(logging.ERROR):
         for decision, _ in decided(5):
-            scoring.score(decision)
+            await scoring.score(decision)
     assert counts(scoring, "broken") == (0, 0, 5)
     assert sum(counts(scoring, "gorgo")[:2]) == 5
     assert "".join(own_lines(caplog)).count("Traceback") == 1
@@ -74,7 +74,7 @@ def test_a_policy_that_fails_is_counted_and_told_once(
 async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("epp.server.shadow.PER_S", 1000.0)
+    monkeypatch.setattr("epp.server.learned.SHADOW_PER_S", 1000.0)
     scoring = shadow("gorgo")
     decisions = [decision for decision, _ in decided(100)]
     for decision in decisions:
@@ -91,16 +91,16 @@ async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     assert sum(counts(scoring, "gorgo")) == 8
 
 
-def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
+async def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> None:
     policy = {"name": "gorgo", "model_file": "reward.json"}
     made = app(tmp_path, policy=policy, shadow=["lodestar", "prefix-cache-and-load"])
     write(made, tmp_path, linear_model({"rtt_ms": -1.0}))
-    decision = ask(made)
+    decision = decision_of(made)
     assert decision.policy == "gorgo"
     assert made._learning is not None
     shadowing = made._learning._shadow
     assert shadowing._tie_band == 0.01
-    shadowing.score(decision)
+    await shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0
     assert found["epp_shadow_estimated_difference_seconds", "lodestar"] > 0.1, "its pick is 190 ms farther"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import logging
 from pathlib import Path
 
@@ -12,12 +11,10 @@ import pytest
 from cryptography import x509
 
 from epp.config.listen import ServerTls
-from epp.config.load import parse_config
 from epp.errors import ConfigError
-from epp.server.app import App
-from epp.server.process import SystemClock
-from epp.server.tls import GRPC_SECTION, Pair, grpc_credentials, self_signed, server_context
+from epp.server.tls import GRPC_SECTION, Pair, TlsFiles, self_signed
 from tests.kit import certificates
+from tests.kit.apps import app_of
 from tests.kit.logs import own_lines
 from tests.kit.transports import BOTH
 
@@ -48,14 +45,14 @@ def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None
     write_pair(tmp_path, "x")
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
-        server_context(FILES, tmp_path, "epp.yaml", GRPC_SECTION)
+        TlsFiles(tmp_path, "epp.yaml").context(FILES, GRPC_SECTION)
 
 
 def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
     write_pair(tmp_path, "x")
     (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
     with pytest.raises(ConfigError, match="not a certificate and its key"):
-        grpc_credentials(FILES, tmp_path, "epp.yaml")
+        TlsFiles(tmp_path, "epp.yaml").credentials(FILES)
 
 
 async def presented(address: str) -> str:
@@ -77,9 +74,9 @@ async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last
     listen |= dict.fromkeys(("tls", "http_tls", "first_token_tls"), tls)
     write_pair(tmp_path, "first")
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    app = App(parse_config(json.dumps({"listen": listen}), "epp.yaml"), tmp_path, "epp.yaml", SystemClock())
+    app = app_of(tmp_path, listen=listen)
     await app.start()
-    addresses = (app.grpc_address, app.http_address, app.first_token_address)
+    addresses = [address for address in app.addresses.values() if address]
 
     async def all_present(name: str) -> None:
         async with asyncio.timeout(20):
@@ -92,7 +89,7 @@ async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last
         write_pair(tmp_path, "second")
         await all_present("CN=second")
         (tmp_path / "tls.key").write_bytes(b"broken")
-        for file in app._certificates:
+        for file in app._tls.watched:
             file.check()
         await all_present("CN=second")
         write_pair(tmp_path, "third")
@@ -106,4 +103,4 @@ def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificates")
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="ca.crt")
     with pytest.raises(ConfigError, match="client_ca_file"):
-        server_context(mutual, tmp_path, "epp.yaml", GRPC_SECTION)
+        TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)

@@ -11,7 +11,7 @@ import pytest
 from epp.server import turns
 from epp.server.turns import Peer, Peers, Turns, address_key
 from epp.transport import frames
-from tests.kit.rawpeer import RawPeer, Serving
+from tests.kit.rawpeer import Serving
 from tests.server.test_connections import answered
 
 if TYPE_CHECKING:
@@ -99,21 +99,19 @@ def test_a_peer_is_an_address_or_a_slash_64(one: Any, other: Any, same: bool) ->
 
 async def test_a_flood_is_ended_and_others_of_its_address_are_served_meanwhile(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
-    quiet = await RawPeer.connect(serving.address)
+    quiet = await serving.connect()
     number = 1
     for _ in range(3):  # the budget outlives the connection
-        attack = await RawPeer.connect(serving.address)
+        attack = await serving.connect()
         attack.write(frames.window_update(0, 1) * 300_000)
         while not attack.ended():
             assert await answered(quiet, number)
             number += 2
             await asyncio.sleep(0.02)
         await attack.close()
-    late = await RawPeer.connect(serving.address)
+    late = await serving.connect()
     assert await answered(late)
     assert not quiet.ended()
     assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="flood"}') > 0
     assert await serving.metric("epp_connections_throttled_seconds_total") > 0
-    for peer in (quiet, late):
-        await peer.close()
     await serving.stop()

@@ -12,8 +12,8 @@ pytest.importorskip("tokenizers")
 
 from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
-from epp.server.feed import SignalFeed
 from epp.server.metrics import Metrics
+from epp.server.poll import SignalFeed
 from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint

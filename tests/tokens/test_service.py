@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from epp.apis.types import NotCountableError, ParsedRequest, TokenCount
 from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from epp.apis.types import FirstArguments, TemplateArguments
+    from epp.tokens.model import TokenizerModel
 
 import pytest
 
@@ -47,7 +48,7 @@ class Bench:
     def __init__(self, budget_ms: float) -> None:
         self.model, self.reasons = Model(), Counter[str]()
         self.tokenizers = Tokenizers(
-            {"m": self.model},
+            {"m": cast("TokenizerModel", self.model)},
             budget_ms,
             block_bytes=256,
             threads=1,

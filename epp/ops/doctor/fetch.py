@@ -21,7 +21,6 @@ import msgspec
 
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
-from epp.config.relays import RELAY_NAME
 from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
 from epp.ops.doctor.context import Context
 from epp.ops.doctor.engines import Engine
@@ -30,13 +29,10 @@ from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, pars
 from epp.ops.doctor.picker import Page
 from epp.ops.doctor.traffic import measure
 from epp.records.files import DAMAGED, read_records, record_files
-from epp.server.client_credentials import client_tls
-from epp.server.poll import parse_models, target_of
-from epp.server.relays import check_served
+from epp.server.poll import check_served, parse_models, target_of
 from epp.server.resolve import Resolver
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterable
 
     from epp.config.schema import Config
@@ -173,24 +169,25 @@ async def _engines(context: Context, http: aiohttp.ClientSession) -> tuple[Engin
         address: target_of(address, spec, config.scrape, config.relays)
         for address, spec in context.specs.items()
     }
-    relayed = [address for address, target in targets.items() if target.through is not None]
+    relayed = [address for address, target in targets.items() if target.relay]
     resolver = Resolver()
     resolver.set_pool(relayed)
     await asyncio.gather(*(resolver.resolve(address) for address in relayed))
     for address in relayed:
-        targets[address] = replace(targets[address], base_url=f"http://{resolver.known_as(address)}")
-    return tuple(await asyncio.gather(*(_engine(context, http, target) for target in targets.values())))
+        targets[address] = replace(targets[address], address=resolver.known_as(address))
+    asked = (_engine(context, http, address, target) for address, target in targets.items())
+    return tuple(await asyncio.gather(*asked))
 
 
-async def _engine(context: Context, http: aiohttp.ClientSession, target: Target) -> Engine:
+async def _engine(context: Context, http: aiohttp.ClientSession, address: str, target: Target) -> Engine:
     listed = await ask_endpoint(http, target, "/v1/models")
     engine = Engine(
-        target.address,
-        context.specs[target.address],
+        address,
+        context.specs[address],
         await ask_endpoint(http, target, context.config.scrape.path),
         tuple(sorted(parse_models(listed.body))),
     )
-    seen = context.traffic is not None and target.address in context.traffic.cached_known
+    seen = context.traffic is not None and address in context.traffic.cached_known
     if not context.requests_sent or seen or engine.model is None:
         return engine
     words = " ".join(["doctor", secrets.token_hex(8), *["one two three four five"] * (PROMPT_WORDS // 5)])
@@ -208,31 +205,25 @@ async def ask_endpoint(
 
     Args:
         http: the client.
-        target: the endpoint; its base URL names it as its relay knows it.
+        target: the endpoint, by the address that its relay knows.
         path: the page.
         body: what is posted, None for GET.
     """
-    base_url, server_name = target.base_url, target.server_name
     headers: dict[str, str] = {}
-    tls: ssl.SSLContext | bool = True
-    wanted = ""
     try:
         if target.bearer_token_file:
             token = Path(target.bearer_token_file).read_text()  # noqa: ASYNC240 - a command of its own
             headers["authorization"] = f"Bearer {token.strip()}"
-        if target.through is not None:
-            wanted = base_url.partition("://")[2]
-            headers[DESTINATION_HEADER] = wanted
-            base_url, server_name = f"https://{target.through.address}", RELAY_NAME
-            tls = target.through.tls()
-        elif base_url.startswith("https"):
-            tls = client_tls(target.ca_file)
-        else:
-            server_name = None
+        tls = target.context()
     except (OSError, ValueError) as problem:
         return _none(problem)
-    options = {"json": body, "headers": headers, "ssl": tls, "server_hostname": server_name}
-    return await _request(http, base_url + path, wanted=wanted, **options)
+    wanted = target.address if target.relay else ""
+    if wanted:
+        headers[DESTINATION_HEADER] = wanted
+    url = f"{'https' if target.tls else 'http'}://{target.relay or target.address}{path}"
+    server_name = target.server_name if target.tls else None
+    options = {"json": body, "headers": headers, "ssl": tls or True, "server_hostname": server_name}
+    return await _request(http, url, wanted=wanted, **options)
 
 
 async def _request(
