@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epp.learn.reward_model.loop import Loop
-from epp.learn.sidecar.paths import ModelPaths
-from epp.learn.sidecar.process import ProcessLock
+from epp.learn.sidecar.files import ModelPaths
+from epp.learn.sidecar.process import process_lock
 from epp.records.model_files import parse_reward_model
 from tests.kit.clock import ManualClock
 from tests.kit.learning import Recorded, settings_of
@@ -44,11 +45,11 @@ class LearnWorld:
         self.paths = ModelPaths(self.folder / "shared" / "reward.json")
         self.recorded = Recorded(self.folder / "records")
         self.loop: Loop | None = None
-        self.lock: ProcessLock | None = None
+        self.lock = ExitStack()
 
     def start(self) -> Loop:
         """A learner begins."""
-        self.lock = ProcessLock(self.paths.lock, "learner").__enter__()
+        self.lock.enter_context(process_lock(self.paths.lock, "learner"))
         self.loop = Loop(
             settings=self.settings,
             paths=self.paths,
@@ -70,9 +71,8 @@ class LearnWorld:
 
     def die(self) -> None:
         """The process ends without a word."""
-        if self.lock is not None:
-            self.lock.release()  # what a kernel does for it
-        self.loop = self.lock = None
+        self.lock.close()  # what a kernel does for it
+        self.loop = None
         self.disk.dies_in, self.disk.full = None, False
 
     def published(self) -> RewardModel | None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.reward_model.coreset import farthest_first
+from epp.learn.reward_model.fitting import farthest_first
 
 
 def by_definition(vectors: np.ndarray, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import Choice, Logged, Sample
-from epp.learn.reward_model.settings import Data, Guard, LearnerSettings, Network
+from epp.learn.reward_model.settings import DataKeys, Guard, LearnerSettings, Network
 from epp.learn.reward_model.status import status_lines
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.policies.lodestar import Lodestar
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BEGIN_S = 1_800_000_000.0
-SETTINGS = LearnerSettings(promotion="screen", data=Data(first=10**9))
+SETTINGS = LearnerSettings(promotion="screen", data=DataKeys(first=10**9))
 
 
 class Fleet:
@@ -115,7 +115,7 @@ class TestTheLearner:
     def test_takes_a_model_away_on_regret_and_holds_the_next_ones_back(self) -> None:
         settings = self.settings(
             retry_s=20_000.0,
-            data=Data(first=400, every=400, recent=400, replay=0),
+            data=DataKeys(first=400, every=400, recent=400, replay=0),
             gate=settings_of(gate={"on": False, "held_out": 100}).gate,
             network=settings_of(network={"features": SETTINGS.network.features, "hidden": ()}).network,
         )
@@ -161,7 +161,7 @@ def test_a_simulated_fleet_gets_its_heuristic_back() -> None:
     settings = LearnerSettings(
         promotion="screen",
         guard=Guard(every_s=250.0, rest_s=130.0),
-        data=Data(first=10**9),
+        data=DataKeys(first=10**9),
         network=Network(features=("running_requests", "prompt_tokens")),
         trial=TunerSettings(stages=Stages(block_s=10.0, max_block_s=10.0, late_s=5.0)),
         retry_s=1e6,

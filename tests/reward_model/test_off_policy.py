@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from epp.learn.reward_model.off_policy import estimate
+from epp.learn.reward_model.gate import estimate
 
 ENDPOINTS, COUNT = 3, 6000
 

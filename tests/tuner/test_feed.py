@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.learn.sidecar.feed import State
-from epp.learn.tuner.feed import SampleFeed
+from epp.learn.tuner.samples import SampleFeed
 from epp.records.files import file_name
 from epp.schedule.decision import outcome_record, to_record
 from tests.kit.clock import ManualClock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.cli import main
 from epp.config.plan import parse_plan
-from epp.learn.tuner.operator_requests import OperatorRequest, ask
+from epp.learn.tuner.tuner import OperatorRequest, ask
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.learn.sidecar.process import LockHeldError, ProcessLock, holder_of
+from epp.learn.sidecar.process import LockHeldError, holder_of, process_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _HOLD = """
 import sys
 from pathlib import Path
-from epp.learn.sidecar.process import ProcessLock
-with ProcessLock(Path(sys.argv[1]), "tuner"):
+from epp.learn.sidecar.process import process_lock
+with process_lock(Path(sys.argv[1]), "tuner"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -32,13 +32,13 @@ def test_the_second_is_refused_and_the_lock_of_a_killed_process_is_free(tmp_path
         assert process.stdout.readline() == "held\n"
         with (
             pytest.raises(LockHeldError, match=f"a tuner runs on this file already: pid {process.pid} on "),
-            ProcessLock(path, "tuner"),
+            process_lock(path, "tuner"),
         ):
             pass
         assert holder_of(path).startswith(f"pid {process.pid} on ")
         process.kill()
         process.wait()
     assert holder_of(path) == ""
-    with ProcessLock(path, "tuner"):
+    with process_lock(path, "tuner"):
         assert holder_of(path).startswith(f"pid {os.getpid()} on ")
     assert holder_of(path) == ""

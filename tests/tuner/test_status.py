@@ -66,5 +66,5 @@ def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
         return status_lines(world.state, world.paths, now_wall_s + after_s)[0]
 
     assert ", last wrote 35 s ago; policy gorgo" in first(35.1)
-    world.lock.release()
+    world.lock.close()
     assert first(1.0) == "tuner: not running; policy gorgo"

@@ -35,9 +35,9 @@ import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
 from epp.learn.tuner import watch as fleet
-from epp.learn.tuner.histogram import NEVER
 from epp.learn.tuner.samples import Sample as Ended
 from epp.learn.tuner.samples import Stamp
+from epp.learn.tuner.tally import NEVER
 from epp.learn.tuner.watch import Block, Watch
 
 if TYPE_CHECKING:

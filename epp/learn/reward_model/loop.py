@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +20,7 @@ from epp.errors import EppError
 from epp.learn.reward_model.feed import LogFeed
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
-from epp.learn.sidecar.files import Files, Writes, load_memory
+from epp.learn.sidecar.files import Files, Writes, load_memory, lost
 from epp.records.model_files import dump_reward_model, version_path
 from epp.server.files import read_file
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.learn.reward_model.settings import LearnerSettings
-    from epp.learn.sidecar.paths import ModelPaths
+    from epp.learn.sidecar.files import ModelPaths
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
 
@@ -68,7 +67,7 @@ class Loop:
     ) -> None:
         self._settings, self._paths, self._records = settings, paths, records
         self._clock, self._report, self._files = clock, report, files or Files()
-        self._writes = Writes(report)
+        self._writes = Writes(report, self._files)
         self._status_s = self._retry_s = _LONG_AGO
         self._unsaved = False
         #: Version in the model file, empty for no file, None where it has to be written; and the content.
@@ -143,8 +142,7 @@ class Loop:
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         if self._unsaved and now_s >= self._retry_s:
             content = encode(self.learner, self.feed.state)
-            save = partial(self._files.replace, self._paths.memory, content)
-            self._unsaved = not self._writes.attempt("the learner's memory", save)
+            self._unsaved = not self._writes.replace("the learner's memory", self._paths.memory, content)
             self._retry_s = now_s + _RETRY_S
         look = now_s - self._status_s >= STATUS_S
         if look:
@@ -154,19 +152,12 @@ class Loop:
         if look:
             self._status_s = now_s
             content = msgspec.json.encode(status_facts(self.learner, self.feed, now_wall_s))
-            self._writes.attempt("the status", partial(self._files.replace, self._paths.status, content))
+            self._writes.replace("the status", self._paths.status, content)
 
     def _check_file(self) -> None:
         """Have the model file written again where it is not as it was written."""
-        if self._published is None:
-            return
-        try:
-            found = read_file(self._paths.model)
-        except OSError:  # what is in its way is reported when it is written
-            found = b""
-        if found != self._content:
-            who = "is gone" if found is None else "was changed by somebody else"
-            self._report(f"{self._paths.model} {who}; brought back to what the learner says")
+        if self._published is not None and (what := lost(self._paths.model, self._content)):
+            self._report(f"{self._paths.model} {what}; brought back to what the learner says")
             self._published = None
 
     def _publish(self, model: RewardModel | None) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _BIAS = 0.01
+#: Longest gradient of a step, so that one wild row moves nothing (as in the code of source [L]).
+_LONGEST = 1.0
 #: Hidden layers, counted from the first, whose outputs dropout thins.
 _DROPPED_LAYERS = 2
 
@@ -121,18 +123,17 @@ def residuals(outputs: Floats, targets: Floats, bounds: NDArray[np.bool_]) -> Fl
 class Adam:
     """Adam (Kingma and Ba 2015) on a flat array, in place, with the length of a step's gradient bounded."""
 
-    def __init__(self, size: int, *, clip: float) -> None:
+    def __init__(self, size: int) -> None:
         self._mean: Floats = np.zeros(size, np.float32)
         self._square: Floats = np.zeros(size, np.float32)
         self._scratch: Floats = np.empty(size, np.float32)
-        self._clip = clip
         self._steps = 0
 
     def step(self, flat: Floats, gradient: Floats, rate: float) -> None:
         """Move ``flat`` against the gradient."""
         length = float(np.sqrt(np.dot(gradient, gradient)))
-        if length > self._clip:
-            gradient *= np.float32(self._clip / length)
+        if length > _LONGEST:
+            gradient *= np.float32(_LONGEST / length)
         self._steps += 1
         scratch = self._scratch
         self._mean *= np.float32(0.9)

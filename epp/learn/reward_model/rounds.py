@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.learn.reward_model.coreset import farthest_first, gradients
-from epp.learn.reward_model.fitting import Origin, fit, hidden_of, stack, targets_of
+from epp.learn.reward_model.fitting import Origin, fit, most_different
 from epp.learn.reward_model.gate import Verdict, calibration, errors_ms, judge, regret
 from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
-from epp.learn.reward_model.network import residuals
 from epp.learn.reward_model.samples import Logged, Sample, log_of
 
 if TYPE_CHECKING:
@@ -107,13 +105,13 @@ class Learner:
 
     Args:
         settings: what to do.
-        seed: of all draws, beside that of the settings.
+        seed: of all draws.
         memory: of an earlier life.
     """
 
     def __init__(self, settings: LearnerSettings, seed: int = 0, memory: Memory | None = None) -> None:
         self.settings = settings
-        self._seed = seed + settings.seed
+        self._seed = seed
         self.memory = memory or Memory()
         #: The last model that passed, None before there is one, and after it was taken away.
         self.incumbent: RewardModel | None = None
@@ -130,18 +128,11 @@ class Learner:
         """Return the model that decides: the incumbent, where it is not the heuristic's turn."""
         return None if self.rests(now_wall_s) else self.incumbent
 
-    def take(self, decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> bool:
-        """Take a finished request; whether it says anything.
-
-        Args:
-            decision: as made.
-            outcome: how it ended; None for a request that was given up waiting for.
-            waited_ms: how long such a request was waited for.
-        """
-        entry = log_of(decision, outcome, self.settings.network.features, waited_ms=waited_ms)
+    def take(self, decision: Decision, outcome: Outcome) -> None:
+        """Take a finished request, if it says anything."""
+        entry = log_of(decision, outcome, self.settings.network.features)
         if entry is not None:
             self.add(entry)
-        return entry is not None
 
     def look_at_the_clock(self, now_wall_s: float, *, stepped_s: float = 0.0) -> None:
         """Notice a clock that was set back, for what goes by the time of requests.
@@ -229,11 +220,11 @@ class Learner:
             verdict=verdict,
             version="" if self.incumbent is None else self.incumbent.version,
             withdrawn=withdrawn,
-            calibration=calibration(candidate, held_out, self.settings.monitors.bins),
+            calibration=calibration(candidate, held_out),
         )
         replay = self.settings.data.replay
         if len(memory.older) > replay:
-            kept = np.sort(self._most_different(model or candidate, memory.older, replay))
+            kept = np.sort(most_different(model or candidate, memory.older, replay))
             memory.older = [memory.older[index] for index in kept]
         return model
 
@@ -293,8 +284,7 @@ class Learner:
         """The model that goes out: trained on what it was judged by too, unless that made it worse there."""
         origin = replace(origin, seed=self._seed_of(_REFIT))
         whole = fit([*training, *held_out], self.settings, origin, beside=self._beside())
-        quantile = self.settings.data.failed_quantile
-        before, after = (errors_ms(model, held_out, quantile).mean() for model in (candidate, whole))
+        before, after = (errors_ms(model, held_out).mean() for model in (candidate, whole))
         # It has seen these by now, so it must not err more on them; a training can go astray.
         return whole if after <= before else candidate
 
@@ -310,12 +300,4 @@ class Learner:
     def _withdraws(self, verdict: Verdict) -> bool:
         error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
         one_number_ms = verdict.figures.get("hindsight_error_ms", math.nan)
-        return verdict.regretted or error_ms > self.settings.monitors.withdraw * one_number_ms
-
-    def _most_different(self, model: RewardModel, samples: Sequence[Sample], count: int) -> NDArray[np.intp]:
-        x = stack(samples, model.classes)
-        targets, lower = targets_of(samples, model.heads, self.settings.data.failed_quantile)
-        predicted = ((model.predict(x) - model.offset) / model.scale).astype(np.float32)
-        wanted = ((targets - model.offset) / model.scale).astype(np.float32)
-        residual = residuals(predicted, wanted, lower)[:, 0]
-        return farthest_first(gradients(hidden_of(model, x), residual), count)
+        return verdict.regretted or error_ms > one_number_ms

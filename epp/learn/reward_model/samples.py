@@ -26,7 +26,7 @@ from epp.learn.tuner.samples import sample_of
 from epp.policies.lodestar import Lodestar
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import inputs
-from epp.schedule.decision import Basis, outcome_record
+from epp.schedule.decision import outcome_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,41 +146,25 @@ def _heuristic(decision: Decision) -> NDArray[np.float64]:
     return np.asarray(first / np.count_nonzero(first), np.float64)
 
 
-def log_of(
-    decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
-) -> Logged | None:
-    """Return what a decision and its outcome teach.
-
-    Args:
-        decision: as made.
-        outcome: how it ended; None for a request that was given up waiting for.
-        features: of the model.
-        waited_ms: how long such a request was waited for.
+def log_of(decision: Decision, outcome: Outcome, features: Sequence[str]) -> Logged | None:
+    """Return what a decision and its outcome teach a model with these features.
 
     Returns:
         None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
     """
-    if decision.basis is not Basis.POLICY:
-        return None
-    ended = ended_of(decision, outcome, waited_ms=waited_ms)
+    ended = ended_of(decision, outcome)
     return None if ended is None else logged(choice_of(decision, features), ended)
 
 
-def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> Ended | None:
+def ended_of(decision: Decision, outcome: Outcome) -> Ended | None:
     """Return a decision and its outcome as a trial counts them, arm and all, without the way through records.
-
-    Args:
-        decision: as made.
-        outcome: how it ended; None for a request that was given up waiting for.
-        waited_ms: how long such a request was waited for.
 
     Returns:
         None when it says nothing of the policy.
     """
-    at_s = decision.at_wall_s
     plain = {
         "basis": decision.basis.value,
-        "at": at_s,
+        "at": decision.at_wall_s,
         "id": decision.id,
         "weights_version": decision.weights_version,
         "arm": decision.arm,
@@ -191,8 +175,7 @@ def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = 
         "endpoints": [decision.endpoint],
         "chosen": 0,
     }
-    record = None if outcome is None else outcome_record(outcome, at_s)
-    return sample_of(plain, record, at_s + waited_ms / 1000.0)
+    return sample_of(plain, outcome_record(outcome, decision.at_wall_s))
 
 
 def logged(choice: Choice, ended: Ended) -> Logged | None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from epp.config.load import parse_weights
 from epp.errors import ConfigError, EppError
-from epp.learn.sidecar.process import LockHeldError, ProcessLock, reported_files, run_until_stopped
+from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
-from epp.learn.tuner.operator_requests import OperatorRequest, ask
 from epp.learn.tuner.status import status_lines
-from epp.learn.tuner.tuner import Tuner, read_memory
+from epp.learn.tuner.tuner import OperatorRequest, Tuner, ask, read_state
 from epp.llmd.settings import LogSettings
 from epp.server.files import read_file
 from epp.server.logs import configure
@@ -27,8 +26,8 @@ from epp.server.process import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.learn.tuner.operator_requests import What
     from epp.learn.tuner.setup import Setup
+    from epp.learn.tuner.tuner import What
 
 log = logging.getLogger("epp.learn.tuner")
 
@@ -78,10 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(setup, every_s=arguments.every, budget=arguments.budget)
     if action != "status":
         return obey(setup, action, reason=arguments.reason)
-    memory = read_memory(setup.paths)
-    for line in status_lines(memory.state if memory is not None else None, setup.paths, time.time()):
+    state = read_state(setup.paths)
+    for line in status_lines(state, setup.paths, time.time()):
         print(line)
-    if memory is not None and memory.state.policy != setup.policy:
+    if state is not None and state.policy != setup.policy:
         print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
     return 0
 
@@ -94,13 +93,13 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
     """
     reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
     request = OperatorRequest(what, reason, number)
-    memory = read_memory(setup.paths)
-    if memory is not None:
-        _check_policy(setup, memory.state.policy)
+    state = read_state(setup.paths)
+    if state is not None:
+        _check_policy(setup, state.policy)
         # By the settings of the memory: an operator's word changes none, and need not be given them.
-        setup = replace(setup, rules=replace(setup.rules, settings=memory.state.settings))
+        setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
     try:
-        with ProcessLock(setup.paths.lock, "tuner"), reported_files():
+        with process_lock(setup.paths.lock, "tuner"), reported_files():
             return _do_now(setup, request)
     except LockHeldError:
         ask(setup.paths, request)
@@ -152,7 +151,7 @@ def read_pins(setup: Setup) -> Mapping[str, float]:
 
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
-    with ProcessLock(setup.paths.lock, "tuner"):
+    with process_lock(setup.paths.lock, "tuner"):
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
         tuner = Tuner(setup, rehearsal=rehearsal, clock=SystemClock(), report=log.info)
         with reported_files():

@@ -1,6 +1,6 @@
 """One finished request as the tuner sees it, and how a flight record becomes one.
 
-Owns what counts as failed, and which requests say nothing about a policy. Pure: records come in as plain
+Owns what counts as failed, and which requests say nothing about a policy. Records come in as plain
 mappings, as the flight recorder writes them (docs/records.md).
 
 Rules
@@ -9,6 +9,8 @@ Rules
 - What failed, or never got a first token, is a sample too: it exceeds every threshold. Left out are only
   requests that no weights could have helped (not priced by the policy, or refused as the client's fault) and
   those that nobody watched.
+- A tuner begins at the end of what is there: what came before its first start is history, not evidence.
+  Requests of a picker whose clock runs ahead do not count: nobody knows which block they were in.
 """
 
 from __future__ import annotations
@@ -17,8 +19,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from epp.learn.sidecar.feed import Feed
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from epp.learn.sidecar.feed import State
 
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
@@ -29,6 +36,9 @@ _CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
 _UNSEEN = frozenset({"unobserved", "stream-end"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
+#: Clocks of two machines may differ by so much; a minute more or less is nothing to a baseline.
+_AHEAD_S = 60.0
+_KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +176,47 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is no time")
     return number
+
+
+class SampleFeed(Feed[Sample]):
+    """New samples of a folder, of what was decided after the first start.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        policy: samples of other policies are passed over.
+        report: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin at the end of what is there.
+    """
+
+    def __init__(
+        self, folder: Path, *, policy: str, report: Callable[[str], None], state: State | None = None
+    ) -> None:
+        self._policy = policy
+        super().__init__(folder, report=report, state=state)
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what a sample needs."""
+        if record["basis"] != "policy" or record["policy"] != self._policy:
+            return None
+        request = record["request"]
+        return {
+            **{key: record[key] for key in _KEPT if key in record},
+            "request": {
+                "prompt_tokens": int(request["prompt_tokens"]),
+                "affinity_key": str(request.get("affinity_key") or ""),
+            },
+            "endpoints": [str(record["endpoints"][record["chosen"]])],
+            "chosen": 0,
+        }
+
+    def make(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Sample | None:
+        """Return the sample; None from a picker whose clock runs ahead."""
+        if kept["at"] - now_wall_s > _AHEAD_S:
+            self.report_once(
+                f"requests are dated more than {_AHEAD_S:.0f} s ahead of this machine's clock and do not "
+                "count: synchronise the clocks of pickers and tuner"
+            )
+            return None
+        return sample_of(kept, outcome, now_wall_s)
