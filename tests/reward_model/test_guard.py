@@ -19,8 +19,7 @@ from epp.learn.reward_model.settings import DataKeys, Guard, LearnerSettings, Ne
 from epp.learn.reward_model.status import status_lines
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.policies.lodestar import Lodestar
-from tests.kit.learning import settings_of
-from tests.kit.learnworld import LearnWorld, quick_settings
+from tests.kit.learning import LearnWorld, quick_settings, settings_of
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:

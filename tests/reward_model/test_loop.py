@@ -11,14 +11,19 @@ from epp.errors import EppError
 from epp.learn.reward_model.loop import STATUS_S
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
+from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
 from epp.learn.sidecar.process import LockHeldError
+from epp.learn.tuner.state import State
 from epp.records.model_files import parse_reward_model, version_path
-from tests.kit.learning import Traffic, settings_of
-from tests.kit.learnworld import LearnWorld
+from tests.kit.clock import ManualClock
+from tests.kit.learning import LearnWorld, Traffic, settings_of
+from tests.kit.reward_models import linear_model
 from tests.kit.tunework import CrashError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from epp.policies.reward_model import RewardModel
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +183,38 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     loop.tick()
     assert not world.paths.model.exists()
     assert len(world.paths.versions()) == 2
+
+
+def searching() -> State:
+    """A machine that asks for a candidate."""
+    return State(policy=POLICY, incumbent=dict(STARTING), phase="search")
+
+
+def test_it_is_proposed_when_a_model_passed_the_gate_and_only_then() -> None:
+    models: list[RewardModel] = []
+    contender = Contender(lambda: models[0] if models else None, ManualClock(), 3600.0)
+    assert contender.poll() is None
+    contender.start(searching(), "begin")
+    assert contender.poll() is None
+    models.append(linear_model({"running_requests": 1.0}))
+    found = contender.poll()
+    assert found is not None
+    assert found.weights == {WEIGHT: 1.0}
+    assert "passed the gate: round 3" in found.reason
+    assert contender.poll() is None  # once
+
+
+def test_after_a_trial_that_came_to_nothing_it_waits_and_a_settled_one_is_left_alone() -> None:
+    clock = ManualClock()
+    model = linear_model({"running_requests": 1.0})
+    contender = Contender(lambda: model, clock, 3600.0)
+    state = searching()
+    state.fruitless = 1
+    contender.start(state, "again")
+    assert contender.poll() is None
+    clock.advance(3601.0)
+    assert contender.poll() is not None
+    settled = searching()
+    settled.incumbent = {WEIGHT: 1.0}
+    contender.start(settled, "search")
+    assert contender.poll() is None

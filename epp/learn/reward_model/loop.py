@@ -18,6 +18,7 @@ import msgspec
 
 from epp.errors import EppError
 from epp.learn.reward_model.feed import LogFeed
+from epp.learn.reward_model.guard import look_at_the_clock
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.sidecar.files import Files, Writes, load_memory, lost
@@ -101,7 +102,7 @@ class Loop:
         stepped_s = self.feed.check_clock(self._clock, wait_s=self._settings.late_s)
         if stepped_s:
             self._report(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
-        learner.look_at_the_clock(now_wall_s, stepped_s=stepped_s)
+        look_at_the_clock(learner.memory.guard, now_wall_s, self._settings, stepped_s=stepped_s)
         for entry in self.feed.new(now_wall_s, give_up_s=self._settings.late_s):
             learner.add(entry)
         for reason in learner.retreats:

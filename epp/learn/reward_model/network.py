@@ -1,4 +1,4 @@
-"""A multilayer perceptron in NumPy: its pass forward, its gradient, the activations a coreset asks for.
+"""A multilayer perceptron in NumPy: its gradient, and Adam.
 
 Owns weights in one flat array, so that an optimiser is a few operations on it. The network has some 36,000
 weights: one training of the paper's size takes about one second of one core here, less than a library needs
@@ -54,16 +54,6 @@ class Mlp:
             layers.append((flat[at:end].reshape(inputs, outputs), flat[end : end + outputs]))
             at = end + outputs
         return layers
-
-    def forward(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return outputs ``[rows, out]``, and what the last layer was given: its inputs after their ReLU."""
-        values = x
-        for weights, bias in self.layers[:-1]:
-            values = values @ weights
-            values += bias
-            np.maximum(values, 0.0, out=values)
-        weights, bias = self.layers[-1]
-        return values @ weights + bias, values
 
     def gradient(
         self,
@@ -124,9 +114,7 @@ class Adam:
     """Adam (Kingma and Ba 2015) on a flat array, in place, with the length of a step's gradient bounded."""
 
     def __init__(self, size: int) -> None:
-        self._mean: Floats = np.zeros(size, np.float32)
-        self._square: Floats = np.zeros(size, np.float32)
-        self._scratch: Floats = np.empty(size, np.float32)
+        self._mean, self._square, self._scratch = np.zeros((3, size), np.float32)
         self._steps = 0
 
     def step(self, flat: Floats, gradient: Floats, rate: float) -> None:

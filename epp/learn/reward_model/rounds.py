@@ -22,7 +22,7 @@ import numpy as np
 
 from epp.learn.reward_model.fitting import Origin, fit, most_different
 from epp.learn.reward_model.gate import Verdict, calibration, errors_ms, judge, regret
-from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
+from epp.learn.reward_model.guard import GuardState, rests, take
 from epp.learn.reward_model.samples import Logged, Sample, log_of
 
 if TYPE_CHECKING:
@@ -134,15 +134,6 @@ class Learner:
         if entry is not None:
             self.add(entry)
 
-    def look_at_the_clock(self, now_wall_s: float, *, stepped_s: float = 0.0) -> None:
-        """Notice a clock that was set back, for what goes by the time of requests.
-
-        Args:
-            now_wall_s: the time.
-            stepped_s: by how much the clock was seen to step since the last look.
-        """
-        look_at_the_clock(self.memory.guard, now_wall_s, self.settings, stepped_s=stepped_s)
-
     def add(self, entry: Logged) -> None:
         """Take a request that says something."""
         memory, data = self.memory, self.settings.data
@@ -205,7 +196,7 @@ class Learner:
         memory = self.memory
         origin = Origin(memory.seen, memory.rounds, begun.at_wall_s, self._seed_of(0))
         candidate = fit(training, self.settings, origin, beside=self._beside())
-        verdict = self._allowed(self._judged(candidate, training, held_out), begun.at_wall_s)
+        verdict = self._allowed(self._judged(candidate, training, held_out, origin), begun.at_wall_s)
         self._note_overlap(verdict)
         model = None
         if verdict.passed:
@@ -238,13 +229,16 @@ class Learner:
         return (self._seed * 1_000_003 + self.memory.rounds) * 4 + salt
 
     def _judged(
-        self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
+        self,
+        candidate: RewardModel,
+        training: Sequence[Sample],
+        held_out: Sequence[Sample],
+        origin: Origin,
     ) -> Verdict:
         memory, settings, incumbent = self.memory, self.settings, self.incumbent
         # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
         # chosen what is in the log, the other what is on trial.
-        origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
-        judge_model = fit(training, settings, origin)
+        judge_model = fit(training, settings, replace(origin, seed=self._seed_of(_JUDGE)))
         newest = memory.log[-len(held_out) :]
         verdict = judge(
             candidate,

@@ -168,10 +168,7 @@ def ended_of(decision: Decision, outcome: Outcome) -> Ended | None:
         "id": decision.id,
         "weights_version": decision.weights_version,
         "arm": decision.arm,
-        "request": {
-            "prompt_tokens": decision.request.prompt_tokens,
-            "affinity_key": decision.request.affinity_key,
-        },
+        "request": {"prompt_tokens": decision.request.prompt_tokens},
         "endpoints": [decision.endpoint],
         "chosen": 0,
     }

@@ -95,7 +95,14 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
     request = OperatorRequest(what, reason, number)
     state = read_state(setup.paths)
     if state is not None:
-        _check_policy(setup, state.policy)
+        if state.policy != setup.policy:  # a tuner begins anew with it, which would cost all of the memory
+            raise ConfigError(
+                "command line" if setup.config_file is None else str(setup.config_file),
+                "policy.name",
+                f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy "
+                f"{state.policy!r}",
+                f"give the configuration with {state.policy!r}; nothing was changed",
+            )
         # By the settings of the memory: an operator's word changes none, and need not be given them.
         setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
     try:
@@ -118,18 +125,6 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
         raise EppError("nothing was changed: the files cannot be written")
     print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
     return 0
-
-
-def _check_policy(setup: Setup, policy: str) -> None:
-    """Refuse another policy: a tuner begins anew with it, which by mistake would cost all of the memory."""
-    if policy == setup.policy:
-        return
-    raise ConfigError(
-        "command line" if setup.config_file is None else str(setup.config_file),
-        "policy.name",
-        f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy {policy!r}",
-        f"give the configuration with {policy!r}; nothing was changed",
-    )
 
 
 def read_pins(setup: Setup) -> Mapping[str, float]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
 #: The client left: nobody knows how long its answer would have taken.
-_CLIENT_LEFT = frozenset({"client-gone"})
+_CLIENT_LEFT = "client-gone"
 #: The client may have left, in the middle of an answer of which perhaps nobody saw the first token.
 _CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
@@ -38,7 +38,7 @@ _UNSEEN = frozenset({"unobserved", "stream-end"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
 #: Clocks of two machines may differ by so much; a minute more or less is nothing to a baseline.
 _AHEAD_S = 60.0
-_KEPT = ("id", "at", "basis", "arm", "weights_version", "session")
+_KEPT = ("id", "at", "basis", "arm", "weights_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,13 @@ class Sample:
     """One request.
 
     Attributes:
-        id: its decision.
         stamp: trial, arm and block, as of dispatch; None outside of trials.
-        weights_version: digest of the weights that chose.
         dispatched_wall_s: Unix time of the decision.
-        ended_wall_s: Unix time at which its outcome was known; NaN while it still runs.
-        endpoint: who served it.
-        session: what keeps requests together, empty when unknown.
         prompt_tokens: of its prompt.
+        id: its decision.
+        weights_version: digest of the weights that chose.
+        endpoint: who served it.
+        ended_wall_s: Unix time at which its outcome was known; NaN while it still runs.
         ttft_ms: time to first token, NaN when none was seen.
         e2e_ms: whole time, NaN when not seen.
         itl_ms: mean time between tokens, NaN when not seen.
@@ -79,16 +78,15 @@ class Sample:
         censored: it was cut short by its client, or still runs: ``e2e_ms`` is a lower bound.
     """
 
-    id: str
     stamp: Stamp | None
-    weights_version: str
     dispatched_wall_s: float
-    ended_wall_s: float
-    endpoint: str
-    session: str
     prompt_tokens: int
-    ttft_ms: float
-    e2e_ms: float
+    id: str = ""
+    weights_version: str = ""
+    endpoint: str = ""
+    ended_wall_s: float = math.nan
+    ttft_ms: float = math.nan
+    e2e_ms: float = math.nan
     itl_ms: float = math.nan
     answer_tokens: int | None = None
     failed: bool = False
@@ -133,18 +131,13 @@ def sample_of(
         "stamp": read_stamp(str(decision.get("arm", ""))),
         "weights_version": str(decision["weights_version"]),
         "dispatched_wall_s": started_wall_s,
-        "session": str(decision.get("session") or decision["request"].get("affinity_key") or ""),
         "prompt_tokens": int(decision["request"]["prompt_tokens"]),
     }
     if outcome is None:
-        endpoint = str(decision["endpoints"][decision["chosen"]])
-        waited_ms = (now_wall_s - started_wall_s) * 1000.0
         return Sample(
             **common,
-            ended_wall_s=math.nan,
-            endpoint=endpoint,
-            ttft_ms=math.nan,
-            e2e_ms=waited_ms,
+            endpoint=str(decision["endpoints"][decision["chosen"]]),
+            e2e_ms=(now_wall_s - started_wall_s) * 1000.0,
             censored=True,
         )
     cause, status = str(outcome.get("cause", "")), outcome.get("status")
@@ -154,7 +147,7 @@ def sample_of(
     cut_off = cause == _CUT_OFF and not broken
     if outcome.get("ttft_ms") is None and (cut_off or (cause in _UNSEEN and status is None)):
         return None
-    left = cut_off or cause in _CLIENT_LEFT or status == 499
+    left = cut_off or cause == _CLIENT_LEFT or status == 499
     answer_tokens = outcome.get("completion_tokens")
     return Sample(
         **common,
@@ -198,13 +191,9 @@ class SampleFeed(Feed[Sample]):
         """Return what a sample needs."""
         if record["basis"] != "policy" or record["policy"] != self._policy:
             return None
-        request = record["request"]
         return {
             **{key: record[key] for key in _KEPT if key in record},
-            "request": {
-                "prompt_tokens": int(request["prompt_tokens"]),
-                "affinity_key": str(request.get("affinity_key") or ""),
-            },
+            "request": {"prompt_tokens": int(record["request"]["prompt_tokens"])},
             "endpoints": [str(record["endpoints"][record["chosen"]])],
             "chosen": 0,
         }
