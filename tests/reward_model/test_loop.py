@@ -142,7 +142,7 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
             learner.train(1.0)
     world = LearnWorld(tmp_path / "w", chosen)
     feed = world.start().feed.state
-    again = learner_of(decode(encode(learner, feed)), chosen)
+    again = learner_of(decode(encode(learner, feed)), chosen, "a test")
     more = Traffic(5).many(100)
     models = []
     for each in (learner, again):

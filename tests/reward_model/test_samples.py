@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from epp.learn.reward_model.feed import LogFeed
 from epp.learn.reward_model.fitting import targets_of
-from epp.learn.reward_model.samples import log_of
+from epp.learn.reward_model.samples import LogFeed, log_of
 from epp.policies.reward_model import DEFAULT_FEATURES, inputs
 from epp.schedule.decision import outcome_record, to_record
 from tests.kit.learning import Recorded

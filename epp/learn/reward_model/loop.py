@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.errors import EppError
-from epp.learn.reward_model.feed import LogFeed
 from epp.learn.reward_model.guard import look_at_the_clock
 from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.samples import LogFeed
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.sidecar.files import Files, Writes, load_memory, lost
 from epp.records.model_files import dump_reward_model, version_path
@@ -89,11 +88,9 @@ class Loop:
         if saved is not None and saved.features != features:
             self._report(f"{self._paths.memory}: it is of other features; learning begins anew")
             saved = None
-        try:
-            self.learner = Learner(self._settings) if saved is None else learner_of(saved, self._settings)
-        except ValueError as error:
-            raise EppError(f"{self._paths.memory}: {error}") from error
-        state = None if saved is None else saved.feed
+        self.learner, state = Learner(self._settings), None
+        if saved is not None:
+            self.learner, state = learner_of(saved, self._settings, str(self._paths.memory)), saved.feed
         self.feed = LogFeed(self._records, features=features, report=self._report, state=state)
 
     def tick(self) -> None:

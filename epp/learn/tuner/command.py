@@ -10,22 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from epp.config.load import parse_weights
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
 from epp.learn.tuner.status import status_lines
-from epp.learn.tuner.tuner import OperatorRequest, Tuner, ask, read_state
+from epp.learn.tuner.tuner import OperatorRequest, Tuner, ask, read_pins, read_state
 from epp.llmd.settings import LogSettings
-from epp.server.files import read_file
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.tuner import What
 
@@ -125,23 +121,6 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
         raise EppError("nothing was changed: the files cannot be written")
     print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
     return 0
-
-
-def read_pins(setup: Setup) -> Mapping[str, float]:
-    """Read what the operator's file says now.
-
-    Raises:
-        ConfigError: nothing that can be used.
-    """
-    if setup.overrides is None:
-        return {}
-    try:
-        text = read_file(setup.overrides)
-    except OSError as error:
-        raise ConfigError(str(setup.overrides), "", str(error)) from error
-    if text is None:
-        return {}
-    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
 
 
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:

@@ -224,7 +224,8 @@ class Run:
             case Proposed():
                 self._proposed(event)
             case NothingBetter():
-                self._nothing_better(event.reason)
+                if self.state.phase == "search":
+                    self.fruitless(event.reason)
             case Freeze():
                 reason = f"by request: {event.reason}{self.unproven()}"
                 self.drop_candidate()
@@ -278,23 +279,15 @@ class Run:
             name in state.pins or math.isclose(value, state.incumbent.get(name, math.nan))
             for name, value in weights.items()
         ):
-            self._nothing_better("the candidate was refused: it changes nothing")
+            self.fruitless("the candidate was refused: it changes nothing")
             return
         state.candidate, state.number, state.unwell = weights, state.number + 1, 0
         self.note(f"candidate {state.number}: {event.reason}")
-        if self._stale():
+        frozen, age_s = state.thresholds, self.settings.stages.baseline_age_s
+        if frozen is None or self.now_wall_s - frozen.frozen_wall_s > age_s:
             self.go("baseline", f"candidate {state.number} waits for a fresh baseline")
         else:
             self.go("screen", f"candidate {state.number}: {event.reason}")
-
-    def _stale(self) -> bool:
-        thresholds = self.state.thresholds
-        age_s = self.settings.stages.baseline_age_s
-        return thresholds is None or self.now_wall_s - thresholds.frozen_wall_s > age_s
-
-    def _nothing_better(self, reason: str) -> None:
-        if self.state.phase == "search":
-            self.fruitless(reason)
 
     def _pinned(self, pins: dict[str, float]) -> None:
         state = self.state

@@ -83,11 +83,6 @@ class Rehearsed:
     tried: int = 0
 
 
-def alike(a: Mapping[str, float], b: Mapping[str, float], within: float) -> bool:
-    """Check that all weights of the one are within a relative distance of the other's."""
-    return all(math.isclose(value, b.get(name, math.nan), rel_tol=within) for name, value in a.items())
-
-
 def proposal(
     found: Rehearsed, names: Iterable[str], refused: Iterable[Mapping[str, float]]
 ) -> tuple[dict[str, float] | None, str]:
@@ -101,9 +96,15 @@ def proposal(
     moved = {name: found.weights[name] for name in names if name in found.weights}
     if not found.worth:
         return None, f"rehearsal: {found.reason}"
-    if any(alike(moved, before, TRIED) for before in refused):
+    if any(_was_tried(moved, before) for before in refused):
         return None, "rehearsal: the best weights found were tried live before, and not promoted"
     return moved, f"rehearsal: {found.reason}"
+
+
+def _was_tried(weights: Mapping[str, float], before: Mapping[str, float]) -> bool:
+    return all(
+        math.isclose(value, before.get(name, math.nan), rel_tol=TRIED) for name, value in weights.items()
+    )
 
 
 def budget_after(budget: int, fruitless: int) -> int:

@@ -157,6 +157,23 @@ def read_state(paths: WeightsPaths) -> State | None:
     return None if memory is None else memory.state
 
 
+def read_pins(setup: Setup) -> Mapping[str, float]:
+    """Read what the operator's file pins now; nothing where there is none.
+
+    Raises:
+        ConfigError: nothing that can be used.
+    """
+    if setup.overrides is None:
+        return {}
+    try:
+        text = read_file(setup.overrides)
+    except OSError as error:
+        raise ConfigError(str(setup.overrides), "", str(error)) from error
+    if text is None:
+        return {}
+    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
+
+
 class Tuner:
     """Drives the machine. `open` it once, then `tick`.
 
@@ -184,7 +201,7 @@ class Tuner:
         self._rendered: bytes | None = None
         self._unsaved = False
         self._rehearse_for = ""
-        self._overrides: tuple[bytes | None, str] | None = None
+        self._problem = ""
         self._failures = 0
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
@@ -334,23 +351,14 @@ class Tuner:
         self.handle(Observed(heard_wall_s, samples))
 
     def _read_overrides(self) -> None:
-        path, setup = self.setup.overrides, self.setup
+        pins, problem = self.state.pins, ""
         try:
-            text, problem = None if path is None else read_file(path), ""
-        except OSError as error:
-            text, problem = None, str(error)
-        if (text, problem) == self._overrides:
-            return
-        self._overrides = (text, problem)
-        pins: dict[str, float] = {}  # none where the file is gone, or is configured no more
-        try:
-            if text is not None:
-                pins = parse_weights(text, str(path), policy=setup.policy, bounds=setup.file_bounds)
+            pins = dict(read_pins(self.setup))
         except ConfigError as error:
             problem = str(error)
-        if problem:
+        if problem and problem != self._problem:
             self._report(f"{problem}; pins stay as they were")
-            return
+        self._problem = problem
         if pins != self.state.pins:
             self.handle(Pinned(self._clock.wall_s(), pins))
 

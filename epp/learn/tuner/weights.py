@@ -19,10 +19,10 @@ from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.files import Files, exclusive
 from epp.learn.sidecar.setup import Given
 from epp.learn.tuner import setup as setups
-from epp.learn.tuner.command import obey, read_pins
+from epp.learn.tuner.command import obey
 from epp.learn.tuner.settings import TunerKeys
 from epp.learn.tuner.status import history_lines
-from epp.learn.tuner.tuner import read_state
+from epp.learn.tuner.tuner import read_pins, read_state
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
