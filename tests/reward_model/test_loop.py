@@ -12,7 +12,6 @@ from epp.learn.reward_model.loop import STATUS_S
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
-from epp.learn.sidecar.process import LockHeldError
 from epp.learn.tuner.state import State
 from epp.records.model_files import parse_reward_model, version_path
 from tests.kit.clock import ManualClock
@@ -49,18 +48,6 @@ def test_records_become_a_model_with_its_versions_beside_it(lived: LearnWorld) -
     assert [said.split(",")[0] for said in lived.told] == ["round 1", "round 2", "round 3"]
     status = json.loads(lived.paths.status.read_bytes())
     assert status["model"]["version"] == model.version
-
-
-def test_a_learner_that_was_killed_goes_on_and_nothing_counts_twice(
-    lived: LearnWorld, tmp_path: Path
-) -> None:
-    world = lived.copied(tmp_path / "again")
-    loop = world.start()
-    assert loop.learner.memory.rounds == 3
-    world.run(40)
-    assert loop.learner.memory.seen == 200
-    assert loop.learner.memory.rounds == 4
-    assert len(set(world.paths.versions())) == 4
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
@@ -152,13 +139,6 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
     assert models[0] == models[1]  # the same model, bit for bit
     assert models[0] is not None
     assert learner.last == again.last
-
-
-def test_a_second_learner_is_refused(tmp_path: Path) -> None:
-    world = LearnWorld(tmp_path / "w")
-    world.start()
-    with pytest.raises(LockHeldError, match="a learner runs on this file already"):
-        LearnWorld.start(world)
 
 
 def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:

@@ -222,12 +222,15 @@ def promoted(seed: int, slow: float, e2e: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("slow", "e2e"),
-    [(0.003, 0.0), (-0.023, 0.006), (-0.04, 0.02)],
+    ("slow", "e2e", "least", "most"),
+    [
+        (0.003, 0.0, 0, 0),
+        (-0.023, 0.006, 0, 0),
+        (-0.04, 0.02, 0, 0),  # better, and E2E is harmed
+        (-0.0122, -0.003, 18, 20),  # a tenth off p95
+    ],
 )
-def test_nothing_that_is_no_better_or_harms_e2e_is_promoted(slow: float, e2e: float) -> None:
-    assert sum(promoted(seed, slow, e2e) for seed in range(20)) == 0
-
-
-def test_a_tenth_off_p95_is_promoted() -> None:
-    assert sum(promoted(seed, -0.0122, -0.003) for seed in range(15)) >= 13
+def test_only_what_is_better_and_harms_no_e2e_is_promoted(
+    slow: float, e2e: float, least: int, most: int
+) -> None:
+    assert least <= sum(promoted(seed, slow, e2e) for seed in range(20)) <= most
