@@ -42,7 +42,7 @@ _DAMAGE = (KeyError, TypeError, ValueError, OverflowError, IndexError, Attribute
 
 
 class State(msgspec.Struct):
-    """Where a feed is. Changed in place by `SampleFeed` alone.
+    """Where a feed is. Changed in place by `Feed` alone.
 
     Attributes:
         lines: whole lines taken of each file.
