@@ -16,7 +16,7 @@ from epp.learn.capability.results import Row, read_rows
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.types import Cell
-from tests.kit.records import command, decided, recorder_to
+from tests.kit.records import command, decided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,21 +107,6 @@ def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capability.yaml", "results.jsonl"]
 
 
-def test_flight_records_with_feedback_are_checked_answers(tmp_path: Path) -> None:
-    requests = decided(6, "laar")
-    with recorder_to(tmp_path) as (recorder, _):
-        for decision, _ in requests:
-            recorder.decision(decision)
-        recorder.verdict(Verdict(id=requests[1][0].id, correct=False), 1.0)
-        recorder.verdict(Verdict(id=requests[1][0].id, correct=True), 2.0)
-        recorder.verdict(Verdict(id="unknown", correct=True), 3.0)
-    lines = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
-    assert sum(line["kind"] == "feedback" for line in lines) == 3
-    if not requests[1][0].request.language:  # these asks name no language: nothing to learn by
-        with pytest.raises(EppError, match="no checked answers"):
-            read_rows(tmp_path)
-
-
 def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str, Any]) -> Path:
     """Two decisions and a verdict on the second, some of their fields replaced."""
     records = [to_record(taken) for taken, _ in decided(2, "laar")]
@@ -147,3 +132,15 @@ def test_a_record_that_makes_no_answer_is_named(
     with pytest.raises(EppError, match=words) as caught:
         read_rows(tmp_path)
     assert str(path) in str(caught.value)
+
+
+def test_the_last_verdict_on_a_recorded_answer_counts(tmp_path: Path) -> None:
+    judged_folder(tmp_path, decision={"served_model": ""}, feedback={})  # of a model that nobody named
+    with pytest.raises(EppError, match="no checked answers"):
+        read_rows(tmp_path)
+    path = judged_folder(tmp_path, decision={"served_model": "m"}, feedback={"correct": False})
+    with path.open("a") as file:
+        for name, correct in (("id-1", True), ("unknown", True)):
+            file.write(json.dumps(verdict_record(Verdict(id=name, correct=correct), 2.0)) + "\n")
+    (row,) = read_rows(tmp_path)
+    assert (row.model, row.language, row.correct) == ("m", "en", True)

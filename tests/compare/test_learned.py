@@ -18,7 +18,7 @@ from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.gate import Verdict
 from epp.learn.reward_model.rounds import Round
-from epp.learn.reward_model.settings import Data, Gate, LearnerSettings, Network
+from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp.policies.lodestar import Lodestar
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SETTINGS = LearnerSettings(
     network=Network(hidden=(16,), epochs=8, learning_rate=3e-3, min_class_rows=10),
-    data=Data(first=250, every=150, recent=400, replay=200),
+    data=DataKeys(first=250, every=150, recent=400, replay=200),
     gate=Gate(held_out=60, min_effective=5.0),
 )
 LOAD = generate(ToolAgent(duration_s=60.0, rate_rps=12.0, divisor=4), 1)
@@ -77,7 +77,7 @@ def test_equal_runs_are_equal() -> None:
 
 
 def test_until_there_is_a_model_it_is_the_heuristic() -> None:
-    patient = msgspec.structs.replace(SETTINGS, data=Data(first=100_000))
+    patient = msgspec.structs.replace(SETTINGS, data=DataKeys(first=100_000))
     policy = Lodestar(explore=0.0)
     result, lesson = run_learned(LOAD, pool(), policy, Learning(patient), seed=1)
     plain = run_window(LOAD, pool(), "prefix-cache-and-load", seed=1)

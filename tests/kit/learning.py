@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from epp.apis.usage import Usage
 from epp.config.strict import convert
+from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
+from epp.learn.sidecar.files import ModelPaths
+from epp.learn.sidecar.process import process_lock
 from epp.records.files import file_name
+from epp.records.model_files import parse_reward_model
 from epp.schedule.decision import Outcome, outcome_record, to_record
+from tests.kit.clock import ManualClock
 from tests.kit.records import WALL_S, ask_of, picker_of
+from tests.kit.tunework import FakeFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
+
 
 FEATURES = ("running_requests", "uncached_tokens", "rtt_ms")
 #: Milliseconds by engine class: a prefill token there.
@@ -164,3 +175,67 @@ class Recorded:
         """Bytes as they are."""
         with self.file.open("ab") as file:
             file.write(content)
+
+
+def quick_settings() -> LearnerSettings:
+    """Rounds of a few milliseconds."""
+    return settings_of(
+        network={"epochs": 4, "hidden": (8,)},
+        data={"first": 60, "every": 40, "recent": 100, "replay": 40},
+        gate={"held_out": 20, "min_effective": 1.0, "z": 1e9, "worse": 10.0},
+    )
+
+
+@dataclass
+class LearnWorld:
+    """Records, a learner, and what it writes."""
+
+    folder: Path
+    settings: LearnerSettings = field(default_factory=quick_settings)
+    disk: FakeFiles = field(default_factory=FakeFiles)
+    clock: ManualClock = field(default_factory=ManualClock)
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.paths = ModelPaths(self.folder / "shared" / "reward.json")
+        self.recorded = Recorded(self.folder / "records")
+        self.loop: Loop | None = None
+        self.lock = ExitStack()
+
+    def start(self) -> Loop:
+        """A learner begins."""
+        self.lock.enter_context(process_lock(self.paths.lock, "learner"))
+        self.loop = Loop(
+            settings=self.settings,
+            paths=self.paths,
+            files=self.disk,
+            records=self.folder / "records",
+            clock=self.clock,
+            report=self.told.append,
+        )
+        self.loop.open()
+        return self.loop
+
+    def run(self, requests: int, step: int = 20) -> None:
+        """Requests come and the learner looks after every few of them."""
+        assert self.loop is not None
+        for _ in range(0, requests, step):
+            self.recorded.write(step)
+            self.clock.advance(1.0)
+            self.loop.tick()
+
+    def die(self) -> None:
+        """The process ends without a word."""
+        self.lock.close()  # what a kernel does for it
+        self.loop = None
+        self.disk.dies_in, self.disk.full = None, False
+
+    def published(self) -> RewardModel | None:
+        """What a picker would read now; None for no file."""
+        path = self.paths.model
+        return parse_reward_model(path.read_bytes(), "reward.json") if path.exists() else None
+
+    def copied(self, folder: Path) -> LearnWorld:
+        """The same files for another learner; records go on in a file of their own."""
+        shutil.copytree(self.folder, folder)
+        return LearnWorld(folder, self.settings, clock=ManualClock(self.clock.mono_s(), self.clock.wall_s()))

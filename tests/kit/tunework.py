@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,8 @@ from epp.config.bounds import tuner_bounds
 from epp.config.schema import Config
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
-from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.paths import WeightsPaths
-from epp.learn.sidecar.process import ProcessLock
+from epp.learn.sidecar.files import Files, WeightsPaths
+from epp.learn.sidecar.process import process_lock
 from epp.learn.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp.learn.tuner.setup import Setup
 from epp.learn.tuner.state import Rules
@@ -153,6 +153,7 @@ class World:
         self.records = self.folder / "records"
         self.records.mkdir(exist_ok=True)
         self.told: list[str] = []
+        self.lock = ExitStack()
         self.picker_errors: list[str] = []
         specs = Gorgo.weight_specs
         self.book = WeightBook(policy="gorgo", specs=specs, configured={}, bounds={}, source="epp.yaml")
@@ -186,8 +187,7 @@ class World:
 
     def start(self) -> Tuner:
         """A tuner process begins."""
-        self.lock = ProcessLock(self.paths.lock, "tuner")
-        self.lock.__enter__()
+        self.lock.enter_context(process_lock(self.paths.lock, "tuner"))
         bounds = tuner_bounds("gorgo", self.book.bounds)
         setup = Setup(
             policy="gorgo",
@@ -211,11 +211,11 @@ class World:
         """The process is stopped in order."""
         assert self.tuner is not None
         self.tuner.close()
-        self.lock.release()
+        self.lock.close()
 
     def die(self) -> None:
         """The process is gone: its lock goes, nothing else happens."""
-        self.lock.release()
+        self.lock.close()
         self.tuner = None
 
     def second(self, *, traffic: bool = True) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 START_WALL_S = 1_700_000_000.0
 BOUNDS = {"a": (0.1, 10.0), "b": (0.1, 10.0)}
 INCUMBENT = {"a": 1.0, "b": 1.0}
+NEW = {"a": 2.0, "b": 1.0}
 NAMES = ("r1:8000", "r2:8000", "r3:8000")
 
 
@@ -44,6 +45,11 @@ class Effect:
     e2e: float = 1.0
     fails: float = 0.0
     shares: tuple[float, ...] = (0.4, 0.3, 0.3)
+
+
+def when_new(effect: Effect) -> Callable[[Mapping[str, float]], Effect]:
+    """What `NEW` does; other weights do nothing."""
+    return lambda weights: effect if weights["a"] == 2.0 else Effect()
 
 
 def quick(**stages: float) -> TunerSettings:
@@ -104,41 +110,27 @@ class Deployment:
         burst = math.exp(0.2 * float(rng.normal()))
         z, picks, luck = rng.normal(size=(2, n)), rng.random(n), rng.random(n)
         who = rng.integers(0, 400, n)
-        return [
-            self._sample(
-                f"{self.ticks}-{i}",
-                float(times[i]),
-                f"s{who[i]}",
-                burst,
-                z[:, i],
-                pick=picks[i],
-                luck=luck[i],
+        out = []
+        for i, at in enumerate(times.tolist()):
+            assigned = assign(self.plan, at, f"s{who[i]}")
+            effect = self.effect(assigned.weights)
+            ttft = 400.0 * burst * effect.ttft * math.exp(0.8 * float(z[0, i]))
+            e2e = ttft + 2000.0 * effect.e2e * math.exp(0.5 * float(z[1, i]))
+            failed = bool(luck[i] < effect.fails)
+            place = int(np.searchsorted(np.cumsum(effect.shares), picks[i]))
+            out.append(
+                Sample(
+                    read_stamp(assigned.stamp),
+                    at,
+                    self.prompt_tokens,
+                    weights_version=str(sorted(assigned.weights.items())),
+                    endpoint=NAMES[min(place, 2)],
+                    ttft_ms=math.nan if failed else ttft,
+                    e2e_ms=e2e,
+                    failed=failed,
+                )
             )
-            for i in range(n)
-        ]
-
-    def _sample(
-        self, name: str, at: float, session: str, burst: float, z: np.ndarray, *, pick: float, luck: float
-    ) -> Sample:
-        assigned = assign(self.plan, at, session)
-        effect = self.effect(assigned.weights)
-        ttft = 400.0 * burst * effect.ttft * math.exp(0.8 * float(z[0]))
-        e2e = ttft + 2000.0 * effect.e2e * math.exp(0.5 * float(z[1]))
-        failed = bool(luck < effect.fails)
-        place = int(np.searchsorted(np.cumsum(effect.shares), pick))
-        return Sample(
-            id=name,
-            stamp=read_stamp(assigned.stamp),
-            weights_version=str(sorted(assigned.weights.items())),
-            dispatched_wall_s=at,
-            ended_wall_s=at + e2e / 1000.0,
-            endpoint=NAMES[min(place, 2)],
-            session=session,
-            prompt_tokens=self.prompt_tokens,
-            ttft_ms=math.nan if failed else ttft,
-            e2e_ms=e2e,
-            failed=failed,
-        )
+        return out
 
     def tell(self, event: Event) -> None:
         """One event and what it asks for; the state goes through its persisted form each time."""

@@ -15,12 +15,11 @@ from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import Choice, Logged, Sample
-from epp.learn.reward_model.settings import Data, Guard, LearnerSettings, Network
+from epp.learn.reward_model.settings import DataKeys, Guard, LearnerSettings, Network
 from epp.learn.reward_model.status import status_lines
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.policies.lodestar import Lodestar
-from tests.kit.learning import settings_of
-from tests.kit.learnworld import LearnWorld, quick_settings
+from tests.kit.learning import LearnWorld, quick_settings, settings_of
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 BEGIN_S = 1_800_000_000.0
-SETTINGS = LearnerSettings(promotion="screen", data=Data(first=10**9))
+SETTINGS = LearnerSettings(promotion="screen", data=DataKeys(first=10**9))
 
 
 class Fleet:
@@ -101,39 +100,35 @@ def test_each_period_has_one_turn_of_the_heuristic_at_a_moment_of_its_own() -> N
     assert not any(rests(Guard(rest_s=0.0), 3, 60.0 * minute) for minute in range(1000))
 
 
-class TestTheLearner:
-    """It takes models away, and holds them back for longer each time."""
+def test_a_learner_takes_a_model_away_on_regret_and_holds_the_next_ones_back_for_longer() -> None:
+    settings = msgspec.structs.replace(
+        SETTINGS,
+        guard=Guard(rest_s=0.0),
+        retry_s=20_000.0,
+        data=DataKeys(first=400, every=400, recent=400, replay=0),
+        gate=settings_of(gate={"on": False, "held_out": 100}).gate,
+        network=settings_of(network={"features": SETTINGS.network.features, "hidden": ()}).network,
+    )
+    learner, fleet = Learner(settings), Fleet(settings)
 
-    def settings(self, **changes: object) -> LearnerSettings:
-        return msgspec.structs.replace(SETTINGS, guard=Guard(rest_s=0.0), **changes)
-
-    def lived(self, learner: Learner, fleet: Fleet, minutes: float, factor: float) -> None:
+    def lived(minutes: float, factor: float) -> None:
         for _ in range(int(120 * minutes)):
             learned = learner.in_force(fleet.now_s) is not None
             learner.add(fleet.one(learned=learned, factor=factor if learned else 1.0))
 
-    def test_takes_a_model_away_on_regret_and_holds_the_next_ones_back(self) -> None:
-        settings = self.settings(
-            retry_s=20_000.0,
-            data=Data(first=400, every=400, recent=400, replay=0),
-            gate=settings_of(gate={"on": False, "held_out": 100}).gate,
-            network=settings_of(network={"features": SETTINGS.network.features, "hidden": ()}).network,
-        )
-        learner, fleet = Learner(settings), Fleet(settings)
-        model = linear_model({"prompt_tokens": 1.0})
-        held: list[float] = []
-        self.lived(learner, fleet, 30, 1.0)
-        for _ in range(2):
-            learner.incumbent = model
-            self.lived(learner, fleet, 40, 4.0)
-            assert learner.incumbent is None
-            held.append(learner.memory.guard.held_until_wall_s - fleet.now_s)
-            assert learner.train(fleet.now_s) is None
-            assert learner.last is not None
-            assert learner.last.verdict.reason.startswith("refused: held back for ")
-            assert learner.train(fleet.now_s + held[-1] + 1.0) is not None  # the gate is open
-        assert len(learner.retreats) == 2
-        assert held[1] > 1.5 * held[0]
+    held: list[float] = []
+    lived(30, 1.0)
+    for _ in range(2):
+        learner.incumbent = linear_model({"prompt_tokens": 1.0})
+        lived(40, 4.0)
+        assert learner.incumbent is None
+        held.append(learner.memory.guard.held_until_wall_s - fleet.now_s)
+        assert learner.train(fleet.now_s) is None
+        assert learner.last is not None
+        assert learner.last.verdict.reason.startswith("refused: held back for ")
+        assert learner.train(fleet.now_s + held[-1] + 1.0) is not None  # the gate is open
+    assert len(learner.retreats) == 2
+    assert held[1] > 1.5 * held[0]
 
 
 def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retreats(tmp_path: Path) -> None:
@@ -161,7 +156,7 @@ def test_a_simulated_fleet_gets_its_heuristic_back() -> None:
     settings = LearnerSettings(
         promotion="screen",
         guard=Guard(every_s=250.0, rest_s=130.0),
-        data=Data(first=10**9),
+        data=DataKeys(first=10**9),
         network=Network(features=("running_requests", "prompt_tokens")),
         trial=TunerSettings(stages=Stages(block_s=10.0, max_block_s=10.0, late_s=5.0)),
         retry_s=1e6,

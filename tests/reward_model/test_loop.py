@@ -11,14 +11,18 @@ from epp.errors import EppError
 from epp.learn.reward_model.loop import STATUS_S
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
-from epp.learn.sidecar.process import LockHeldError
+from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
+from epp.learn.tuner.state import State
 from epp.records.model_files import parse_reward_model, version_path
-from tests.kit.learning import Traffic, settings_of
-from tests.kit.learnworld import LearnWorld
+from tests.kit.clock import ManualClock
+from tests.kit.learning import LearnWorld, Traffic, settings_of
+from tests.kit.reward_models import linear_model
 from tests.kit.tunework import CrashError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from epp.policies.reward_model import RewardModel
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +48,6 @@ def test_records_become_a_model_with_its_versions_beside_it(lived: LearnWorld) -
     assert [said.split(",")[0] for said in lived.told] == ["round 1", "round 2", "round 3"]
     status = json.loads(lived.paths.status.read_bytes())
     assert status["model"]["version"] == model.version
-
-
-def test_a_learner_that_was_killed_goes_on_and_nothing_counts_twice(
-    lived: LearnWorld, tmp_path: Path
-) -> None:
-    world = lived.copied(tmp_path / "again")
-    loop = world.start()
-    assert loop.learner.memory.rounds == 3
-    world.run(40)
-    assert loop.learner.memory.seen == 200
-    assert loop.learner.memory.rounds == 4
-    assert len(set(world.paths.versions())) == 4
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
@@ -137,7 +129,7 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
             learner.train(1.0)
     world = LearnWorld(tmp_path / "w", chosen)
     feed = world.start().feed.state
-    again = learner_of(decode(encode(learner, feed)), chosen)
+    again = learner_of(decode(encode(learner, feed)), chosen, "a test")
     more = Traffic(5).many(100)
     models = []
     for each in (learner, again):
@@ -147,13 +139,6 @@ def test_a_memory_comes_back_whole(tmp_path: Path) -> None:
     assert models[0] == models[1]  # the same model, bit for bit
     assert models[0] is not None
     assert learner.last == again.last
-
-
-def test_a_second_learner_is_refused(tmp_path: Path) -> None:
-    world = LearnWorld(tmp_path / "w")
-    world.start()
-    with pytest.raises(LockHeldError, match="a learner runs on this file already"):
-        LearnWorld.start(world)
 
 
 def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
@@ -178,3 +163,38 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     loop.tick()
     assert not world.paths.model.exists()
     assert len(world.paths.versions()) == 2
+
+
+def searching() -> State:
+    """A machine that asks for a candidate."""
+    return State(policy=POLICY, incumbent=dict(STARTING), phase="search")
+
+
+def test_it_is_proposed_when_a_model_passed_the_gate_and_only_then() -> None:
+    models: list[RewardModel] = []
+    contender = Contender(lambda: models[0] if models else None, ManualClock(), 3600.0)
+    assert contender.poll() is None
+    contender.start(searching(), "begin")
+    assert contender.poll() is None
+    models.append(linear_model({"running_requests": 1.0}))
+    found = contender.poll()
+    assert found is not None
+    assert found.weights == {WEIGHT: 1.0}
+    assert "passed the gate: round 3" in found.reason
+    assert contender.poll() is None  # once
+
+
+def test_after_a_trial_that_came_to_nothing_it_waits_and_a_settled_one_is_left_alone() -> None:
+    clock = ManualClock()
+    model = linear_model({"running_requests": 1.0})
+    contender = Contender(lambda: model, clock, 3600.0)
+    state = searching()
+    state.fruitless = 1
+    contender.start(state, "again")
+    assert contender.poll() is None
+    clock.advance(3601.0)
+    assert contender.poll() is not None
+    settled = searching()
+    settled.incumbent = {WEIGHT: 1.0}
+    contender.start(settled, "search")
+    assert contender.poll() is None

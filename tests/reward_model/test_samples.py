@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from epp.learn.reward_model.feed import LogFeed
 from epp.learn.reward_model.fitting import targets_of
-from epp.learn.reward_model.samples import log_of
+from epp.learn.reward_model.samples import LogFeed, log_of
 from epp.policies.reward_model import DEFAULT_FEATURES, inputs
 from epp.schedule.decision import outcome_record, to_record
 from tests.kit.learning import Recorded
@@ -105,7 +104,7 @@ def test_a_quick_failure_is_no_fast_answer(recorded: Recorded) -> None:
         found = log_of(decision, recorded.outcome(decision, **fields), DEFAULT_FEATURES)
         assert found is not None
         samples.append(found.sample)
-    values, bounds = targets_of(samples, ("ttft_ms",), 0.99)
+    values, bounds = targets_of(samples, ("ttft_ms",))
     assert bounds[:, 0].tolist() == [False] * 50 + [True, True]
     assert values[50, 0] > 980.0  # as slow as the slowest, at least
     assert values[51, 0] == pytest.approx(2.0)

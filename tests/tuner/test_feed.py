@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.learn.sidecar.feed import State
-from epp.learn.tuner.feed import SampleFeed
+from epp.learn.tuner.samples import SampleFeed
 from epp.records.files import file_name
 from epp.schedule.decision import outcome_record, to_record
 from tests.kit.clock import ManualClock
@@ -102,19 +102,6 @@ def test_what_was_there_before_the_first_start_is_history(tmp_path: Path) -> Non
     with path.open("ab") as file:
         file.write(text(records[6:]))
     assert [sample.id for sample in taken(feed)] == ["id-3", "id-4", "id-5"]
-
-
-def test_a_restart_goes_on_at_the_same_line(tmp_path: Path) -> None:
-    records = lines(6)
-    path = path_of(tmp_path)
-    path.write_bytes(text(records[:5]))  # a decision waits for its outcome
-    feed = feed_of(tmp_path)
-    found = taken(feed)
-    kept = msgspec.json.decode(msgspec.json.encode(feed.state), type=State)
-    with path.open("ab") as file:
-        file.write(text(records[5:]))
-    found += taken(feed_of(tmp_path, state=kept))
-    assert [sample.id for sample in found] == [f"id-{n}" for n in range(6)]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

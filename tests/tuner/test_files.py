@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.cli import main
 from epp.config.plan import parse_plan
-from epp.learn.tuner.operator_requests import OperatorRequest, ask
+from epp.learn.sidecar.process import LockHeldError, holder_of, process_lock
+from epp.learn.tuner.tuner import OperatorRequest, ask
+from epp.learn.tuner.verdict import PASS, Verdict
+from epp.policies.registry import create
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
@@ -211,3 +220,83 @@ def test_the_configuration_of_another_policy_costs_no_memory(
     assert "is of policy 'gorgo' (give the configuration with 'gorgo'; nothing was changed)" in said
     assert [path.read_bytes() for path in kept] == before
     assert not world.paths.requests.exists(), "no tuner does it later, either"
+
+
+def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world = configured(tmp_path), World(tmp_path, [GOOD])
+    world.start()
+    world.until("switchback")
+    world.run(30)
+    world.die()  # with blocks of which some requests have been read
+    monkeypatch.setattr(
+        "epp.learn.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast")
+    )
+    assert epp("tune", "freeze", "--reason", "it does harm", "--config", config) == 0
+    assert "done, no tuner is running: frozen: by request: it does harm\n" in capsys.readouterr().out
+    world.start()
+    assert (world.state.phase, world.state.incumbent) == ("frozen", STARTING)
+    assert [change.how for change in world.state.history] == ["start"]
+
+
+def test_what_operators_pin_at_the_same_moment_is_all_pinned(tmp_path: Path) -> None:
+    config = configured(tmp_path, "laar")
+    names = create("laar").weight_specs
+    start = Barrier(len(names))
+
+    def pin(name: str) -> int:
+        start.wait()
+        return epp("weights", "pin", f"{name}=2", "--config", config)
+
+    with ThreadPoolExecutor(len(names)) as operators:
+        assert set(operators.map(pin, names)) == {0}
+    pinned = yaml.safe_load((tmp_path / "overrides.yaml").read_text())["weights"]
+    assert pinned == dict.fromkeys(names, 2.0)
+
+
+def test_a_memory_that_is_damaged_is_not_begun_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "records").mkdir()
+    memory = tmp_path / "weights.tuner.json"
+    memory.write_text("{}")
+    for words in (("tune",), ("tune", "status"), ("tune", "thaw"), ("weights", "history")):
+        assert epp(*words, "--config", config) == 2
+        said = capsys.readouterr().err
+        assert f"{memory}: " in said
+        assert (
+            "it is damaged, or of another version of epp: start that version, or move the file away" in said
+        )
+    assert memory.read_text() == "{}"
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from epp.learn.sidecar.process import process_lock
+with process_lock(Path(sys.argv[1]), "tuner"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_second_is_refused_and_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "weights.lock"
+    words = [sys.executable, "-c", _HOLD, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with (
+            pytest.raises(LockHeldError, match=f"a tuner runs on this file already: pid {process.pid} on "),
+            process_lock(path, "tuner"),
+        ):
+            pass
+        assert holder_of(path).startswith(f"pid {process.pid} on ")
+        process.kill()
+        process.wait()
+    assert holder_of(path) == ""
+    with process_lock(path, "tuner"):
+        assert holder_of(path).startswith(f"pid {os.getpid()} on ")
+    assert holder_of(path) == ""

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from epp.learn.tuner.machine import step
 from epp.learn.tuner.state import Observed, State
-from tests.kit.tuning import Deployment, Effect, again, quick
-
-NEW = {"a": 2.0, "b": 1.0}
+from tests.kit.tuning import NEW, Deployment, Effect, again, quick, when_new
 
 
 def world() -> Deployment:
     return Deployment(
-        lambda weights: Effect(ttft=0.3, e2e=0.7) if weights["a"] == 2.0 else Effect(),
+        when_new(Effect(ttft=0.3, e2e=0.7)),
         [NEW],
         rate_per_s=4.0,
         tick_s=120.0,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import errno
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from epp.config.plan import parse_plan
+from epp.learn.tuner.status import status_lines
+from epp.learn.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
 from tests.kit.tunework import GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
@@ -167,3 +171,115 @@ def test_a_first_start_goes_on_from_the_file_that_is_there(tmp_path: Path) -> No
     world.start()
     world.run(2)
     assert plan(world).weights == {**STARTING, "rtt_weight": 0.9}
+
+
+KILLED = Found(None, "the rehearsal failed with status -9", failed=True)
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_no_room_for_a_rehearsal_is_told_and_it_is_begun_again(tmp_path: Path) -> None:
+    world = World(tmp_path, [full(), full(), GOOD])
+    world.start()
+    world.until("search")
+    world.run(4)
+    assert world.state.phase == "search"
+    assert any("cannot be begun: [Errno 28] No space left on device" in said for said in world.told)
+    lines = status_lines(world.state, world.paths, world.clock.wall_s())
+    assert any("failed and is begun again later: the rehearsal cannot be begun" in line for line in lines)
+    world.until("screen")
+    assert world.state.candidate == GOOD
+
+
+def test_killed_rehearsals_are_retried_ever_less_often_and_freeze_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, [KILLED] * 9)
+    world.start()
+    world.until("search")
+    assert world.tuner is not None
+    rehearsal: Any = world.tuner.rehearsal
+    began: list[float] = []
+    for _ in range(int(12 * MAX_RETRY_S) // 20):
+        before = rehearsal.started
+        world.clock.advance(20.0)
+        world.tuner.tick()
+        if rehearsal.started > before:
+            began.append(world.clock.mono_s())
+        if world.state.phase != "search":
+            break
+    waits = [later - earlier for earlier, later in pairwise(began)]
+    assert waits[0] >= RETRY_S
+    assert max(waits) >= MAX_RETRY_S
+    assert waits == sorted(waits)
+    assert sum("status -9" in said and "once more in" in said for said in world.told) == 9
+    assert (world.state.phase, world.state.fruitless) == ("baseline", 1), "the tenth has searched"
+
+
+def test_what_a_trial_ended_is_not_proposed_again(tmp_path: Path) -> None:
+    world = World(tmp_path, [GOOD], ttft_ms=lambda w: 100.0 * (1.0 + 9.0 * (w == GOOD)))
+    world.start()
+    world.until("screen")
+    world.until("baseline")
+    assert "ended in screen" in world.state.reason
+    assert world.state.refused == [GOOD]
+
+
+WORDS = {
+    "baseline": (
+        "not enough evidence (",
+        " of 200 requests, ",
+        " of 30 s)",
+        "next: the incumbent's quantile",
+    ),
+    "screen": ("split at 30%: not enough evidence (", "candidate 1: ", "next: where no harm shows, 50% of"),
+    "ramp": ("split at 50%: not enough evidence (", "next: where no harm shows, the switchback"),
+    "switchback": (
+        "switchback: not enough evidence (3 of 8 pairs), at most 60",
+        "objective: slow requests [",
+        "guard: hottest endpoint [",
+        "verdict so far: 3 pairs of at least 8",
+        "next: promotion, if",
+    ),
+    "probation": (
+        "the incumbent before: ",
+        "probation: not enough evidence (3 of 8 pairs); evidence of regret e^",
+        "next: the new weights stay, or on regret",
+    ),
+}
+
+
+def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
+    world = World(tmp_path, [GOOD])
+    world.start()
+    told: dict[tuple[str, int], str] = {}
+    for _ in range(1200):
+        world.second()
+        key = world.state.phase, len(world.state.record.units)
+        if key not in told:
+            lines = status_lines(world.state, world.paths, world.clock.wall_s())
+            told[key] = "\n".join(lines)
+        if key == ("probation", 3):
+            break
+    assert {phase for phase, _ in told} >= set(WORDS)
+    for phase, words in WORDS.items():
+        units = 3 if phase in ("switchback", "probation") else 0
+        for word in words:
+            assert word in told[phase, units], (phase, told[phase, units])
+    last = max(units for phase, units in told if phase == "switchback")
+    assert f"enough evidence to be judged ({last} of 8 pairs)" in told["switchback", last]
+    assert "1: 2023-11-14 22:" in told["probation", 0], "the promotion, with its time of day"
+
+
+def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.start()
+    world.run(4)
+    now_wall_s = world.paths.memory.stat().st_mtime  # the file's clock is the real one
+
+    def first(after_s: float) -> str:
+        return status_lines(world.state, world.paths, now_wall_s + after_s)[0]
+
+    assert ", last wrote 35 s ago; policy gorgo" in first(35.1)
+    world.lock.close()
+    assert first(1.0) == "tuner: not running; policy gorgo"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.tuning import INCUMBENT, Deployment, Effect, quick
-from tests.tuner.test_life import NEW, frozen, when_new
+from tests.kit.tuning import INCUMBENT, NEW, Deployment, Effect, quick, when_new
+from tests.tuner.test_life import frozen
 
 
 def stays_frozen(world: Deployment, ticks: int = 150) -> None:

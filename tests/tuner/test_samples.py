@@ -18,8 +18,7 @@ def decision(**changes: Any) -> dict[str, Any]:
         "basis": "policy",
         "arm": "c1-switch/candidate/0",
         "weights_version": "v",
-        "session": "",
-        "request": {"affinity_key": "k", "prompt_tokens": 100},
+        "request": {"prompt_tokens": 100},
         "endpoints": ["a:1", "b:1"],
         "chosen": 1,
     }
@@ -45,7 +44,7 @@ def outcome(**changes: Any) -> dict[str, Any]:
 def test_a_sample_is_of_its_dispatch() -> None:
     sample = sample_of(decision(), outcome())
     assert sample is not None
-    assert (sample.dispatched_wall_s, sample.endpoint, sample.session) == (START + 15.0, "b:1", "k")
+    assert (sample.dispatched_wall_s, sample.endpoint) == (START + 15.0, "b:1")
     assert sample.felt_ms == 300.0 + 20.0 * 100
     assert sample.stamp == Stamp("c1-switch", "candidate", 0)
 

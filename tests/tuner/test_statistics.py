@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.learn.tuner.betting import Bets
-from epp.learn.tuner.histogram import count, quantile
+from epp.learn.tuner.tally import count, quantile
 from epp.learn.tuner.verdict import promotion_level
 
 ALPHA = 0.05

@@ -1,3 +1,5 @@
+"""Rows of bursty blocks judged again and again, as the machine does: who is promoted."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -28,20 +30,7 @@ SETTINGS = TunerSettings()
 
 
 def sample(at: float = 0.0, stamp: Stamp | None = None, **changes: Any) -> Sample:
-    plain = Sample(
-        id="d",
-        stamp=stamp,
-        weights_version="v",
-        dispatched_wall_s=at,
-        ended_wall_s=at + 3.0,
-        endpoint="a:1",
-        session="s",
-        prompt_tokens=100,
-        ttft_ms=500.0,
-        e2e_ms=3000.0,
-    )
-    values = {name: getattr(plain, name) for name in Sample.__slots__}
-    return Sample(**{**values, **changes})
+    return Sample(stamp, at, 100, **{"ttft_ms": 500.0, "e2e_ms": 3000.0, **changes})
 
 
 NAN = float("nan")
@@ -207,5 +196,41 @@ def test_what_ends_a_trial_at_once(
         for block, tally in blocks.items():
             record.open.setdefault(block, {})[arm] = tally
     found = abrupt(record, trial)
-    assert (found is not None) == bool(ends)
-    assert found is None or ends in found.reason
+    assert bool(found) == bool(ends)
+    assert ends in found
+
+
+PAIRS, REQUESTS, FIRST_LEVEL = 240, 135, 0.009
+
+
+def promoted(seed: int, slow: float, e2e: float) -> bool:
+    rng = np.random.default_rng([11, seed])
+    load = np.exp(rng.normal(0.0, 0.5, PAIRS))
+    columns = []
+    for base, change in ((0.05, slow), (0.05, e2e), (0.001, 0.0)):
+        rates = np.clip(np.stack([base * load, (base + change) * load]), 0.0, 1.0)
+        old, new = rng.binomial(REQUESTS, rates)
+        columns.append((new - old) / REQUESTS)
+    columns.append(rng.normal(0.0, 0.03, PAIRS))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    units = [Unit(a, b, c, d, 2 * REQUESTS) for a, b, c, d in rows]
+    for seen in range(20, PAIRS + 1, 20):
+        verdict = judge_switchback(Record(units=units[:seen]), SETTINGS, FIRST_LEVEL)
+        if verdict.kind != GO_ON:
+            return verdict.kind == PASS
+    return False
+
+
+@pytest.mark.parametrize(
+    ("slow", "e2e", "least", "most"),
+    [
+        (0.003, 0.0, 0, 0),
+        (-0.023, 0.006, 0, 0),
+        (-0.04, 0.02, 0, 0),  # better, and E2E is harmed
+        (-0.0122, -0.003, 18, 20),  # a tenth off p95
+    ],
+)
+def test_only_what_is_better_and_harms_no_e2e_is_promoted(
+    slow: float, e2e: float, least: int, most: int
+) -> None:
+    assert least <= sum(promoted(seed, slow, e2e) for seed in range(20)) <= most

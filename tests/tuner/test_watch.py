@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import parse_plan, render_plan
-from epp.learn.sidecar.paths import WeightsPaths
+from epp.learn.sidecar.files import WeightsPaths
 from epp.learn.tuner import watch
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import TunerSettings
 from epp.learn.tuner.status import status_lines
-from tests.kit.tuning import BOUNDS, Deployment, Effect, quick
+from tests.kit.tuning import BOUNDS, NEW, Deployment, Effect, quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-NEW = {"a": 2.0, "b": 1.0}
 SLOW_MS = 1000.0
 SETTINGS = TunerSettings()
 BLOCK_S = SETTINGS.stages.block_s
@@ -77,19 +76,7 @@ def filled(*, per_s: int, slow_every: int, blocks: int, stamp: Stamp | None, see
             late = i % slow_every == 0
             watch.enter(
                 seen,
-                Sample(
-                    id="",
-                    stamp=stamp,
-                    weights_version="",
-                    dispatched_wall_s=number * BLOCK_S + i / per_s,
-                    ended_wall_s=0.0,
-                    endpoint="a",
-                    session="",
-                    prompt_tokens=100,
-                    ttft_ms=5000.0 if late else 100.0,
-                    e2e_ms=6000.0,
-                    failed=False,
-                ),
+                Sample(stamp, number * BLOCK_S + i / per_s, 100, ttft_ms=5000.0 if late else 100.0),
                 SETTINGS,
             )
     return (begin + blocks) * BLOCK_S

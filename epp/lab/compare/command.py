@@ -34,7 +34,7 @@ from epp.lab.compare.simulate import (
 )
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.workloads.registry import WORKLOADS, workload_named
-from epp.learn.reward_model.settings import Data
+from epp.learn.reward_model.settings import DataKeys
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 
@@ -198,7 +198,7 @@ def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace)
     """Give policies that learn what the flags say of learning."""
     asked = {"first": arguments.learn_first, "every": arguments.learn_every}
     data = {name: value for name, value in asked.items() if value is not None}
-    learning = Learning(msgspec.structs.replace(UNTRIED, data=Data(**data)) if data else UNTRIED)
+    learning = Learning(msgspec.structs.replace(UNTRIED, data=DataKeys(**data)) if data else UNTRIED)
     return tuple(
         replace(policy, learning=learning) if policy.name == Lodestar.name else policy for policy in policies
     )

@@ -23,9 +23,9 @@ from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import exit_status, output
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.lab.workloads.art_chat import DEMO, generate
-from epp.learn.sidecar.paths import WeightsPaths
+from epp.learn.sidecar.files import WeightsPaths
 from epp.learn.tuner.status import evidence
-from epp.learn.tuner.tuner import read_memory
+from epp.learn.tuner.tuner import read_state
 from epp.policies.registry import create
 from epp.records.files import read_records
 from epp.records.schema import join
@@ -205,10 +205,9 @@ def recorded_table(pairs: Sequence[Pair]) -> Table:
 
 def tuner_status(folder: Path) -> str:
     """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
-    memory = read_memory(WeightsPaths(folder / "weights.yaml"))
-    if memory is None:
+    state = read_state(WeightsPaths(folder / "weights.yaml"))
+    if state is None:
         return ""
-    state = memory.state
     found = ", ".join(evidence(state)) or state.reason
     return (
         f"\nThe tuner ran beside it, in phase {state.phase}: {found}.\n"

@@ -28,7 +28,7 @@ from epp.lab.demo.stack import MODEL, Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 from epp.learn.reward_model.status import status_lines
-from epp.learn.sidecar.paths import ModelPaths
+from epp.learn.sidecar.files import ModelPaths
 from epp.policies.lodestar import FALLBACKS
 from epp.records.files import read_records
 from epp.records.schema import join

@@ -14,16 +14,16 @@ import msgspec
 
 from epp.errors import EppError
 from epp.learn.reward_model import setup as setups
-from epp.learn.reward_model.feed import all_on_file
 from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.samples import all_on_file
 from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.process import ProcessLock, reported_files, run_until_stopped
+from epp.learn.sidecar.process import process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.status import status_lines as trial_lines
-from epp.learn.tuner.tuner import Tuner, read_memory
+from epp.learn.tuner.tuner import Tuner, read_state
 from epp.llmd.settings import LogSettings
 from epp.records.model_files import dump_reward_model
 from epp.server.logs import configure
@@ -101,8 +101,7 @@ def _status(setup: Setup) -> int:
     if trial is None:
         print(f"no trial: {setup.note}")
         return 0
-    memory = read_memory(trial.paths)
-    for line in trial_lines(memory.state if memory is not None else None, trial.paths, now_wall_s):
+    for line in trial_lines(read_state(trial.paths), trial.paths, now_wall_s):
         print(f"trial: {line}")
     return 0
 
@@ -111,7 +110,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
     clock = SystemClock()
     with contextlib.ExitStack() as held:
-        held.enter_context(ProcessLock(setup.paths.lock, "learner"))
+        held.enter_context(process_lock(setup.paths.lock, "learner"))
         os.nice(_NICE)
         loop = Loop(
             settings=setup.settings, paths=setup.paths, records=setup.records, clock=clock, report=log.info
@@ -120,7 +119,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
         if setup.trial is None:
             log.info("no trial: %s", setup.note)
         else:
-            held.enter_context(ProcessLock(setup.trial.paths.lock, "tuner"))
+            held.enter_context(process_lock(setup.trial.paths.lock, "tuner"))
             contender = Contender(lambda: loop.learner.incumbent, clock, setup.settings.retry_s)
             loop.trial = Tuner(setup.trial, rehearsal=contender, clock=clock, report=log.info)
             with reported_files():

@@ -1,4 +1,4 @@
-"""From samples to a reward model: targets, normalisation, bounds, the training itself.
+"""From samples to a reward model: targets, normalisation, bounds, the training; and which samples are kept.
 
 Owns the recipe; every call begins with fresh weights and ends with a whole model. Pure: the same samples and
 seed give the same model, bit for bit, on one machine.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.learn.reward_model.network import Adam, Mlp
+from epp.learn.reward_model.network import Adam, Mlp, residuals
 from epp.policies.reward_model import HEADS, PRICED, RewardModel
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ _WORK = (PRICED, "pending_uncached_tokens")
 _ALIKE = 1e-6
 #: ITL is predicted only where this share of the rows has one.
 _ENOUGH_ITL = 0.05
+#: A request that failed unanswered counts as at least as slow as this quantile of the answered ones.
+_FAILED_QUANTILE = 0.99
+#: Chosen rows are taken out of the columns after so many choices: a copy now and then for less to multiply.
+_SHRINK_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,7 @@ def with_classes(rows: Floats, engine_classes: Sequence[str], classes: Sequence[
     return np.concatenate([rows, hot], axis=1)
 
 
-def targets_of(
-    samples: Sequence[Sample], heads: Sequence[str], failed_quantile: float
-) -> tuple[Floats, NDArray[np.bool_]]:
+def targets_of(samples: Sequence[Sample], heads: Sequence[str]) -> tuple[Floats, NDArray[np.bool_]]:
     """Return what is to be predicted of each row, and where a value is only a lower bound.
 
     Both are ``[rows, heads]``: milliseconds, NaN where not known.
@@ -75,7 +77,7 @@ def targets_of(
     waited_ms = np.array([sample.waited_ms for sample in samples])
     failed = np.array([sample.failed for sample in samples], np.bool_)
     answered = ~np.isnan(ttft_ms)
-    slow_ms = float(np.quantile(ttft_ms[answered], failed_quantile)) if answered.any() else 0.0
+    slow_ms = float(np.quantile(ttft_ms[answered], _FAILED_QUANTILE)) if answered.any() else 0.0
     waited_ms = np.where(failed, np.maximum(waited_ms, slow_ms), waited_ms)
     columns = [np.where(answered, ttft_ms, waited_ms), np.array([sample.itl_ms for sample in samples])]
     values = np.stack(columns[: len(heads)], axis=1)
@@ -125,7 +127,7 @@ def fit(
     classes = classes_of(samples, network.min_class_rows)
     heads = heads_of(samples, settings)
     x = stack(samples, classes)
-    targets, lower = targets_of(samples, heads, settings.data.failed_quantile)
+    targets, lower = targets_of(samples, heads)
     mean, std = _normalisation(x, len(network.features))
     known = np.where(lower, np.nan, targets)
     offset, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
@@ -244,15 +246,13 @@ def _train(
     random = np.random.default_rng(seed)
     net = Mlp((x.shape[1], *network.hidden, targets.shape[1]), random)
     gradient = np.zeros_like(net.flat)
-    into, adam = net.views(gradient), Adam(net.flat.size, clip=network.gradient_clip)
-    rate = network.learning_rate
+    into, adam = net.views(gradient), Adam(net.flat.size)
     for _ in range(network.epochs):
         order = random.permutation(len(x))
         for start in range(0, len(x), network.batch):
             rows = order[start : start + network.batch]
             net.gradient(x[rows], targets[rows], bounds[rows], into, dropout=network.dropout, random=random)
-            adam.step(net.flat, gradient, rate)
-        rate *= network.rate_decay
+            adam.step(net.flat, gradient, network.learning_rate)
     return net
 
 
@@ -268,9 +268,48 @@ def _solved(x: NDArray[np.float32], targets: NDArray[np.float32], bounds: NDArra
     return net
 
 
-def hidden_of(model: RewardModel, x: Floats) -> NDArray[np.float32]:
-    """Return what a model's last layer is given for inputs ``[rows, d]``: activations after the last ReLU."""
-    values = ((x - model.mean) / model.std).astype(np.float32)
+def most_different(model: RewardModel, samples: Sequence[Sample], count: int) -> NDArray[np.intp]:
+    """Return indices of samples whose gradients by the last layer's weights point in the most different ways.
+
+    Source [L], section 4.3.2, after Tiwari et al., "GCR: Gradient coreset based replay buffer selection for
+    continual learning" (CVPR 2022).
+    """
+    x = stack(samples, model.classes)
+    targets, lower = targets_of(samples, model.heads)
+    predicted = ((model.predict(x) - model.offset) / model.scale).astype(np.float32)
+    wanted = ((targets - model.offset) / model.scale).astype(np.float32)
+    # With its sign, which is part of the direction.
+    residual = residuals(predicted, wanted, lower)[:, :1]
+    hidden = ((x - model.mean) / model.std).astype(np.float32)
     for weights, bias in model.layers[:-1]:
-        values = np.maximum(values @ weights + bias, np.float32(0.0))
-    return values
+        hidden = np.maximum(hidden @ weights + bias, np.float32(0.0))
+    return farthest_first(hidden * residual, count)
+
+
+def farthest_first(vectors: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Indices of ``count`` rows, greedily k-centre under cosine distance, in the order of their choice.
+
+    Begins with the longest row; then, each time, the row whose nearest chosen one is farthest. Rows without
+    a direction (no error) come last, in their order. O(rows x count x width).
+
+    Args:
+        vectors: ``[rows, width]``.
+        count: how many, fewer than there are rows.
+    """
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    names, silent = np.flatnonzero(norms > 0.0), np.flatnonzero(norms <= 0.0)
+    units = vectors[names] / norms[names, None]
+    nearest = np.full(len(units), -2.0, np.float32)  # cosine to the nearest chosen row; lower is farther
+    chosen: list[int] = []
+    wanted = min(count, len(units))
+    at = int(np.argmax(norms[names])) if wanted else 0
+    while len(chosen) < wanted:
+        chosen.append(int(names[at]))
+        np.maximum(nearest, units @ units[at], out=nearest)
+        nearest[at] = np.inf
+        if len(chosen) % _SHRINK_EVERY == 0:
+            left = np.isfinite(nearest)
+            units, names, nearest = units[left], names[left], nearest[left]
+        if len(units):
+            at = int(np.argmin(nearest))
+    return np.array([*chosen, *silent[: count - wanted]], np.intp)

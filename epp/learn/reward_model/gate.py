@@ -6,6 +6,15 @@ Rules
 - Judged is what was not trained on: the newest samples, in the order of time, not a random part of all.
 - Both models are judged on the same samples, which neither has seen, and differ significantly or not at all.
 - The off-policy screen can refuse and never promote.
+
+The screen is switch-DR. With costs ``c_i``, logged propensities ``mu_i`` of the choices made and chances
+``pi_i`` that the policy on trial would have made them, the weight of a choice is ``rho_i = pi_i / mu_i``.
+The estimate (Wang, Agarwal and Dudik, ICML 2017, section 4) is the predicted cost of the policy's choices,
+plus the weighted error of the prediction where ``rho`` is at most the clip; choices that would weigh more,
+and those that the log never tried, rest on the prediction alone.
+
+The predictions must not be those of a model that chose, here or in the log: it chooses where it errs low, and
+would praise itself.
 """
 
 from __future__ import annotations
@@ -17,14 +26,12 @@ import numpy as np
 
 from epp.learn.reward_model.fitting import stack, targets_of, with_classes
 from epp.learn.reward_model.network import residuals
-from epp.learn.reward_model.off_policy import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from epp.learn.reward_model.off_policy import Estimate
     from epp.learn.reward_model.samples import Choice, Logged, Sample
     from epp.learn.reward_model.settings import LearnerSettings
     from epp.policies.reward_model import RewardModel
@@ -33,6 +40,10 @@ if TYPE_CHECKING:
 
 #: A rise of the error that is within so many standard errors of the allowed one passes.
 _Z = 2.0
+#: The heuristic gets back when cheaper by this share of the logged cost, and by so many standard errors.
+_REGRET, _REGRET_Z = 0.02, 3.0
+#: Of predictions, in the comparison of predicted with seen.
+_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +126,12 @@ def _held_out(
     settings: LearnerSettings,
     constant_ms: float,
 ) -> tuple[dict[str, float], str]:
-    quantile = settings.data.failed_quantile
     answered_ms = [sample.ttft_ms for sample in held_out if sample.answered]
     if not answered_ms:
         return {}, "no answered request held out to judge it on"
-    mine = errors_ms(candidate, held_out, quantile)
-    constant = _errors_of(np.full(len(held_out), constant_ms), held_out, quantile)
-    hindsight = _errors_of(np.full(len(held_out), np.median(answered_ms)), held_out, quantile)
+    mine = errors_ms(candidate, held_out)
+    constant = _errors_of(np.full(len(held_out), constant_ms), held_out)
+    hindsight = _errors_of(np.full(len(held_out), np.median(answered_ms)), held_out)
     figures = {
         "error_ms": float(mine.mean()),
         "constant_error_ms": float(constant.mean()),
@@ -129,7 +139,7 @@ def _held_out(
     }
     if incumbent is None:
         return figures, _worse(mine, constant, 0.0, "the error of one constant number")
-    theirs = errors_ms(incumbent, held_out, quantile)
+    theirs = errors_ms(incumbent, held_out)
     figures["incumbent_error_ms"] = float(theirs.mean())
     return figures, _worse(mine, theirs, settings.gate.worse, "the incumbent's error")
 
@@ -143,23 +153,23 @@ def _worse(mine: Floats, theirs: Floats, allowed: float, name: str) -> str:
     return f"held-out error {mine.mean():.1f} ms, above {name}, {theirs.mean():.1f} ms"
 
 
-def errors_ms(model: RewardModel, samples: Sequence[Sample], failed_quantile: float) -> Floats:
+def errors_ms(model: RewardModel, samples: Sequence[Sample]) -> Floats:
     """Return absolute error of the predicted TTFT of each sample; 0 where a bound is respected."""
-    return _errors_of(model.predict(stack(samples, model.classes))[:, 0], samples, failed_quantile)
+    return _errors_of(model.predict(stack(samples, model.classes))[:, 0], samples)
 
 
-def _errors_of(predicted_ms: Floats, samples: Sequence[Sample], failed_quantile: float) -> Floats:
-    values, bounds = targets_of(samples, ("ttft_ms",), failed_quantile)
+def _errors_of(predicted_ms: Floats, samples: Sequence[Sample]) -> Floats:
+    values, bounds = targets_of(samples, ("ttft_ms",))
     found = residuals(np.asarray(predicted_ms, np.float32)[:, None], values.astype(np.float32), bounds)
     return np.abs(found[:, 0]).astype(np.float64)
 
 
-def calibration(model: RewardModel, samples: Sequence[Sample], bins: int) -> list[tuple[float, float]]:
+def calibration(model: RewardModel, samples: Sequence[Sample]) -> list[tuple[float, float]]:
     """Return mean prediction and mean of what came, by bins of like predictions; answered requests alone."""
     answered = [sample for sample in samples if sample.answered]
     seen = np.array([sample.ttft_ms for sample in answered])
     predicted = model.predict(stack(answered, model.classes))[:, 0]
-    parts = np.array_split(np.argsort(predicted, kind="stable"), bins)
+    parts = np.array_split(np.argsort(predicted, kind="stable"), _BINS)
     return [(float(predicted[part].mean()), float(seen[part].mean())) for part in parts if len(part)]
 
 
@@ -202,8 +212,7 @@ def regret(
         "regret_error_ms": found.error_ms,
         "regret_effective_samples": found.effective,
     }
-    monitors = settings.monitors
-    least_ms = max(monitors.regret * found.logged_ms, monitors.regret_z * found.error_ms)
+    least_ms = max(_REGRET * found.logged_ms, _REGRET_Z * found.error_ms)
     return figures, found.effective >= settings.gate.min_effective and -found.rise_ms > least_ms
 
 
@@ -243,3 +252,46 @@ def _cost_ms(sample: Sample, model: RewardModel) -> float:
     if len(model.heads) == 1 or not sample.output_tokens:
         return sample.ttft_ms
     return sample.ttft_ms + sample.output_tokens * sample.itl_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the policy on trial would have cost.
+
+    Attributes:
+        choices: that were looked at.
+        effective: effective sample size of the clipped weights, ``sum(w)^2 / sum(w^2)``.
+        logged_ms: mean cost of what ran.
+        rise_ms: by how much the policy would have cost more.
+        error_ms: standard error of that.
+    """
+
+    choices: int
+    effective: float
+    logged_ms: float
+    rise_ms: float
+    error_ms: float
+
+
+def estimate(
+    costs_ms: Floats, rho: Floats, direct_ms: Floats, predicted_ms: Floats, *, clip: float
+) -> Estimate:
+    """Estimate over two choices at least.
+
+    Args:
+        costs_ms: what the choices made did cost.
+        rho: weight of each.
+        direct_ms: predicted cost of what the policy on trial would do.
+        predicted_ms: predicted cost of the choices made.
+        clip: largest weight.
+    """
+    weights, count = np.minimum(rho, clip), len(costs_ms)
+    squares = float((weights**2).sum())
+    rise = direct_ms + np.where(rho <= clip, rho, 0.0) * (costs_ms - predicted_ms) - costs_ms
+    return Estimate(
+        choices=count,
+        effective=float(weights.sum()) ** 2 / squares if squares > 0.0 else 0.0,
+        logged_ms=float(costs_ms.mean()),
+        rise_ms=float(rise.mean()),
+        error_ms=float(rise.std(ddof=1) / np.sqrt(count)),
+    )

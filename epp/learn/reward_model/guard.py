@@ -35,9 +35,9 @@ import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
 from epp.learn.tuner import watch as fleet
-from epp.learn.tuner.histogram import NEVER
 from epp.learn.tuner.samples import Sample as Ended
 from epp.learn.tuner.samples import Stamp
+from epp.learn.tuner.tally import NEVER
 from epp.learn.tuner.watch import Block, Watch
 
 if TYPE_CHECKING:
@@ -204,16 +204,10 @@ def _ended(logged: Logged, settings: LearnerSettings, at_wall_s: float) -> Ended
     # Without prompts' lengths requests alone say how much load there is.
     prompt_tokens = int(sample.row[features.index("prompt_tokens")]) if "prompt_tokens" in features else 1
     return Ended(
-        id="",
-        stamp=_MODEL if logged.choice.learned else None,
-        weights_version="",
-        dispatched_wall_s=at_wall_s,
-        ended_wall_s=math.nan,
-        endpoint="",
-        session="",
-        prompt_tokens=prompt_tokens,
+        _MODEL if logged.choice.learned else None,
+        at_wall_s,
+        prompt_tokens,
         ttft_ms=sample.ttft_ms,
-        e2e_ms=math.nan,
         itl_ms=sample.itl_ms,
         answer_tokens=round(sample.output_tokens) or None,
         failed=sample.failed,

@@ -12,16 +12,15 @@ Rules
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.errors import EppError
-from epp.learn.reward_model.feed import LogFeed
+from epp.learn.reward_model.guard import look_at_the_clock
 from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.samples import LogFeed
 from epp.learn.reward_model.store import decode, encode, learner_of
-from epp.learn.sidecar.files import Files, Writes, load_memory
+from epp.learn.sidecar.files import Files, Writes, load_memory, lost
 from epp.records.model_files import dump_reward_model, version_path
 from epp.server.files import read_file
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.learn.reward_model.settings import LearnerSettings
-    from epp.learn.sidecar.paths import ModelPaths
+    from epp.learn.sidecar.files import ModelPaths
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
 
@@ -68,7 +67,7 @@ class Loop:
     ) -> None:
         self._settings, self._paths, self._records = settings, paths, records
         self._clock, self._report, self._files = clock, report, files or Files()
-        self._writes = Writes(report)
+        self._writes = Writes(report, self._files)
         self._status_s = self._retry_s = _LONG_AGO
         self._unsaved = False
         #: Version in the model file, empty for no file, None where it has to be written; and the content.
@@ -89,11 +88,9 @@ class Loop:
         if saved is not None and saved.features != features:
             self._report(f"{self._paths.memory}: it is of other features; learning begins anew")
             saved = None
-        try:
-            self.learner = Learner(self._settings) if saved is None else learner_of(saved, self._settings)
-        except ValueError as error:
-            raise EppError(f"{self._paths.memory}: {error}") from error
-        state = None if saved is None else saved.feed
+        self.learner, state = Learner(self._settings), None
+        if saved is not None:
+            self.learner, state = learner_of(saved, self._settings, str(self._paths.memory)), saved.feed
         self.feed = LogFeed(self._records, features=features, report=self._report, state=state)
 
     def tick(self) -> None:
@@ -102,7 +99,7 @@ class Loop:
         stepped_s = self.feed.check_clock(self._clock, wait_s=self._settings.late_s)
         if stepped_s:
             self._report(f"the clock stepped by {stepped_s:+.1f} s: requests around it teach nothing")
-        learner.look_at_the_clock(now_wall_s, stepped_s=stepped_s)
+        look_at_the_clock(learner.memory.guard, now_wall_s, self._settings, stepped_s=stepped_s)
         for entry in self.feed.new(now_wall_s, give_up_s=self._settings.late_s):
             learner.add(entry)
         for reason in learner.retreats:
@@ -143,8 +140,7 @@ class Loop:
         now_s, now_wall_s = self._clock.mono_s(), self._clock.wall_s()
         if self._unsaved and now_s >= self._retry_s:
             content = encode(self.learner, self.feed.state)
-            save = partial(self._files.replace, self._paths.memory, content)
-            self._unsaved = not self._writes.attempt("the learner's memory", save)
+            self._unsaved = not self._writes.replace("the learner's memory", self._paths.memory, content)
             self._retry_s = now_s + _RETRY_S
         look = now_s - self._status_s >= STATUS_S
         if look:
@@ -154,19 +150,12 @@ class Loop:
         if look:
             self._status_s = now_s
             content = msgspec.json.encode(status_facts(self.learner, self.feed, now_wall_s))
-            self._writes.attempt("the status", partial(self._files.replace, self._paths.status, content))
+            self._writes.replace("the status", self._paths.status, content)
 
     def _check_file(self) -> None:
         """Have the model file written again where it is not as it was written."""
-        if self._published is None:
-            return
-        try:
-            found = read_file(self._paths.model)
-        except OSError:  # what is in its way is reported when it is written
-            found = b""
-        if found != self._content:
-            who = "is gone" if found is None else "was changed by somebody else"
-            self._report(f"{self._paths.model} {who}; brought back to what the learner says")
+        if self._published is not None and (what := lost(self._paths.model, self._content)):
+            self._report(f"{self._paths.model} {what}; brought back to what the learner says")
             self._published = None
 
     def _publish(self, model: RewardModel | None) -> None:

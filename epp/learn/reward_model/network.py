@@ -1,4 +1,4 @@
-"""A multilayer perceptron in NumPy: its pass forward, its gradient, the activations a coreset asks for.
+"""A multilayer perceptron in NumPy: its gradient, and Adam.
 
 Owns weights in one flat array, so that an optimiser is a few operations on it. The network has some 36,000
 weights: one training of the paper's size takes about one second of one core here, less than a library needs
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _BIAS = 0.01
+#: Longest gradient of a step, so that one wild row moves nothing (as in the code of source [L]).
+_LONGEST = 1.0
 #: Hidden layers, counted from the first, whose outputs dropout thins.
 _DROPPED_LAYERS = 2
 
@@ -52,16 +54,6 @@ class Mlp:
             layers.append((flat[at:end].reshape(inputs, outputs), flat[end : end + outputs]))
             at = end + outputs
         return layers
-
-    def forward(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return outputs ``[rows, out]``, and what the last layer was given: its inputs after their ReLU."""
-        values = x
-        for weights, bias in self.layers[:-1]:
-            values = values @ weights
-            values += bias
-            np.maximum(values, 0.0, out=values)
-        weights, bias = self.layers[-1]
-        return values @ weights + bias, values
 
     def gradient(
         self,
@@ -121,18 +113,15 @@ def residuals(outputs: Floats, targets: Floats, bounds: NDArray[np.bool_]) -> Fl
 class Adam:
     """Adam (Kingma and Ba 2015) on a flat array, in place, with the length of a step's gradient bounded."""
 
-    def __init__(self, size: int, *, clip: float) -> None:
-        self._mean: Floats = np.zeros(size, np.float32)
-        self._square: Floats = np.zeros(size, np.float32)
-        self._scratch: Floats = np.empty(size, np.float32)
-        self._clip = clip
+    def __init__(self, size: int) -> None:
+        self._mean, self._square, self._scratch = np.zeros((3, size), np.float32)
         self._steps = 0
 
     def step(self, flat: Floats, gradient: Floats, rate: float) -> None:
         """Move ``flat`` against the gradient."""
         length = float(np.sqrt(np.dot(gradient, gradient)))
-        if length > self._clip:
-            gradient *= np.float32(self._clip / length)
+        if length > _LONGEST:
+            gradient *= np.float32(_LONGEST / length)
         self._steps += 1
         scratch = self._scratch
         self._mean *= np.float32(0.9)

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.learn.reward_model.coreset import farthest_first, gradients
-from epp.learn.reward_model.fitting import Origin, fit, hidden_of, stack, targets_of
+from epp.learn.reward_model.fitting import Origin, fit, most_different
 from epp.learn.reward_model.gate import Verdict, calibration, errors_ms, judge, regret
-from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
-from epp.learn.reward_model.network import residuals
+from epp.learn.reward_model.guard import GuardState, rests, take
 from epp.learn.reward_model.samples import Logged, Sample, log_of
 
 if TYPE_CHECKING:
@@ -107,13 +105,13 @@ class Learner:
 
     Args:
         settings: what to do.
-        seed: of all draws, beside that of the settings.
+        seed: of all draws.
         memory: of an earlier life.
     """
 
     def __init__(self, settings: LearnerSettings, seed: int = 0, memory: Memory | None = None) -> None:
         self.settings = settings
-        self._seed = seed + settings.seed
+        self._seed = seed
         self.memory = memory or Memory()
         #: The last model that passed, None before there is one, and after it was taken away.
         self.incumbent: RewardModel | None = None
@@ -130,27 +128,11 @@ class Learner:
         """Return the model that decides: the incumbent, where it is not the heuristic's turn."""
         return None if self.rests(now_wall_s) else self.incumbent
 
-    def take(self, decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> bool:
-        """Take a finished request; whether it says anything.
-
-        Args:
-            decision: as made.
-            outcome: how it ended; None for a request that was given up waiting for.
-            waited_ms: how long such a request was waited for.
-        """
-        entry = log_of(decision, outcome, self.settings.network.features, waited_ms=waited_ms)
+    def take(self, decision: Decision, outcome: Outcome) -> None:
+        """Take a finished request, if it says anything."""
+        entry = log_of(decision, outcome, self.settings.network.features)
         if entry is not None:
             self.add(entry)
-        return entry is not None
-
-    def look_at_the_clock(self, now_wall_s: float, *, stepped_s: float = 0.0) -> None:
-        """Notice a clock that was set back, for what goes by the time of requests.
-
-        Args:
-            now_wall_s: the time.
-            stepped_s: by how much the clock was seen to step since the last look.
-        """
-        look_at_the_clock(self.memory.guard, now_wall_s, self.settings, stepped_s=stepped_s)
 
     def add(self, entry: Logged) -> None:
         """Take a request that says something."""
@@ -214,7 +196,7 @@ class Learner:
         memory = self.memory
         origin = Origin(memory.seen, memory.rounds, begun.at_wall_s, self._seed_of(0))
         candidate = fit(training, self.settings, origin, beside=self._beside())
-        verdict = self._allowed(self._judged(candidate, training, held_out), begun.at_wall_s)
+        verdict = self._allowed(self._judged(candidate, training, held_out, origin), begun.at_wall_s)
         self._note_overlap(verdict)
         model = None
         if verdict.passed:
@@ -229,11 +211,11 @@ class Learner:
             verdict=verdict,
             version="" if self.incumbent is None else self.incumbent.version,
             withdrawn=withdrawn,
-            calibration=calibration(candidate, held_out, self.settings.monitors.bins),
+            calibration=calibration(candidate, held_out),
         )
         replay = self.settings.data.replay
         if len(memory.older) > replay:
-            kept = np.sort(self._most_different(model or candidate, memory.older, replay))
+            kept = np.sort(most_different(model or candidate, memory.older, replay))
             memory.older = [memory.older[index] for index in kept]
         return model
 
@@ -247,13 +229,16 @@ class Learner:
         return (self._seed * 1_000_003 + self.memory.rounds) * 4 + salt
 
     def _judged(
-        self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
+        self,
+        candidate: RewardModel,
+        training: Sequence[Sample],
+        held_out: Sequence[Sample],
+        origin: Origin,
     ) -> Verdict:
         memory, settings, incumbent = self.memory, self.settings, self.incumbent
         # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
         # chosen what is in the log, the other what is on trial.
-        origin = Origin(memory.seen, memory.rounds, candidate.trained_at_s, self._seed_of(_JUDGE))
-        judge_model = fit(training, settings, origin)
+        judge_model = fit(training, settings, replace(origin, seed=self._seed_of(_JUDGE)))
         newest = memory.log[-len(held_out) :]
         verdict = judge(
             candidate,
@@ -293,8 +278,7 @@ class Learner:
         """The model that goes out: trained on what it was judged by too, unless that made it worse there."""
         origin = replace(origin, seed=self._seed_of(_REFIT))
         whole = fit([*training, *held_out], self.settings, origin, beside=self._beside())
-        quantile = self.settings.data.failed_quantile
-        before, after = (errors_ms(model, held_out, quantile).mean() for model in (candidate, whole))
+        before, after = (errors_ms(model, held_out).mean() for model in (candidate, whole))
         # It has seen these by now, so it must not err more on them; a training can go astray.
         return whole if after <= before else candidate
 
@@ -310,12 +294,4 @@ class Learner:
     def _withdraws(self, verdict: Verdict) -> bool:
         error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
         one_number_ms = verdict.figures.get("hindsight_error_ms", math.nan)
-        return verdict.regretted or error_ms > self.settings.monitors.withdraw * one_number_ms
-
-    def _most_different(self, model: RewardModel, samples: Sequence[Sample], count: int) -> NDArray[np.intp]:
-        x = stack(samples, model.classes)
-        targets, lower = targets_of(samples, model.heads, self.settings.data.failed_quantile)
-        predicted = ((model.predict(x) - model.offset) / model.scale).astype(np.float32)
-        wanted = ((targets - model.offset) / model.scale).astype(np.float32)
-        residual = residuals(predicted, wanted, lower)[:, 0]
-        return farthest_first(gradients(hidden_of(model, x), residual), count)
+        return verdict.regretted or error_ms > one_number_ms

@@ -11,30 +11,42 @@ Rules
   slowest answers too, because a quick failure is not a fast one. A bound is an error only from below.
 - A request that another endpoint served than was chosen teaches by that endpoint's inputs, and proves nothing
   about the choice.
+- Unlike a tuner, a learner begins with what is on file: old requests teach as well as new ones. Decisions of
+  all policies count; those of the one that is learned, and of the heuristic before it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  # msgspec reads annotations at run time
 
+from epp.errors import EppError
+from epp.learn.sidecar.feed import Feed
 from epp.learn.tuner.samples import sample_of
 from epp.policies.lodestar import Lodestar
 from epp.policies.prefix_cache import PrefixCacheAndLoad
 from epp.policies.reward_model import inputs
-from epp.schedule.decision import Basis, outcome_record
+from epp.records.files import record_files
+from epp.records.schema import RecordError, decision_of
+from epp.schedule.decision import outcome_record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
+    from epp.learn.sidecar.feed import State
     from epp.learn.tuner.samples import Sample as Ended
     from epp.schedule.decision import Decision, Outcome
 
 
+#: Newest records on file that a first start reads.
+HISTORY_BYTES = 256 * 1024 * 1024
+_KEPT = ("id", "at", "basis", "weights_version", "endpoints", "chosen")
 _HEURISTIC = PrefixCacheAndLoad()
 #: Policies whose weights have the heuristic's constants among them.
 _POLICIES = (Lodestar.name, PrefixCacheAndLoad.name)
@@ -146,53 +158,33 @@ def _heuristic(decision: Decision) -> NDArray[np.float64]:
     return np.asarray(first / np.count_nonzero(first), np.float64)
 
 
-def log_of(
-    decision: Decision, outcome: Outcome | None, features: Sequence[str], *, waited_ms: float = math.nan
-) -> Logged | None:
-    """Return what a decision and its outcome teach.
-
-    Args:
-        decision: as made.
-        outcome: how it ended; None for a request that was given up waiting for.
-        features: of the model.
-        waited_ms: how long such a request was waited for.
+def log_of(decision: Decision, outcome: Outcome, features: Sequence[str]) -> Logged | None:
+    """Return what a decision and its outcome teach a model with these features.
 
     Returns:
         None when it says nothing: not priced, refused as the client's fault, or watched by nobody.
     """
-    if decision.basis is not Basis.POLICY:
-        return None
-    ended = ended_of(decision, outcome, waited_ms=waited_ms)
+    ended = ended_of(decision, outcome)
     return None if ended is None else logged(choice_of(decision, features), ended)
 
 
-def ended_of(decision: Decision, outcome: Outcome | None, *, waited_ms: float = math.nan) -> Ended | None:
+def ended_of(decision: Decision, outcome: Outcome) -> Ended | None:
     """Return a decision and its outcome as a trial counts them, arm and all, without the way through records.
-
-    Args:
-        decision: as made.
-        outcome: how it ended; None for a request that was given up waiting for.
-        waited_ms: how long such a request was waited for.
 
     Returns:
         None when it says nothing of the policy.
     """
-    at_s = decision.at_wall_s
     plain = {
         "basis": decision.basis.value,
-        "at": at_s,
+        "at": decision.at_wall_s,
         "id": decision.id,
         "weights_version": decision.weights_version,
         "arm": decision.arm,
-        "request": {
-            "prompt_tokens": decision.request.prompt_tokens,
-            "affinity_key": decision.request.affinity_key,
-        },
+        "request": {"prompt_tokens": decision.request.prompt_tokens},
         "endpoints": [decision.endpoint],
         "chosen": 0,
     }
-    record = None if outcome is None else outcome_record(outcome, at_s)
-    return sample_of(plain, record, at_s + waited_ms / 1000.0)
+    return sample_of(plain, outcome_record(outcome, decision.at_wall_s))
 
 
 def logged(choice: Choice, ended: Ended) -> Logged | None:
@@ -219,3 +211,93 @@ def logged(choice: Choice, ended: Ended) -> Logged | None:
     )
     lasted_ms = ended.e2e_ms if math.isnan(waited_ms) else waited_ms
     return Logged(sample, choice, served == choice.chosen, ended.dispatched_wall_s + lasted_ms / 1000.0)
+
+
+def plain(value: Any) -> Any:
+    """Return an array as plain values; the hook of an encoder."""
+    if isinstance(value, np.ndarray):
+        return value.shape, np.ascontiguousarray(value, np.float64).tobytes()
+    raise NotImplementedError(type(value))
+
+
+def array(kind: Any, value: Any) -> Any:
+    """Return an array from its plain values; the hook of a decoder."""
+    if getattr(kind, "__origin__", kind) is np.ndarray:
+        shape, data = value
+        return np.frombuffer(data, np.float64).reshape(shape)
+    raise NotImplementedError(kind)
+
+
+def newest_files(folder: Path, most_bytes: float) -> frozenset[str]:
+    """Names of the newest files of records, of about this size together; one at least, where there is one."""
+    names, size = set(), 0
+    try:
+        for path in reversed(record_files(folder)):
+            names.add(path.name)
+            size += path.stat().st_size
+            if size >= most_bytes:
+                break
+    except (EppError, OSError):  # rotation was faster, or there is no folder yet
+        pass
+    return frozenset(names)
+
+
+class LogFeed(Feed[Logged]):
+    """New requests of a folder.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        features: of the model.
+        report: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin with the newest files.
+        history_bytes: of those.
+    """
+
+    #: Each holds some 700 bytes of every candidate.
+    max_waiting = 20_000
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        features: Sequence[str],
+        report: Callable[[str], None],
+        state: State | None = None,
+        history_bytes: float = HISTORY_BYTES,
+    ) -> None:
+        self._features = features
+        super().__init__(folder, report=report, state=state, first=newest_files(folder, history_bytes))
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the inputs of all candidates, in plain values so that they can be persisted."""
+        if record["basis"] != "policy":
+            return None
+        try:
+            choice = choice_of(decision_of(record), self._features)
+        except RecordError as error:
+            raise ValueError(str(error)) from error
+        return {
+            **{key: record[key] for key in _KEPT},
+            "request": {"prompt_tokens": record["request"]["prompt_tokens"]},
+            "choice": msgspec.to_builtins(choice, builtin_types=(bytes,), enc_hook=plain),
+        }
+
+    def make(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Logged | None:
+        """Return the request."""
+        ended = sample_of(kept, outcome, now_wall_s)
+        if ended is None:
+            return None
+        return logged(msgspec.convert(kept["choice"], Choice, dec_hook=array), ended)
+
+
+def all_on_file(folder: Path, features: Sequence[str], report: Callable[[str], None]) -> list[Logged]:
+    """Read every request that has ended, in the order of time."""
+    feed = LogFeed(folder, features=features, report=report, history_bytes=math.inf)
+    found = list(feed.new(0.0, give_up_s=math.inf))
+    while feed.behind:
+        found += feed.new(0.0, give_up_s=math.inf)
+    if feed.state.damaged:
+        report(f"{feed.state.damaged} damaged lines were passed over")
+    return sorted(found, key=lambda entry: entry.sample.at_wall_s)

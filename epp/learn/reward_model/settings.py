@@ -1,6 +1,7 @@
 """What the learner is asked to do: the keys of its settings file, and the constants behind them.
 
-Numbers without another word are the paper's ([L], sections 4.1, 4.3.2 and 5.1).
+Numbers without another word are the paper's ([L], sections 4.1, 4.3.2 and 5.1), which names no decay of the
+learning rate: its code has 0.95 after each epoch, and this has none.
 """
 
 from __future__ import annotations
@@ -114,28 +115,13 @@ class Network(NetworkKeys, frozen=True):
 
     Attributes:
         dropout: share of the first two hidden layers that is left out, in training alone.
-        rate_decay: factor of the learning rate after each epoch; the paper names none, its code 0.95.
-        gradient_clip: longest gradient of a step, so that one wild row moves nothing (its code's).
         batch: rows of a step.
         tail: share of the rows beyond each bound of an input that is known.
     """
 
     dropout: float = 0.1
-    rate_decay: float = 1.0
-    gradient_clip: float = 1.0
     batch: int = 256
     tail: float = 0.001
-
-
-class Data(DataKeys, frozen=True):
-    """The samples with their constants.
-
-    Attributes:
-        failed_quantile: a request that failed unanswered counts as at least as slow as this quantile of the
-            answered ones.
-    """
-
-    failed_quantile: float = 0.99
 
 
 class Gate(GateKeys, frozen=True):
@@ -150,23 +136,6 @@ class Gate(GateKeys, frozen=True):
     worse: float = 0.02
     clip: float = 5.0
     z: float = 2.0
-
-
-class Monitors(Section, frozen=True):
-    """What is watched from round to round; constants.
-
-    Attributes:
-        bins: of predictions, in the comparison of predicted with seen.
-        withdraw: an incumbent whose held-out error exceeds this many times that of their own median is
-            withdrawn when its round's candidate is refused too.
-        regret: share of the logged cost by which the heuristic must be shown cheaper to get back.
-        regret_z: standard errors by which it must be, beside that.
-    """
-
-    bins: int = 10
-    withdraw: float = 1.0
-    regret: float = 0.02
-    regret_z: float = 3.0
 
 
 class Guard(GuardKeys, frozen=True):
@@ -189,25 +158,19 @@ class LearnerSettings(LearnerKeys, frozen=True):
 
     Attributes:
         network: the network.
-        data: the samples.
         gate: before promotion.
-        monitors: after it.
         guard: after it, where there is no trial.
         trial: how the learned policy is tried.
         retry_s: after a trial that came to nothing, or a retreat, the next one waits so long.
         late_s: a request without an outcome is waited for so long.
-        seed: of all draws.
     """
 
     network: Network = Network()
-    data: Data = Data()
     gate: Gate = Gate()
-    monitors: Monitors = Monitors()
     guard: Guard = Guard()
     trial: TunerSettings = TunerSettings()
     retry_s: float = 3600.0
     late_s: float = 300.0
-    seed: int = 0
 
     @property
     def guarded(self) -> bool:

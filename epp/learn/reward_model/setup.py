@@ -16,7 +16,7 @@ from epp.errors import ConfigError
 from epp.learn.reward_model.settings import LearnerKeys, learner_settings
 from epp.learn.reward_model.trial import LEARNED, POLICY, STARTING, WEIGHT
 from epp.learn.sidecar import setup as given
-from epp.learn.sidecar.paths import ModelPaths, WeightsPaths
+from epp.learn.sidecar.files import ModelPaths, WeightsPaths
 from epp.learn.tuner.setup import Setup as TrialSetup
 from epp.learn.tuner.state import Rules
 from epp.server.files import read_file

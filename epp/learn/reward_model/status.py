@@ -17,7 +17,7 @@ from epp.server.files import read_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from epp.learn.sidecar.paths import ModelPaths
+    from epp.learn.sidecar.files import ModelPaths
 
 
 def status_lines(paths: ModelPaths, now_wall_s: float) -> list[str]:

@@ -6,14 +6,12 @@ from the records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from epp.errors import ConfigError
 from epp.learn.reward_model.rounds import Learner, Memory
-from epp.learn.reward_model.samples import Choice
+from epp.learn.reward_model.samples import array, plain
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.records.model_files import dump_reward_model, parse_reward_model
 
@@ -62,43 +60,17 @@ def decode(content: bytes) -> Saved:
     return _DECODER.decode(content)
 
 
-def learner_of(saved: Saved, settings: LearnerSettings) -> Learner:
-    """Return the learner whose memory was written.
+def learner_of(saved: Saved, settings: LearnerSettings, source: str) -> Learner:
+    """Return the learner whose memory was written to ``source``.
 
     Raises:
-        ValueError: the model in it is none.
+        ConfigError: the model in it is none.
     """
     learner = Learner(settings, memory=saved.memory)
-    try:
-        if saved.incumbent:
-            learner.incumbent = parse_reward_model(saved.incumbent, "the memory")
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
+    if saved.incumbent:
+        learner.incumbent = parse_reward_model(saved.incumbent, f"{source}: the memory")
     return learner
 
 
-def plain_of(choice: Choice) -> Any:
-    """Return a choice as plain values."""
-    return msgspec.to_builtins(choice, builtin_types=(bytes,), enc_hook=_plain)
-
-
-def choice_from(plain: Any) -> Choice:
-    """Return a choice from its plain values."""
-    return msgspec.convert(plain, Choice, dec_hook=_array)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.shape, np.ascontiguousarray(value, np.float64).tobytes()
-    raise NotImplementedError(type(value))
-
-
-def _array(kind: Any, value: Any) -> Any:
-    if getattr(kind, "__origin__", kind) is np.ndarray:
-        shape, data = value
-        return np.frombuffer(data, np.float64).reshape(shape)
-    raise NotImplementedError(kind)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_DECODER = msgspec.msgpack.Decoder(Saved, dec_hook=_array)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
+_DECODER = msgspec.msgpack.Decoder(Saved, dec_hook=array)

@@ -42,7 +42,7 @@ _DAMAGE = (KeyError, TypeError, ValueError, OverflowError, IndexError, Attribute
 
 
 class State(msgspec.Struct):
-    """Where a feed is. Changed in place by `SampleFeed` alone.
+    """Where a feed is. Changed in place by `Feed` alone.
 
     Attributes:
         lines: whole lines taken of each file.
@@ -84,7 +84,6 @@ class Feed(Generic[T]):
     ) -> None:
         self._folder, self._report = folder, report
         self._tails: dict[str, Tail] = {}
-        self._skip: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._reported: set[str] = set()
         self._looked: tuple[float, float] | None = None
@@ -221,13 +220,11 @@ class Feed(Generic[T]):
             if record["kind"] != "outcome":
                 return
             kept = self.state.waiting.pop(record["id"], None)
-            if kept is None:
-                return
-            made = self.make(kept, record, now_wall_s)
         except _DAMAGE:
             self.state.damaged += 1
             return
-        yield from self._counted(kept, made)
+        if kept is not None:
+            yield from self._made(kept, record, now_wall_s)
 
     def _decided(self, record: Mapping[str, Any]) -> None:
         kept = self.keep(record)
@@ -251,14 +248,16 @@ class Feed(Generic[T]):
         for key in [key for key, kept in waiting.items() if kept["at"] < before_wall_s]:
             kept = waiting.pop(key)
             self.state.given_up += 1
-            try:
-                made = self.make(kept, None, now_wall_s)
-            except _DAMAGE:
-                self.state.damaged += 1
-                continue
-            yield from self._counted(kept, made)
+            yield from self._made(kept, None, now_wall_s)
 
-    def _counted(self, kept: Mapping[str, Any], made: T | None) -> Iterator[T]:
+    def _made(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Iterator[T]:
+        try:
+            made = self.make(kept, outcome, now_wall_s)
+        except _DAMAGE:
+            self.state.damaged += 1
+            return
         if made is None or any(low_s <= kept["at"] <= high_s for low_s, high_s in self.state.steps):
             return
         self.state.seen += 1

@@ -1,20 +1,73 @@
-"""The shared folder: whole contents in, whole contents out, and turns for those who change the same file."""
+"""The shared folder: whole contents in, whole contents out, and turns for those who change the same file.
+
+Names of all that lies beside a file shared with pickers; one writer each, and all but it may be deleted.
+
+Beside ``weights.yaml``, which the tuner writes:
+
+* ``weights.lock`` - who the tuner is.
+* ``weights.tuner.json`` - the tuner's memory.
+* ``weights.requests.json`` - what operators asked a running tuner for; commands write it, in turns by
+  ``weights.requests.lock``.
+* ``weights.unreadable`` - a weights file that was found torn, put aside.
+* ``overrides.yaml`` - pins; the operator's, whose commands write it in turns by ``overrides.pins.lock``.
+
+Beside ``reward.json``, which the learner writes:
+
+* ``reward.VERSION.json`` - the last versions of it (`epp.records.model_files.version_path`).
+* ``reward.lock`` - who the learner is.
+* ``reward.learner.msgpack`` - the learner's memory.
+* ``reward.status.json`` - where it stands, for `epp learn status`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from epp.errors import EppError
 from epp.records.files import DAMAGED
+from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
+
+
+class WeightsPaths:
+    """Paths of the tuner, from the weights file's."""
+
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+        self.lock = weights.with_name(f"{weights.stem}.lock")
+        self.memory = weights.with_name(f"{weights.stem}.tuner.json")
+        self.requests = weights.with_name(f"{weights.stem}.requests.json")
+        self.requests_lock = weights.with_name(f"{weights.stem}.requests.lock")
+        self.unreadable = weights.with_name(f"{weights.stem}.unreadable")
+
+
+class ModelPaths:
+    """Paths of the learner, from the model file's."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.lock = model.with_name(f"{model.stem}.lock")
+        self.memory = model.with_name(f"{model.stem}.learner.msgpack")
+        self.status = model.with_name(f"{model.stem}.status.json")
+
+    def versions(self) -> list[Path]:
+        """List the versions that are kept, oldest first."""
+        stem, suffix = re.escape(self.model.stem), re.escape(self.model.suffix)
+        named = re.compile(rf"{stem}\.[0-9a-f]{{16}}{suffix}")
+        if not self.model.parent.is_dir():
+            return []
+        found = [path for path in self.model.parent.iterdir() if named.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 class Files:
@@ -79,15 +132,20 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 
 class Writes:
-    """Attempts writes. A failure is reported once, and so is the end of it; the caller tries again.
+    """Writes files. A failure is reported once, and so is the end of it; the caller tries again.
 
     Args:
         report: takes sentences for the log.
+        files: writes.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[str], None], files: Files) -> None:
+        self._report, self._files = report, files
         self._failing: dict[str, str] = {}
+
+    def replace(self, what: str, path: Path, content: bytes) -> bool:
+        """Put content in a file; whether it is on disk. ``what`` is the file, for people."""
+        return self.attempt(what, partial(self._files.replace, path, content))
 
     def attempt(self, what: str, write: Callable[[], None]) -> bool:
         """Write; whether it is written.
@@ -106,3 +164,14 @@ class Writes:
         if self._failing.pop(what, None) is not None:
             self._report(f"{what} is written again")
         return True
+
+
+def lost(path: Path, content: bytes | None) -> str:
+    """Say what became of a file that was written with this content; empty where it still has it."""
+    try:
+        found = read_file(path)
+    except OSError:  # what is in its place is reported when it is written
+        found = b""
+    if found == content:
+        return ""
+    return "is gone" if found is None else "was changed by somebody else"

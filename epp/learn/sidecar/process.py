@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from epp.errors import EppError
 from epp.server.process import stop_signals
@@ -31,57 +31,36 @@ class LockHeldError(EppError):
     """Another process has this file."""
 
 
-class ProcessLock:
-    """The lock of one shared file, held within a ``with``.
+@contextlib.contextmanager
+def process_lock(path: Path, who: str) -> Iterator[None]:
+    """Hold the lock of one shared file.
 
     Args:
         path: the lock file.
         who: what holds it, for people.
+
+    Raises:
+        LockHeldError: another process has it.
+        EppError: the lock file cannot be written, or its file system has no locks.
     """
-
-    def __init__(self, path: Path, who: str) -> None:
-        self._path, self._who = path, who
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        """Take the lock.
-
-        Raises:
-            LockHeldError: another process has it.
-            EppError: the lock file cannot be written, or its file system has no locks.
-        """
+    with contextlib.ExitStack() as held:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self._flock()
-            os.truncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.open("ab", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_RETRY_S)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
         except BlockingIOError:
-            self.release()
-            problem = f"{self._path}: a {self._who} runs on this file already: {holder_of(self._path)}"
+            problem = f"{path}: a {who} runs on this file already: {holder_of(path)}"
             raise LockHeldError(problem) from None
         except OSError as error:
-            self.release()
             why = error.strerror or str(error)
-            raise EppError(f"{self._path}: {why}; a {self._who} must be able to write here") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Release the lock."""
-        self.release()
-
-    def _flock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_RETRY_S)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def release(self) -> None:
-        """Release the lock, if it is held."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            raise EppError(f"{path}: {why}; a {who} must be able to write here") from error
+        yield
 
 
 def holder_of(path: Path) -> str:

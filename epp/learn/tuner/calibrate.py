@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ _SIGNALS = 400
 #: A share of cache in use that is large enough to divide by.
 _LEAST_USAGE = 0.02
 _MOST_LOST = 0.9
-_CAPACITY, _SEEN = "capacity", "seen"
+_CAPACITY = "capacity"
 _RATES = ("prefill_base_ms", "prefill_ms_per_token", "decode_base_ms", "decode_ms_per_request")
 _DECODE_TO = 64
 
@@ -153,7 +154,8 @@ def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:
 
 
 def _fleet(decisions: Sequence[Mapping[str, Any]], least_tokens: int, notes: list[str]) -> FleetSpec:
-    columns: dict[str, dict[str, list[float]]] = {}
+    columns: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    seen: Counter[str] = Counter()
     about: dict[str, tuple[str, str]] = {}
     for record in decisions:
         for row, address in enumerate(record["endpoints"]):
@@ -166,11 +168,11 @@ def _fleet(decisions: Sequence[Mapping[str, Any]], least_tokens: int, notes: lis
             used, usage = known.get("engine_used_tokens", 0.0), known.get("engine_kv_usage", 0.0)
             if usage >= _LEAST_USAGE and used > 0.0:
                 known[_CAPACITY] = used / usage
-            column = columns.setdefault(address, {})
-            for name, value in {**known, _SEEN: 1.0}.items():
-                column.setdefault(name, []).append(value)
+            seen[address] += 1
+            for name, value in known.items():
+                columns[address][name].append(value)
     # Who was rarely a candidate has left, or has just come.
-    present = [a for a in columns if len(columns[a][_SEEN]) >= 0.2 * len(decisions)]
+    present = [address for address, times in seen.items() if times >= 0.2 * len(decisions)]
     if not present:
         raise ValueError("no endpoint was a candidate for long")
     replicas = [

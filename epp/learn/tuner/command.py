@@ -10,25 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from epp.config.load import parse_weights
 from epp.errors import ConfigError, EppError
-from epp.learn.sidecar.process import LockHeldError, ProcessLock, reported_files, run_until_stopped
+from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
-from epp.learn.tuner.operator_requests import OperatorRequest, ask
 from epp.learn.tuner.status import status_lines
-from epp.learn.tuner.tuner import Tuner, read_memory
+from epp.learn.tuner.tuner import OperatorRequest, Tuner, ask, read_pins, read_state
 from epp.llmd.settings import LogSettings
-from epp.server.files import read_file
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epp.learn.tuner.operator_requests import What
     from epp.learn.tuner.setup import Setup
+    from epp.learn.tuner.tuner import What
 
 log = logging.getLogger("epp.learn.tuner")
 
@@ -78,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(setup, every_s=arguments.every, budget=arguments.budget)
     if action != "status":
         return obey(setup, action, reason=arguments.reason)
-    memory = read_memory(setup.paths)
-    for line in status_lines(memory.state if memory is not None else None, setup.paths, time.time()):
+    state = read_state(setup.paths)
+    for line in status_lines(state, setup.paths, time.time()):
         print(line)
-    if memory is not None and memory.state.policy != setup.policy:
+    if state is not None and state.policy != setup.policy:
         print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
     return 0
 
@@ -94,13 +89,20 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
     """
     reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
     request = OperatorRequest(what, reason, number)
-    memory = read_memory(setup.paths)
-    if memory is not None:
-        _check_policy(setup, memory.state.policy)
+    state = read_state(setup.paths)
+    if state is not None:
+        if state.policy != setup.policy:  # a tuner begins anew with it, which would cost all of the memory
+            raise ConfigError(
+                "command line" if setup.config_file is None else str(setup.config_file),
+                "policy.name",
+                f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy "
+                f"{state.policy!r}",
+                f"give the configuration with {state.policy!r}; nothing was changed",
+            )
         # By the settings of the memory: an operator's word changes none, and need not be given them.
-        setup = replace(setup, rules=replace(setup.rules, settings=memory.state.settings))
+        setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
     try:
-        with ProcessLock(setup.paths.lock, "tuner"), reported_files():
+        with process_lock(setup.paths.lock, "tuner"), reported_files():
             return _do_now(setup, request)
     except LockHeldError:
         ask(setup.paths, request)
@@ -121,38 +123,9 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
     return 0
 
 
-def _check_policy(setup: Setup, policy: str) -> None:
-    """Refuse another policy: a tuner begins anew with it, which by mistake would cost all of the memory."""
-    if policy == setup.policy:
-        return
-    raise ConfigError(
-        "command line" if setup.config_file is None else str(setup.config_file),
-        "policy.name",
-        f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy {policy!r}",
-        f"give the configuration with {policy!r}; nothing was changed",
-    )
-
-
-def read_pins(setup: Setup) -> Mapping[str, float]:
-    """Read what the operator's file says now.
-
-    Raises:
-        ConfigError: nothing that can be used.
-    """
-    if setup.overrides is None:
-        return {}
-    try:
-        text = read_file(setup.overrides)
-    except OSError as error:
-        raise ConfigError(str(setup.overrides), "", str(error)) from error
-    if text is None:
-        return {}
-    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
-
-
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
-    with ProcessLock(setup.paths.lock, "tuner"):
+    with process_lock(setup.paths.lock, "tuner"):
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
         tuner = Tuner(setup, rehearsal=rehearsal, clock=SystemClock(), report=log.info)
         with reported_files():

@@ -29,7 +29,6 @@ import xxhash
 from epp.config.plan import Plan
 from epp.learn.tuner import trials, watch
 from epp.learn.tuner.record import Record, enter, forget_open
-from epp.learn.tuner.resumed import clipped, fitted, refit, resettle
 from epp.learn.tuner.state import (
     HISTORY,
     REFUSED,
@@ -60,6 +59,34 @@ if TYPE_CHECKING:
 _BACK_S = 2.0
 #: Pickers that differ for longer do not just read the file at different times.
 _MIXED_S = 60.0
+
+
+def clipped(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
+    """Return weights within their bounds, and the names of those that were not; unknown ones are left out."""
+    out, moved = {}, []
+    for name, (low, high) in rules.bounds.items():
+        if name in weights:
+            out[name] = min(max(weights[name], low), high)
+            if out[name] != weights[name]:
+                moved.append(name)
+    return out, moved
+
+
+def fitted(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
+    """Return an incumbent for these rules, and in words what was changed.
+
+    It is clipped, without unknown names, missing ones as they are configured.
+    """
+    out, moved = clipped({**rules.starting, **weights}, rules)
+    changes = [name for name in moved if name in weights]
+    changes += [f"{name} is no weight any more" for name in sorted(set(weights) - set(rules.bounds))]
+    changes += [f"{name} is new" for name in out if name not in weights]
+    return out, changes
+
+
+def _outside(weights: Mapping[str, float], rules: Rules) -> list[str]:
+    _, moved = clipped(weights, rules)
+    return moved + sorted(set(weights) - set(rules.bounds))
 
 
 def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
@@ -100,10 +127,13 @@ def step(state: State, event: Event, rules: Rules) -> list[Action]:
 
 
 def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
-    """Do what other rules ask of a persisted state, before anything is judged by them."""
+    """Do what other rules ask of a persisted state, before anything is judged or published by them.
+
+    What no longer fits is moved or dropped: of no state a plan is made that a picker would refuse.
+    """
     run = Run(state, rules, now_wall_s)
-    resettle(run)
-    refit(run)
+    run.resettle()
+    run.refit()
     return run.actions
 
 
@@ -134,6 +164,40 @@ class Run:
         self.actions: list[Action] = []
         self.gap_s = 0.0  # since the time last heard of
 
+    # -- a start by other rules ---------------------------------------------------------------------------
+
+    def resettle(self) -> None:
+        """End what was gathered for another goal. What a rehearsal must promise judges no trial."""
+        state, before, now = self.state, self.state.settings.goal, self.settings.goal
+        state.settings = self.settings
+        # A ramp that has fewer steps by now: on the last of them.
+        state.stage = min(state.stage, len(self.settings.stages.ramp_shares))
+        names = (name for name in now.__struct_fields__ if name != "promise")
+        changed = [name for name in names if getattr(before, name) != getattr(now, name)]
+        if not changed:
+            return
+        state.thresholds, state.fruitless = None, 0
+        if "measure" in changed:
+            state.watch = Watch(skip_until=state.watch.skip_until)
+        self._begin_anew(f"the goal has changed ({', '.join(changed)}){self.unproven()}")
+
+    def refit(self) -> None:
+        """Move the incumbent into its bounds; end what runs beside it where that is outside."""
+        state = self.state
+        incumbent, changes = fitted(state.incumbent, self.rules)
+        beside = [state.candidate, state.previous, state.trial.weights if state.trial is not None else None]
+        outside = [name for weights in beside if weights for name in _outside(weights, self.rules)]
+        if not changes and not outside:
+            return
+        reason = f"bounds have changed: {', '.join(changes or dict.fromkeys(outside))}{self.unproven()}"
+        if changes:
+            self.adopt(incumbent, "clipped", reason)
+        self._begin_anew(reason)
+
+    def _begin_anew(self, reason: str) -> None:
+        self.drop_candidate()
+        self.go("frozen" if self.state.held else "baseline", reason)
+
     # -- what happened ------------------------------------------------------------------------------------
 
     def set_clock(self) -> None:
@@ -160,7 +224,8 @@ class Run:
             case Proposed():
                 self._proposed(event)
             case NothingBetter():
-                self._nothing_better(event.reason)
+                if self.state.phase == "search":
+                    self.fruitless(event.reason)
             case Freeze():
                 reason = f"by request: {event.reason}{self.unproven()}"
                 self.drop_candidate()
@@ -214,23 +279,15 @@ class Run:
             name in state.pins or math.isclose(value, state.incumbent.get(name, math.nan))
             for name, value in weights.items()
         ):
-            self._nothing_better("the candidate was refused: it changes nothing")
+            self.fruitless("the candidate was refused: it changes nothing")
             return
         state.candidate, state.number, state.unwell = weights, state.number + 1, 0
         self.note(f"candidate {state.number}: {event.reason}")
-        if self._stale():
+        frozen, age_s = state.thresholds, self.settings.stages.baseline_age_s
+        if frozen is None or self.now_wall_s - frozen.frozen_wall_s > age_s:
             self.go("baseline", f"candidate {state.number} waits for a fresh baseline")
         else:
             self.go("screen", f"candidate {state.number}: {event.reason}")
-
-    def _stale(self) -> bool:
-        thresholds = self.state.thresholds
-        age_s = self.settings.stages.baseline_age_s
-        return thresholds is None or self.now_wall_s - thresholds.frozen_wall_s > age_s
-
-    def _nothing_better(self, reason: str) -> None:
-        if self.state.phase == "search":
-            self.fruitless(reason)
 
     def _pinned(self, pins: dict[str, float]) -> None:
         state = self.state

@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING
 
 from epp.lab.sim.scenario import WindowOptions
 from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
-from epp.learn.tuner.rehearse import Stage, budget_after, proposal, rehearse
+from epp.learn.tuner.rehearse import WINDOW_REQUESTS, Stage, budget_after, proposal, rehearse
 from epp.learn.tuner.search import Search
 from epp.learn.tuner.tuner import Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
-    from pathlib import Path
 
-    from epp.config.schema import Config
     from epp.lab.compare.compare import Comparison
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.rehearse import Rehearsed
     from epp.learn.tuner.search import Measured
-    from epp.learn.tuner.settings import Goal
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.state import State
 
@@ -44,29 +41,21 @@ class Task:
     """A rehearsal to be made.
 
     Attributes:
-        records: folder.
-        policy: whose weights.
-        config: of the picker.
-        goal: what live trials are judged by.
-        bounds: of the weights that may be moved.
+        setup: what is configured.
         seed: of the search.
         budget: measurements.
-        incumbent: in force; as newly recorded when empty.
         pins: weights that the operator fixed; they win over the incumbent's.
+        incumbent: in force; as newly recorded when empty.
         measured: an earlier search, to go on from.
         refused: weights that live trials did not promote.
         looks: candidates sought in a row, this one included.
     """
 
-    records: Path
-    policy: str
-    config: Config
-    goal: Goal
-    bounds: dict[str, tuple[float, float]]
+    setup: Setup
     seed: int
     budget: int
+    pins: Mapping[str, float]
     incumbent: dict[str, float] = field(default_factory=dict)
-    pins: dict[str, float] = field(default_factory=dict)
     measured: Measured | None = None
     refused: list[dict[str, float]] = field(default_factory=list)
     looks: int = 1
@@ -75,11 +64,7 @@ class Task:
 def task_of(setup: Setup, state: State, *, budget: int) -> Task:
     """Build the task of a tuner in this state."""
     return Task(
-        records=setup.records,
-        policy=setup.policy,
-        config=setup.config,
-        goal=setup.rules.settings.goal,
-        bounds={name: span for name, span in setup.rules.bounds.items() if name not in state.pins},
+        setup,
         seed=setup.rules.settings.seed + state.number + state.fruitless,
         budget=budget_after(budget, state.fruitless),
         incumbent={**setup.starting, **state.incumbent},
@@ -96,28 +81,30 @@ def perform(task: Task) -> tuple[Found, Rehearsed, Deployment]:
     Raises:
         EppError: there are no records, or too few.
     """
-    decisions, outcomes = newest_records(task.records, task.policy)
+    setup = task.setup
+    decisions, outcomes = newest_records(setup.records, setup.policy)
     try:
         deployment = calibrate(decisions, outcomes)
     except CalibrationError as error:
-        raise CalibrationError(f"{task.records}, policy {task.policy}: {error}") from error
+        raise CalibrationError(f"{setup.records}, policy {setup.policy}: {error}") from error
     incumbent = {**(task.incumbent or deployment.weights), **task.pins}
-    search = _search(task, incumbent)
+    bounds = {name: span for name, span in setup.rules.bounds.items() if name not in task.pins}
+    search = _search(task, incumbent, bounds)
     rehearsed = rehearse(
-        Stage(deployment, WindowOptions(config=task.config), task.seed),
+        Stage(deployment, WindowOptions(config=setup.config), task.seed, WINDOW_REQUESTS),
         search,
         incumbent,
         budget=task.budget,
-        goal=task.goal,
+        goal=setup.rules.settings.goal,
         looks=task.looks,
     )
-    weights, reason = proposal(rehearsed, task.bounds, task.refused)
+    weights, reason = proposal(rehearsed, bounds, task.refused)
     return Found(weights, reason, search.measured), rehearsed, deployment
 
 
-def _search(task: Task, incumbent: Mapping[str, float]) -> Search:
+def _search(task: Task, incumbent: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]) -> Search:
     """Return the earlier search where it was about the same question, else a new one."""
-    search, before = Search(incumbent, task.bounds, seed=task.seed), task.measured
+    search, before = Search(incumbent, bounds, seed=task.seed), task.measured
     asked = search.measured
     if before is None or (before.start, before.bounds) != (asked.start, asked.bounds):
         return search
@@ -197,17 +184,7 @@ class ChildRehearsal:
 
 def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, float], as_json: bool) -> int:
     """Rehearse on records and print what would be set, and why."""
-    task = Task(
-        records=setup.records,
-        policy=setup.policy,
-        config=setup.config,
-        goal=setup.rules.settings.goal,
-        bounds={name: span for name, span in setup.rules.bounds.items() if name not in pins},
-        seed=seed,
-        budget=budget,
-        pins=dict(pins),
-    )
-    found, rehearsed, deployment = perform(task)
+    found, rehearsed, deployment = perform(Task(setup, seed, budget, pins))
     if as_json:
         print(json.dumps(_plain(found, rehearsed, deployment), indent=2))
     else:

@@ -23,7 +23,6 @@ from epp.lab.compare.compare import compare
 from epp.lab.compare.resample import Statistic
 from epp.lab.compare.stats import percentile
 from epp.lab.sim.run import policy_named, run_window
-from epp.lab.sim.scenario import WindowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from epp.lab.compare.compare import Comparison
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import SimResult
+    from epp.lab.sim.scenario import WindowOptions
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.search import Search
     from epp.learn.tuner.settings import Goal
@@ -83,11 +83,6 @@ class Rehearsed:
     tried: int = 0
 
 
-def alike(a: Mapping[str, float], b: Mapping[str, float], within: float) -> bool:
-    """Check that all weights of the one are within a relative distance of the other's."""
-    return all(math.isclose(value, b.get(name, math.nan), rel_tol=within) for name, value in a.items())
-
-
 def proposal(
     found: Rehearsed, names: Iterable[str], refused: Iterable[Mapping[str, float]]
 ) -> tuple[dict[str, float] | None, str]:
@@ -101,9 +96,15 @@ def proposal(
     moved = {name: found.weights[name] for name in names if name in found.weights}
     if not found.worth:
         return None, f"rehearsal: {found.reason}"
-    if any(alike(moved, before, TRIED) for before in refused):
+    if any(_was_tried(moved, before) for before in refused):
         return None, "rehearsal: the best weights found were tried live before, and not promoted"
     return moved, f"rehearsal: {found.reason}"
+
+
+def _was_tried(weights: Mapping[str, float], before: Mapping[str, float]) -> bool:
+    return all(
+        math.isclose(value, before.get(name, math.nan), rel_tol=TRIED) for name, value in weights.items()
+    )
 
 
 def budget_after(budget: int, fruitless: int) -> int:
@@ -114,7 +115,7 @@ def budget_after(budget: int, fruitless: int) -> int:
     return max(1, budget // min(1 << fruitless, _LEAST_PART))
 
 
-def windows(trace: Sequence[TraceRequest], size: int = WINDOW_REQUESTS) -> list[tuple[TraceRequest, ...]]:
+def windows(trace: Sequence[TraceRequest], size: int) -> list[tuple[TraceRequest, ...]]:
     """Cut a trace into windows of about ``size`` requests, two at least, each with its own time."""
     count = max(2, len(trace) // size)
     edges = [round(part * len(trace) / count) for part in range(count + 1)]
@@ -139,14 +140,14 @@ class Stage:
     def __init__(
         self,
         deployment: Deployment,
-        options: WindowOptions | None = None,
-        seed: int = 0,
-        window_requests: int = WINDOW_REQUESTS,
+        options: WindowOptions,
+        seed: int,
+        window_requests: int,
     ) -> None:
         self.deployment = deployment
         #: What the recorded requests were cut into.
         self.windows = windows(deployment.trace, window_requests)
-        self._options, self._seed = replace(options or WindowOptions(), closed_loop=False), seed
+        self._options, self._seed = replace(options, closed_loop=False), seed
         self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
 
     def run(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> list[SimResult]:
@@ -192,7 +193,7 @@ def rehearse(
     *,
     budget: int,
     goal: Goal,
-    looks: int = 1,
+    looks: int,
 ) -> Rehearsed:
     """Search and judge.
 
@@ -252,7 +253,7 @@ def _paired(
 
 
 def worth_a_trial(
-    ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal, looks: int = 1
+    ttft: Comparison, e2e: Comparison, failed: tuple[int, int], goal: Goal, looks: int
 ) -> tuple[bool, str]:
     """Decide whether a live trial is worth it, and say why.
 

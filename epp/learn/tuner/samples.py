@@ -1,6 +1,6 @@
 """One finished request as the tuner sees it, and how a flight record becomes one.
 
-Owns what counts as failed, and which requests say nothing about a policy. Pure: records come in as plain
+Owns what counts as failed, and which requests say nothing about a policy. Records come in as plain
 mappings, as the flight recorder writes them (docs/records.md).
 
 Rules
@@ -9,6 +9,8 @@ Rules
 - What failed, or never got a first token, is a sample too: it exceeds every threshold. Left out are only
   requests that no weights could have helped (not priced by the policy, or refused as the client's fault) and
   those that nobody watched.
+- A tuner begins at the end of what is there: what came before its first start is history, not evidence.
+  Requests of a picker whose clock runs ahead do not count: nobody knows which block they were in.
 """
 
 from __future__ import annotations
@@ -17,18 +19,26 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from epp.learn.sidecar.feed import Feed
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from epp.learn.sidecar.feed import State
 
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
 #: The client left: nobody knows how long its answer would have taken.
-_CLIENT_LEFT = frozenset({"client-gone"})
+_CLIENT_LEFT = "client-gone"
 #: The client may have left, in the middle of an answer of which perhaps nobody saw the first token.
 _CUT_OFF = "cut-off"
 #: Endings of which nobody saw more than what else the record says.
 _UNSEEN = frozenset({"unobserved", "stream-end"})
 _BROKEN = frozenset({"upstream-reset", "unreachable", "timed-out", "expired"})
+#: Clocks of two machines may differ by so much; a minute more or less is nothing to a baseline.
+_AHEAD_S = 60.0
+_KEPT = ("id", "at", "basis", "arm", "weights_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +63,13 @@ class Sample:
     """One request.
 
     Attributes:
-        id: its decision.
         stamp: trial, arm and block, as of dispatch; None outside of trials.
-        weights_version: digest of the weights that chose.
         dispatched_wall_s: Unix time of the decision.
-        ended_wall_s: Unix time at which its outcome was known; NaN while it still runs.
-        endpoint: who served it.
-        session: what keeps requests together, empty when unknown.
         prompt_tokens: of its prompt.
+        id: its decision.
+        weights_version: digest of the weights that chose.
+        endpoint: who served it.
+        ended_wall_s: Unix time at which its outcome was known; NaN while it still runs.
         ttft_ms: time to first token, NaN when none was seen.
         e2e_ms: whole time, NaN when not seen.
         itl_ms: mean time between tokens, NaN when not seen.
@@ -69,16 +78,15 @@ class Sample:
         censored: it was cut short by its client, or still runs: ``e2e_ms`` is a lower bound.
     """
 
-    id: str
     stamp: Stamp | None
-    weights_version: str
     dispatched_wall_s: float
-    ended_wall_s: float
-    endpoint: str
-    session: str
     prompt_tokens: int
-    ttft_ms: float
-    e2e_ms: float
+    id: str = ""
+    weights_version: str = ""
+    endpoint: str = ""
+    ended_wall_s: float = math.nan
+    ttft_ms: float = math.nan
+    e2e_ms: float = math.nan
     itl_ms: float = math.nan
     answer_tokens: int | None = None
     failed: bool = False
@@ -123,18 +131,13 @@ def sample_of(
         "stamp": read_stamp(str(decision.get("arm", ""))),
         "weights_version": str(decision["weights_version"]),
         "dispatched_wall_s": started_wall_s,
-        "session": str(decision.get("session") or decision["request"].get("affinity_key") or ""),
         "prompt_tokens": int(decision["request"]["prompt_tokens"]),
     }
     if outcome is None:
-        endpoint = str(decision["endpoints"][decision["chosen"]])
-        waited_ms = (now_wall_s - started_wall_s) * 1000.0
         return Sample(
             **common,
-            ended_wall_s=math.nan,
-            endpoint=endpoint,
-            ttft_ms=math.nan,
-            e2e_ms=waited_ms,
+            endpoint=str(decision["endpoints"][decision["chosen"]]),
+            e2e_ms=(now_wall_s - started_wall_s) * 1000.0,
             censored=True,
         )
     cause, status = str(outcome.get("cause", "")), outcome.get("status")
@@ -144,7 +147,7 @@ def sample_of(
     cut_off = cause == _CUT_OFF and not broken
     if outcome.get("ttft_ms") is None and (cut_off or (cause in _UNSEEN and status is None)):
         return None
-    left = cut_off or cause in _CLIENT_LEFT or status == 499
+    left = cut_off or cause == _CLIENT_LEFT or status == 499
     answer_tokens = outcome.get("completion_tokens")
     return Sample(
         **common,
@@ -166,3 +169,43 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is no time")
     return number
+
+
+class SampleFeed(Feed[Sample]):
+    """New samples of a folder, of what was decided after the first start.
+
+    Args:
+        folder: of the flight recorder; may not exist yet.
+        policy: samples of other policies are passed over.
+        report: takes sentences for the log, each once.
+        state: where an earlier feed was; None to begin at the end of what is there.
+    """
+
+    def __init__(
+        self, folder: Path, *, policy: str, report: Callable[[str], None], state: State | None = None
+    ) -> None:
+        self._policy = policy
+        super().__init__(folder, report=report, state=state)
+
+    def keep(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what a sample needs."""
+        if record["basis"] != "policy" or record["policy"] != self._policy:
+            return None
+        return {
+            **{key: record[key] for key in _KEPT if key in record},
+            "request": {"prompt_tokens": int(record["request"]["prompt_tokens"])},
+            "endpoints": [str(record["endpoints"][record["chosen"]])],
+            "chosen": 0,
+        }
+
+    def make(
+        self, kept: dict[str, Any], outcome: Mapping[str, Any] | None, now_wall_s: float
+    ) -> Sample | None:
+        """Return the sample; None from a picker whose clock runs ahead."""
+        if kept["at"] - now_wall_s > _AHEAD_S:
+            self.report_once(
+                f"requests are dated more than {_AHEAD_S:.0f} s ahead of this machine's clock and do not "
+                "count: synchronise the clocks of pickers and tuner"
+            )
+            return None
+        return sample_of(kept, outcome, now_wall_s)

@@ -12,15 +12,13 @@ import msgspec
 
 from epp.config.plan import Split, Switchback
 from epp.learn.tuner import watch as fleet
-from epp.learn.tuner.histogram import bin_of
 from epp.learn.tuner.record import close
 from epp.learn.tuner.settings import LONGEST_WAIT_S
 from epp.learn.tuner.state import Features
-from epp.learn.tuner.tally import Baseline, freeze
+from epp.learn.tuner.tally import Baseline, bin_of, freeze
 from epp.learn.tuner.verdict import (
     END,
     PASS,
-    Verdict,
     abrupt,
     fails_now,
     judge_probation,
@@ -153,7 +151,7 @@ def watch_fleet(run: Run) -> None:
     if reason:
         state.ended_for_fleet += 1
         state.cool_until_wall_s = run.now_wall_s + settings.stages.cooldown_s
-        _ended(run, Verdict(END, reason))
+        _ended(run, reason)
 
 
 def judge(run: Run) -> None:
@@ -161,8 +159,7 @@ def judge(run: Run) -> None:
     state, settings = run.state, run.settings
     if state.trial is None or _unwell(run, state.trial):
         return
-    plain = abrupt(state.record, state.trial)
-    if plain is not None:
+    if plain := abrupt(state.record, state.trial):
         _ended(run, plain)
         return
     if _doubted(run):
@@ -213,15 +210,15 @@ def _doubted(run: Run) -> bool:
     return True
 
 
-def _ended(run: Run, verdict: Verdict) -> None:
+def _ended(run: Run, reason: str) -> None:
     state = run.state
     run.refuse(state.candidate or state.incumbent)
     if state.phase != "probation":
-        run.fruitless(f"candidate {state.number} ended in {state.phase}: {verdict.reason}")
+        run.fruitless(f"candidate {state.number} ended in {state.phase}: {reason}")
         return
-    reason = f"candidate {state.number} demoted: {verdict.reason}"
-    run.adopt(state.previous or state.incumbent, "demoted", reason)
-    run.fruitless(reason)
+    demoted = f"candidate {state.number} demoted: {reason}"
+    run.adopt(state.previous or state.incumbent, "demoted", demoted)
+    run.fruitless(demoted)
 
 
 def _split(run: Run, added: int) -> None:
@@ -229,7 +226,7 @@ def _split(run: Run, added: int) -> None:
     lasted_s = run.now_wall_s - state.since_wall_s
     verdict = judge_split(state.record, run.settings)
     if added and verdict.kind == END:
-        _ended(run, verdict)
+        _ended(run, verdict.reason)
         return
     served = state.record.totals.get("candidate")
     if served is not None and served.requests >= stages.stage_requests and lasted_s >= stages.stage_s:
@@ -242,7 +239,7 @@ def _split(run: Run, added: int) -> None:
             state.tests += 1
             run.go("switchback", reason)
     elif lasted_s > stages.stage_max_s:
-        _ended(run, Verdict(END, f"too little traffic: {served.requests if served else 0} requests"))
+        _ended(run, f"too little traffic: {served.requests if served else 0} requests")
 
 
 def _switchback(run: Run, added: int) -> None:
@@ -254,11 +251,11 @@ def _switchback(run: Run, added: int) -> None:
             _promoted(run, verdict.reason)
             return
         if verdict.kind == END:
-            _ended(run, verdict)
+            _ended(run, verdict.reason)
             return
     longest_s = 4.0 * evidence.max_pairs * state.trial.block_s
     if run.now_wall_s - state.since_wall_s > longest_s:
-        _ended(run, Verdict(END, f"too little traffic: {len(state.record.units)} pairs in all this time"))
+        _ended(run, f"too little traffic: {len(state.record.units)} pairs in all this time")
 
 
 def _promoted(run: Run, reason: str) -> None:
@@ -275,17 +272,16 @@ def _probation(run: Run, added: int) -> None:
     state, stages = run.state, run.settings.stages
     verdict = judge_probation(state.record, run.settings) if added else None
     if verdict is not None and verdict.kind == END:
-        _ended(run, verdict)
+        _ended(run, verdict.reason)
     elif verdict is not None and verdict.kind == PASS:
-        _settled(run, verdict)
+        _settled(run, verdict.reason)
     elif run.now_wall_s - state.since_wall_s > stages.probation_max_s:
-        _settled(run, Verdict(PASS, f"nothing to regret in {len(state.record.units)} pairs; time is up"))
+        _settled(run, f"nothing to regret in {len(state.record.units)} pairs; time is up")
 
 
-def _settled(run: Run, verdict: Verdict) -> None:
-    reason = f"candidate {run.state.number} stays: {verdict.reason}"
+def _settled(run: Run, reason: str) -> None:
     run.drop_candidate()
-    run.go("baseline", reason)
+    run.go("baseline", f"candidate {run.state.number} stays: {reason}")
 
 
 def watch(run: Run) -> None:

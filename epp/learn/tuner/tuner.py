@@ -3,12 +3,15 @@
 Owns the state in memory and the order in which memory and files change: the machine is asked, its state is
 persisted, and only then the plan is published. A plan that cannot be written stays pending; pickers go on
 with what they have until the trial's lease ends. Whoever makes a `Tuner` holds the lock.
+
+Owns the file of operators' requests, too. Commands add to it in turns, by an `flock` beside it; the tuner
+remembers which it has done, so that several that come within one of its looks are all done, in order.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+import secrets
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -16,20 +19,32 @@ from epp.config.load import parse_weights
 from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
-from epp.learn.sidecar.files import Files, Writes, load_memory
+from epp.learn.sidecar.files import Files, Writes, exclusive, load_memory, lost
 from epp.learn.tuner import machine
-from epp.learn.tuner.feed import SampleFeed
-from epp.learn.tuner.operator_requests import read_requests
+from epp.learn.tuner.samples import SampleFeed
 from epp.learn.tuner.search import Measured  # noqa: TC001
-from epp.learn.tuner.state import Note, NothingBetter, Observed, Pinned, Proposed, Publish, Rehearse, State
+from epp.learn.tuner.state import (
+    Freeze,
+    Note,
+    NothingBetter,
+    Observed,
+    Pinned,
+    Proposed,
+    Publish,
+    Rehearse,
+    RollBack,
+    State,
+    Thaw,
+)
 from epp.learn.tuner.trials import late_s
+from epp.records.files import DAMAGED
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.clock import Clock
-    from epp.learn.sidecar.paths import WeightsPaths
+    from epp.learn.sidecar.files import WeightsPaths
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.state import Action, Event
 
@@ -37,6 +52,52 @@ if TYPE_CHECKING:
 SAVE_S = 5.0
 #: A rehearsal that failed is begun again after so long, each time twice as long, up to the other.
 RETRY_S, MAX_RETRY_S = 60.0, 3600.0
+#: Requests that the file keeps, the newest; a tuner that runs does each within seconds.
+KEPT = 20
+What = Literal["freeze", "thaw", "rollback"]
+
+
+class OperatorRequest(msgspec.Struct, frozen=True):
+    """What an operator asks for.
+
+    Attributes:
+        what: which.
+        reason: why, in the operator's words.
+        number: of the weights to go back to.
+        id: drawn for each.
+    """
+
+    what: What
+    reason: str = ""
+    number: int = -1
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+
+    def event(self, now_wall_s: float) -> Event:
+        """Return the event of the machine."""
+        reason = self.reason or "no reason given"
+        if self.what == "freeze":
+            return Freeze(now_wall_s, reason)
+        if self.what == "thaw":
+            return Thaw(now_wall_s, reason)
+        return RollBack(now_wall_s, self.number, reason)
+
+
+def ask(paths: WeightsPaths, request: OperatorRequest) -> None:
+    """Add a request to those on file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with exclusive(paths.requests_lock):
+        Files().replace(paths.requests, msgspec.json.encode([*read_requests(paths), request][-KEPT:]))
+
+
+def read_requests(paths: WeightsPaths) -> list[OperatorRequest]:
+    """Read the requests on file, oldest first, done or not; none where the file is torn or cannot be read."""
+    try:
+        return msgspec.json.decode(read_file(paths.requests) or b"[]", type=list[OperatorRequest])
+    except (OSError, *DAMAGED):
+        return []
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -82,13 +143,35 @@ class Memory(msgspec.Struct):
     requests_done: list[str] = []
 
 
-def read_memory(paths: WeightsPaths) -> Memory | None:
-    """Read a tuner's memory; None when there is none.
+def _read_memory(paths: WeightsPaths) -> Memory | None:
+    return load_memory(paths.memory, msgspec.json.Decoder(Memory).decode)
+
+
+def read_state(paths: WeightsPaths) -> State | None:
+    """Read what a tuner's memory says of its machine; None when there is none.
 
     Raises:
         EppError: it is there and cannot be used.
     """
-    return load_memory(paths.memory, msgspec.json.Decoder(Memory).decode)
+    memory = _read_memory(paths)
+    return None if memory is None else memory.state
+
+
+def read_pins(setup: Setup) -> Mapping[str, float]:
+    """Read what the operator's file pins now; nothing where there is none.
+
+    Raises:
+        ConfigError: nothing that can be used.
+    """
+    if setup.overrides is None:
+        return {}
+    try:
+        text = read_file(setup.overrides)
+    except OSError as error:
+        raise ConfigError(str(setup.overrides), "", str(error)) from error
+    if text is None:
+        return {}
+    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
 
 
 class Tuner:
@@ -112,12 +195,13 @@ class Tuner:
         files: Files | None = None,
     ) -> None:
         self.setup, self.rehearsal, self._clock, self._report = setup, rehearsal, clock, report
-        self._files, self._writes = files or Files(), Writes(report)
+        self._files = files or Files()
+        self._writes = Writes(report, self._files)
         self._plan: Plan | None = None
         self._rendered: bytes | None = None
         self._unsaved = False
         self._rehearse_for = ""
-        self._overrides: tuple[bytes | None, str] | None = None
+        self._problem = ""
         self._failures = 0
         self._again: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
@@ -137,7 +221,7 @@ class Tuner:
             EppError: the memory is there and cannot be used.
         """
         setup, now_wall_s = self.setup, self._clock.wall_s()
-        memory = read_memory(setup.paths)
+        memory = _read_memory(setup.paths)
         if memory is not None and memory.state.policy != setup.policy:
             self._report(
                 f"the memory is of policy {memory.state.policy!r}, not {setup.policy!r}: beginning anew"
@@ -207,9 +291,7 @@ class Tuner:
         self._saved_s = self._clock.mono_s()
         self._check_file()
         content = msgspec.json.encode(self.memory)
-        saved = self._writes.attempt(
-            "the tuner's state", partial(self._files.replace, self.setup.paths.memory, content)
-        )
+        saved = self._writes.replace("the tuner's state", self.setup.paths.memory, content)
         self._unsaved = not saved
         return saved and self._publish()
 
@@ -227,15 +309,8 @@ class Tuner:
     def _check_file(self) -> None:
         """Have the plan written again where the file does not hold it."""
         path = self.setup.paths.weights
-        if self._plan is not None:
-            return
-        try:
-            content = read_file(path)
-        except OSError:  # what is in its place is reported when it is written
-            content = b""
-        if content != self._rendered:
-            who = "is gone" if content is None else "was changed by somebody else"
-            self._report(f"{path} {who}; written again (pins belong into the overrides file)")
+        if self._plan is None and (what := lost(path, self._rendered)):
+            self._report(f"{path} {what}; written again (pins belong into the overrides file)")
             self._plan = machine.plan_of(self.state)
 
     def _publish(self) -> bool:
@@ -243,8 +318,7 @@ class Tuner:
             return True
         content = render_plan(self._plan)
         self._parsed(content)  # nothing leaves this process that a picker would have to refuse
-        replace = partial(self._files.replace, self.setup.paths.weights, content)
-        if not self._writes.attempt("the weights file", replace):
+        if not self._writes.replace("the weights file", self.setup.paths.weights, content):
             return False
         self._plan, self._rendered = None, content
         return True
@@ -277,23 +351,14 @@ class Tuner:
         self.handle(Observed(heard_wall_s, samples))
 
     def _read_overrides(self) -> None:
-        path, setup = self.setup.overrides, self.setup
+        pins, problem = self.state.pins, ""
         try:
-            text, problem = None if path is None else read_file(path), ""
-        except OSError as error:
-            text, problem = None, str(error)
-        if (text, problem) == self._overrides:
-            return
-        self._overrides = (text, problem)
-        pins: dict[str, float] = {}  # none where the file is gone, or is configured no more
-        try:
-            if text is not None:
-                pins = parse_weights(text, str(path), policy=setup.policy, bounds=setup.file_bounds)
+            pins = dict(read_pins(self.setup))
         except ConfigError as error:
             problem = str(error)
-        if problem:
+        if problem and problem != self._problem:
             self._report(f"{problem}; pins stay as they were")
-            return
+        self._problem = problem
         if pins != self.state.pins:
             self.handle(Pinned(self._clock.wall_s(), pins))
 

@@ -114,8 +114,8 @@ def unwell(record: Record, trial: Trial, settings: TunerSettings) -> str:
     return f"{shares[0]:.0%} and {shares[1]:.0%} of the newest requests fail in the two arms"
 
 
-def abrupt(record: Record, trial: Trial) -> Verdict | None:
-    """Check whether the newer weights fail so plainly that nothing need be waited for, open blocks included.
+def abrupt(record: Record, trial: Trial) -> str:
+    """Say how the newer weights fail so plainly that nothing need be waited for, open blocks included.
 
     The arms of a switchback have their blocks at different times, so a burst of load or an outage within one
     block looks like bad weights: a second pair must say the same.
@@ -129,9 +129,8 @@ def abrupt(record: Record, trial: Trial) -> Verdict | None:
         else:
             is_plain = any(rise >= limit for rise in rises.values())
         if is_plain:
-            reason = f"share of {_WORDS[measure]} is {_points(limit)} or more above the other arm's"
-            return Verdict(END, reason)
-    return None
+            return f"share of {_WORDS[measure]} is {_points(limit)} or more above the other arm's"
+    return ""
 
 
 def fails_now(record: Record, trial: Trial) -> bool:

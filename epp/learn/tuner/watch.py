@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.learn.tuner.histogram import NEVER, Histogram, bin_of
-from epp.learn.tuner.tally import measured_ms
+from epp.learn.tuner.tally import NEVER, Histogram, bin_of, measured_ms
 from epp.learn.tuner.verdict import uncorrelated
 
 if TYPE_CHECKING:

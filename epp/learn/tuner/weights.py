@@ -19,10 +19,10 @@ from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.files import Files, exclusive
 from epp.learn.sidecar.setup import Given
 from epp.learn.tuner import setup as setups
-from epp.learn.tuner.command import obey, read_pins
+from epp.learn.tuner.command import obey
 from epp.learn.tuner.settings import TunerKeys
 from epp.learn.tuner.status import history_lines
-from epp.learn.tuner.tuner import read_memory
+from epp.learn.tuner.tuner import read_pins, read_state
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
                 what = "weights are named beside --all" if arguments.all else "nothing to unpin"
                 raise ConfigError("command line", "", what, "name weights, or give --all")
             return _change(setup, {}, None if arguments.all else tuple(arguments.names), arguments)
-    memory = read_memory(setup.paths)
-    state = None if memory is None else memory.state
+    state = read_state(setup.paths)
     if arguments.action == "history":
         none = f"no history: no tuner has run on {setup.paths.weights}"
         print("\n".join(history_lines(state, time.time()) if state is not None else [none]))
