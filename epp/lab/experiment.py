@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epp.errors import EppError
-from epp.lab.compare.evidence import mean_interval
+from epp.lab.compare.stats import mean_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,12 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from epp.lab.compare.compare import compare, interval, sentence
-from epp.lab.compare.evidence import Evidence, compare_with_best, mean_interval, seed_evidence, trace_evidence
+from epp.lab.compare.compare import compare, comparison_table, interval, sentence
 from epp.lab.compare.load import RequestResult
-from epp.lab.compare.resample import Statistic, by_cluster, politis_white_block, stationary
-from epp.lab.compare.stats import percentile
-from epp.lab.compare.table import comparison_table
+from epp.lab.compare.stats import (
+    Evidence,
+    Statistic,
+    by_cluster,
+    compare_with_best,
+    mean_interval,
+    percentile,
+    politis_white_block,
+    seed_evidence,
+    stationary,
+    trace_evidence,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

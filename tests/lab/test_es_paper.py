@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.lab.es_paper import EsPaper
+from epp.lab.experiments.tuner_paper import EsPaper
 
 
 def test_it_starts_and_hops_as_published_and_stays_in_its_box() -> None:

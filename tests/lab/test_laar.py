@@ -10,8 +10,7 @@ import pytest
 
 from epp.errors import EppError
 from epp.lab.compare.simulate import run_all
-from epp.lab.experiments.laar import fleet, requests_of
-from epp.lab.model_accuracies import NAMES, draw_truth, right_answers
+from epp.lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, right_answers
 from epp.lab.sim.retry import Asked, Question, RetrySim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create

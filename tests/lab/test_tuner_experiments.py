@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import Plan, Split, Switchback
-from epp.lab import tuner_cells
+from epp.lab import tuner_life
 from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
-from epp.lab.tuner_cells import CELLS, HOME
-from epp.lab.tuner_life import BEGIN_WALL_S, Life, Stretch, defaults_of, rules_of
+from epp.lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, Life, Stretch, defaults_of, rules_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.learn.tuner.state import NothingBetter, Proposed
@@ -98,15 +97,15 @@ def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.Monk
 
 
 def test_a_candidate_that_herds_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner_cells, "rules_of", lambda policy: rules_of(policy, QUICK))
+    monkeypatch.setattr(tuner_life, "rules_of", lambda policy: rules_of(policy, QUICK))
     experiment = tuner_guard.EXPERIMENT
     found = tuner_guard.run(experiment.cells[0], experiment.entries[0], 0)
     assert (found["promoted"], found["ended"]) == (False, True)
 
 
 def test_a_tuning_run_is_judged_on_windows_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner_cells, "LOADS_HELD_OUT", 1)
-    monkeypatch.setattr(tuner_cells, "HELD_OUT_REQUESTS", 30)
+    monkeypatch.setattr(tuner_life, "LOADS_HELD_OUT", 1)
+    monkeypatch.setattr(tuner_life, "HELD_OUT_REQUESTS", 30)
     for name, value in {"MOST_REQUESTS": 5000, "BUDGET": 1, "RECORDED": 90, "WINDOW_REQUESTS": 30}.items():
         monkeypatch.setattr(tuner_runs, name, value)
     cell = "chat / one region | gorgo"
@@ -120,7 +119,7 @@ def test_a_drift_is_lived_through_with_and_without_a_tuner(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner_drift, "CHANGED_H", 1)
-    for module in (tuner_drift, tuner_cells):
+    for module in (tuner_drift, tuner_life):
         monkeypatch.setattr(module, "STRETCH_S", 300.0)
     without, tuned = (tuner_drift.run(what, entry, 0) for entry in tuner_drift.EXPERIMENT.entries)
     assert without["p95_ms"] == tuned["p95_ms"] > 0.0

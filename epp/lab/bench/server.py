@@ -13,11 +13,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import Server, bare, cpu_s, picker, pool_of
-from epp.lab.bench.prompts import conversation
-from epp.lab.bench.recorded import Mode
-from epp.lab.bench.recorded import conversation as held_conversation
+from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
     import argparse
@@ -84,20 +82,20 @@ def _prompts(tokens: int, mode: Mode, number: int, count: int) -> list[tuple[byt
     """Make prompts of a round's own for each mode: what one has sent is cached whole for the next."""
     count = max(count // FEWER, 8) if tokens >= LONG_TOKENS else count
     seed = (number * len(Mode) + list(Mode).index(mode)) * 10_000
-    return [conversation(tokens, seed + at) for at in range(1, count + 1)]
+    return [bodies(tokens, seed + at) for at in range(1, count + 1)]
 
 
 async def _burst(found: Figures, name: str, row: Row, mode: Mode, pairs: list[tuple[bytes, bytes]]) -> float:
     """Return CPU milliseconds per request of one server in one mode, prompts known to nine tenths."""
     cpu_ms, decided_ms = 0.0, [0.0]
     for turn in (0, 1):
-        held = [held_conversation(mode, pair[turn], CHUNKS) for pair in pairs]
+        held = [conversation(mode, pair[turn], CHUNKS) for pair in pairs]
         before_s = cpu_s(row.server.pid)
         decided_ms = await row.proxy.burst(held, AT_ONCE, reported=mode is not Mode.DUPLEX)
         cpu_ms = (cpu_s(row.server.pid) - before_s) / len(pairs) * 1e3
     found.add(name, "ms CPU", cpu_ms)
     found.add(f"{name} p50", "ms", median(decided_ms), f"latency, {AT_ONCE} at once")
-    found.add(f"{name} p99", "ms", percentile(decided_ms, 0.99))
+    found.add(f"{name} p99", "ms", percentile(decided_ms, 99))
     return cpu_ms
 
 

@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
-from epp.lab.compare.evidence import MIN_UNITS
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.learned import UNTRIED, Learning
@@ -32,6 +31,7 @@ from epp.lab.compare.simulate import (
     tunable,
     tune,
 )
+from epp.lab.compare.stats import MIN_UNITS
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.learn.reward_model.settings import Data

@@ -120,7 +120,6 @@ class Cell:
         load: multiplies the source's own pace; send times are divided by it.
         time_scale: of the source at its own pace.
         max_in_flight: the client's limit, None for none.
-        closed_loop: whether followers wait for answers.
         warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
         tuning: what policies are tuned on.
         reports: what the picker hears.
@@ -131,7 +130,6 @@ class Cell:
     load: float = 1.0
     time_scale: float = 1.0
     max_in_flight: int | None = None
-    closed_loop: bool = True
     warmup_s: float | None = None
     tuning: Source | None = None
     reports: Reports = Reports()

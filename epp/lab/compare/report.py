@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from epp.lab.compare.evidence import ENOUGH_UNITS
 from epp.lab.compare.measure import METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
+from epp.lab.compare.stats import ENOUGH_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

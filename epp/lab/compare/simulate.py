@@ -97,7 +97,6 @@ def run_task(task: Task) -> Outcome:
     options = WindowOptions(
         time_scale=cell.pace,
         max_in_flight=cell.max_in_flight,
-        closed_loop=cell.closed_loop,
         report_usage=cell.reports.usage,
         report_cached_tokens=cell.reports.cached_tokens,
         report_delay_ms=cell.reports.delay_ms,

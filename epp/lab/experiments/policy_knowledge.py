@@ -70,9 +70,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     load, fleet = condition(cell)
     seed += SEED
     requests = load.source.requests(seed)
-    options = WindowOptions(
-        time_scale=load.pace, max_in_flight=load.max_in_flight, closed_loop=load.closed_loop
-    )
+    options = WindowOptions(time_scale=load.pace, max_in_flight=load.max_in_flight)
 
     def informed(truth: Truth) -> Policy:
         return InformedPolicy(truth, KNOWN[entry])

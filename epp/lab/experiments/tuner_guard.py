@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.lab.experiment import Experiment
-from epp.lab.tuner_cells import CELLS, life
-from epp.lab.tuner_life import defaults_of
+from epp.lab.tuner_life import CELLS, defaults_of, life
 from epp.learn.tuner.state import NothingBetter, Proposed
 
 if TYPE_CHECKING:

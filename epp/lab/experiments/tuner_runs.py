@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.lab.experiment import Experiment
-from epp.lab.tuner_cells import CELLS, held_out, life, weights_off
-from epp.lab.tuner_life import Rehearsals, rules_of
+from epp.lab.tuner_life import CELLS, Rehearsals, held_out, life, rules_of, weights_off
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
