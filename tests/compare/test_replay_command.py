@@ -23,8 +23,8 @@ from epp.lab.compare.measure import Figures, Quantiles
 from epp.lab.compare.plan import TUNING_SEED, Cell, Source
 from epp.lab.compare.report import change, conclusion, progress
 from epp.lab.compare.results import compare_policies
-from epp.lab.compare.simulate import Outcome, PolicyChoice, Task, TuningTask, objective, tunable, tune
-from epp.lab.sim.scenario import parse_fleet
+from epp.lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
+from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.registry import WORKLOADS
 from tests.kit.replicas import MODEL, quick_config, running_fleet
 
@@ -270,21 +270,21 @@ class TestTuning:
     def test_a_search_on_a_known_surface_finds_its_valley_on_other_loads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seen: list[Task] = []
+        seen: set[tuple[int, Source]] = set()
 
-        def surface(asked: Task) -> Outcome:
-            seen.append(asked)
-            weights = asked.policy.weights
+        def surface(cell: Cell, _: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
+            seen.add((seed, cell.source))
+            weights = policy.weights
             far = abs(math.log(weights["queue_weight"] / 0.05)) + 0.1 * abs(weights["prefill_weight"] - 1.0)
             return Outcome(made(e2e=1000.0 * math.exp(far)), {})
 
         monkeypatch.setattr(simulate, "run_task", surface)
         tuning = Source(workload="demo", until_s=8.0)
         cell = Cell("c", Source(workload="demo"), tuning=tuning)
-        found = tune(TuningTask(cell, parse_fleet(FLEET), PolicyChoice("gorgo"), 60))
+        found = tune(cell, parse_fleet(FLEET), PolicyChoice("gorgo"), 60)
         assert found.objective < found.objective_at_defaults - 0.5
         assert found.weights["queue_weight"] == pytest.approx(0.05, rel=0.6)
-        assert {(t.seed, t.cell.source) for t in seen} == {(TUNING_SEED + i, tuning) for i in range(2)}
+        assert seen == {(TUNING_SEED + i, tuning) for i in range(2)}
 
 
 class TestTraceStats:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.lab import conditions
-from epp.lab.command import names
-from epp.lab.experiment import Experiment, execute
+from epp.lab.experiment import Experiment, execute, names
 from epp.lab.experiments import lodestar, wan
 
 if TYPE_CHECKING:

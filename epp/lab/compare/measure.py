@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.lab.compare.load import RequestResult
+    from epp.lab.compare.stats import Floats
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import WindowResult
-
-    Floats = NDArray[np.float64]
 
 #: Latencies that are compared, by the names of their fields.
 METRICS = ("ttft_ms", "e2e_ms", "itl_ms")
@@ -153,11 +152,6 @@ def _run(
     columns["due_ms"] = column((r.index, r.intended_ms) for r in results)
     columns["believed_tokens"] = column(believed)
     return Run(len(replicas), columns, failed, where, busy_share)
-
-
-def counted(requests: Sequence[TraceRequest], *, warmup_s: float, pace: float) -> NDArray[np.bool_]:
-    """Tell which requests count: those whose nominal send times are past the warm-up."""
-    return np.array([r.at_ms * pace >= warmup_s * 1000.0 for r in requests], dtype=bool)
 
 
 def figures(run: Run, requests: Sequence[TraceRequest], mask: NDArray[np.bool_], *, pace: float) -> Figures:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
-from epp.lab.compare.simulate import PolicyChoice, Task, run_task
+from epp.lab.compare.simulate import PolicyChoice, run_task
 from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
 from epp.lab.sim.oracle import ORACLES
@@ -94,7 +94,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     load, fleet = condition(cell)
     if entry in SCRAPE_S:
         fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
-    figures = run_task(Task(load, fleet, choice(cell, entry), SEED + seed)).figures
+    figures = run_task(load, fleet, choice(cell, entry), SEED + seed).figures
     return {
         "TTFT p95 ms": figures.ttft_ms.p95,
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,
