@@ -209,7 +209,8 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
 
 
 def _ratio_text(logs: Floats) -> str:
-    mean, low, high = (math.exp(value) for value in interval(logs))
+    with np.errstate(over="ignore"):  # seeds that hardly differ, or few, leave an end open: infinite
+        mean, low, high = np.exp(interval(logs)).tolist()
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" if math.isnan(low) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"

@@ -64,6 +64,14 @@ def test_events_are_shares_and_ranges_are_the_seeds(tmp_path: Path) -> None:
     assert "| near | old | 2550 (100 to 5000) | 0 [0, 0.07135] |" in text
 
 
+def test_an_end_that_is_beyond_all_numbers_is_infinite(tmp_path: Path) -> None:
+    def run(_: str, entry: str, seed: int) -> dict[str, float]:
+        return {"ms": (1.0, 1.00001, 2.0)[seed] if entry == "new" else 1.0, "lost": 0.0}
+
+    runs = execute(replace(EXPERIMENT, run=run), seeds=range(3), jobs=1, kept=tmp_path / "runs")
+    assert "inf]" in table(EXPERIMENT, runs)
+
+
 def test_one_seed_has_no_interval() -> None:
     assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
 
