@@ -15,9 +15,9 @@ from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
 from epp.lab.bench import command, core, index, recorded, server
-from epp.lab.bench.bare import answer
+from epp.lab.bench.bare import NOBODY, answer
 from epp.lab.bench.figures import GOALS, Figures, load
-from epp.lab.bench.processes import NOBODY, bare, held
+from epp.lab.bench.processes import bare, held
 from epp.lab.bench.recorded import Mode
 from epp.lab.bench.rig import decide, request, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
@@ -92,7 +92,7 @@ async def test_another_picker_is_measured_by_address_and_process(transport: str)
 
 def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> None:
     asked = [step.messages[0] for step in recorded.conversation(Mode.CONSTANT, BODY)]
-    headers, body = (answer(ProcessingRequest.FromString(one), NOBODY) for one in asked)
+    headers, body = (answer(ProcessingRequest.FromString(one)) for one in asked)
     assert not headers.request_headers.response.header_mutation.set_headers
     (option,) = body.request_body.response.header_mutation.set_headers
     assert option.header.raw_value.decode() == NOBODY

@@ -23,6 +23,8 @@ from epp.policies.registry import POLICIES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.lab.compare.measure import Figures
+
 CANDIDATE = "gorgo-ms"
 _TUNED = " tuned"
 #: The same policy with other parameters or weights, by entry.
@@ -94,7 +96,11 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     load, fleet = condition(cell)
     if entry in SCRAPE_S:
         fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
-    figures = run_task(load, fleet, choice(cell, entry), SEED + seed).figures
+    return shown(run_task(load, fleet, choice(cell, entry), SEED + seed).figures)
+
+
+def shown(figures: Figures) -> dict[str, float]:
+    """Return what tables of policies show."""
     return {
         "TTFT p95 ms": figures.ttft_ms.p95,
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,

@@ -14,6 +14,7 @@ from epp.lab.compare.measure import from_window
 from epp.lab.compare.simulate import outcome_of
 from epp.lab.conditions import SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
+from epp.lab.experiments.policies import shown
 from epp.lab.sim.oracle import GreedyOracleTotal
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import WindowOptions
@@ -77,12 +78,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
     policy: Oracle = GreedyOracleTotal if entry == ORACLE else informed
     result = run_window(requests, fleet, policy, seed=seed, options=options)
-    figures = outcome_of(load, seed, from_window(result, len(requests))).figures
-    return {
-        "TTFT p95 ms": figures.ttft_ms.p95,
-        "E2E p95 s": figures.e2e_ms.p95 / 1e3,
-        "hit share": figures.true_hit_share,
-    }
+    return shown(outcome_of(load, seed, from_window(result, len(requests))).figures)
 
 
 EXPERIMENT = Experiment(
