@@ -34,7 +34,6 @@ class Experiment:
     """What is compared, on what, and how one run is made.
 
     Attributes:
-        name: of the command and of the file of kept runs.
         question: one sentence.
         cells: conditions: workload, fleet, faults.
         entries: what is compared; the first is the baseline.
@@ -46,7 +45,6 @@ class Experiment:
         ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
     """
 
-    name: str
     question: str
     cells: Sequence[str]
     entries: Sequence[str]
@@ -230,20 +228,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
     module = import_module(f"{experiments.__name__}.{arguments.name.replace('-', '_')}")
-    return main(module.EXPERIMENT, arguments.options)
+    return main(arguments.name, module.EXPERIMENT, arguments.options)
 
 
-def main(experiment: Experiment, argv: Sequence[str]) -> int:
+def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     """Run an experiment from the command line and print its question, command, commits and table.
 
     Raises:
         EppError: a cell or entry is unknown.
     """
-    parser = argparse.ArgumentParser(prog=f"epp lab experiment {experiment.name}")
+    parser = argparse.ArgumentParser(prog=f"epp lab experiment {name}")
     parser.description = experiment.question
     parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
-    kept = Path("build", "lab", f"{experiment.name}.jsonl")
+    kept = Path("build", "lab", f"{name}.jsonl")
     parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
         said = ", ".join(known).replace("%", "%%")
@@ -255,7 +253,7 @@ def main(experiment: Experiment, argv: Sequence[str]) -> int:
     runs = execute(
         experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
     )
-    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([experiment.name, *argv])}\n")
+    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([name, *argv])}\n")
     print(f"commit {', '.join(sorted({run.commit for run in runs}))}; seeds 0 to {seeds[-1]}\n")
     print(table(experiment, runs))
     return 0

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.compare import command, simulate, trace_command
+from epp.lab.compare import command, simulate, trace_stats
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.measure import Figures, Quantiles
 from epp.lab.compare.plan import TUNING_SEED, Cell, Source
@@ -289,7 +289,7 @@ class TestTuning:
 
 class TestTraceStats:
     def test_the_table_has_lengths_reuse_gaps_and_fits(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run("demo", "--capacity", "10k,1M", module=trace_command) == 0
+        assert run("demo", "--capacity", "10k,1M", module=trace_stats) == 0
         text = re.sub(r"\s+", " ", capsys.readouterr().out)
         for words in (
             "prompt tokens",
@@ -302,7 +302,7 @@ class TestTraceStats:
 
     def test_json_has_the_same_figures(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         words = (demo_trace(tmp_path / "t"), "--json", "--capacity", "100000000")
-        assert run(*words, module=trace_command) == 0
+        assert run(*words, module=trace_stats) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["reuse_by_capacity"]["100000000"] == pytest.approx(found["stats"]["reuse_share"])
         assert found["requests_without_blocks"] == 0
@@ -312,4 +312,4 @@ class TestTraceStats:
     )
     def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...]) -> None:
         with pytest.raises(EppError):
-            run(*words, module=trace_command)
+            run(*words, module=trace_stats)

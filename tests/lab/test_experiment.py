@@ -26,7 +26,7 @@ def failing(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    "try", "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
+    "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
     on_request=("huge",),
 )  # fmt: skip
 
@@ -78,9 +78,9 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "2", "--cells", "huge", "--kept", str(tmp_path / "runs")]
-    assert main(EXPERIMENT, words) == 0
+    assert main("try", EXPERIMENT, words) == 0
     out = capsys.readouterr().out
     assert "Is new faster?" in out
     assert "| huge | new |" in out
     with pytest.raises(EppError, match="no 'hug'; there are near, far, huge"):
-        main(EXPERIMENT, ["--cells", "hug"])
+        main("try", EXPERIMENT, ["--cells", "hug"])

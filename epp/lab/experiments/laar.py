@@ -216,7 +216,6 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="laar",
     question="How much sooner is the first correct answer there when the policy knows who is likely right?",
     cells=CELLS,
     entries=("laar", "laar-paper", "least-load", "session-affinity"),

@@ -115,7 +115,6 @@ def _all_entries() -> tuple[str, ...]:
 
 
 EXPERIMENT = Experiment(
-    name="policies",
     question="How do policies compare with gorgo-ms, and what is each of its parts worth?",
     cells=(*STEADY_CELLS, *(name for name in NAMES if name not in STEADY_CELLS)),
     entries=_all_entries(),

@@ -82,7 +82,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="policy-knowledge",
     question="What would gorgo-ms gain by knowing more, and how near is it to a greedy oracle?",
     cells=STEADY_CELLS,
     entries=(*KNOWN, ORACLE),

@@ -106,7 +106,6 @@ def _by_window(samples: Sequence[Sample]) -> list[float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-drift",
     question="How much worse than frozen defaults is a tuner's deployment after the world has changed?",
     cells=tuple(DRIFTS),
     entries=(DEFAULTS, TUNER),

@@ -46,7 +46,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-guard",
     question="Is a candidate promoted that lowers TTFT by sending everything to the nearest replica?",
     cells=("chat / three regions",),
     entries=tuple(CANDIDATES),

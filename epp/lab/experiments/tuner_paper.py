@@ -173,7 +173,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-paper",
     question="Which weights does the published search find, how soon, and what are they worth?",
     cells=tuple(CELLS),
     entries=(PUBLISHED, *WINDOWS),

@@ -50,7 +50,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-runs",
     question="What does the tuner make of weights that are off, and does a promotion ever do harm?",
     cells=tuple(f"{place} | {policy}" for place in CELLS for policy in POLICIES),
     entries=(START, TUNED),
