@@ -32,12 +32,11 @@ BARE = {"bare": "grpcio", "bare, builtin": "builtin"}
 
 
 class Row(NamedTuple):
-    """A server, the modes that it is measured in, and how full duplex is called there."""
+    """A server, the modes that it is measured in, and a connection to it."""
 
     server: Server
     modes: Sequence[Mode]
     proxy: Proxy
-    duplex: str = "duplex, read"
 
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
@@ -50,7 +49,8 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
                 for name, row in rows.items():
                     for mode in row.modes:
                         if mode is Mode.CONSTANT or tokens < LONG_TOKENS:
-                            shown = row.duplex if mode is Mode.DUPLEX else mode.value
+                            duplex = "duplex, left" if name == "left" else "duplex, read"
+                            shown = duplex if mode is Mode.DUPLEX else mode.value
                             key = f"{name}: {shown}"
                             pairs = _prompts(tokens, mode, number, arguments.requests or REQUESTS)
                             spent_ms[key] = await _burst(found, f"server/{key}/{size}", row, mode, pairs)
@@ -58,23 +58,22 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
 
 
 async def _start(stack: AsyncExitStack, arguments: argparse.Namespace) -> dict[str, Row]:
-    modes = arguments.modes
+    modes = [Mode(name) for name in arguments.modes]
 
-    async def row(server: Server, of: Sequence[Mode], duplex: str = "duplex, read", *, reports: bool) -> Row:
-        return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)), duplex)
+    async def row(server: Server, of: Sequence[Mode], *, reports: bool = False) -> Row:
+        return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)))
 
     if arguments.address:
-        return {"picker": await row(Server(arguments.pid, arguments.address), modes, reports=False)}
+        return {"picker": await row(Server(arguments.pid, arguments.address), modes)}
     constant = [mode for mode in modes if mode is Mode.CONSTANT]
     rows = {
-        name: await row(stack.enter_context(bare(transport)), constant, reports=False)
-        for name, transport in BARE.items()
+        name: await row(stack.enter_context(bare(transport)), constant) for name, transport in BARE.items()
     }
     ours = picker(pool_of(ENDPOINTS), observe={"mode": "all", "max_chunks_per_s": 0})
     rows["picker"] = await row(stack.enter_context(ours), modes, reports=True)
     if Mode.DUPLEX in modes:
         left = stack.enter_context(picker(pool_of(ENDPOINTS), observe="none"))
-        rows["left"] = await row(left, [Mode.DUPLEX], "duplex, left", reports=False)
+        rows["left"] = await row(left, [Mode.DUPLEX])
     return rows
 
 

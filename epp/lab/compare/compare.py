@@ -141,10 +141,10 @@ def comparison_table(runs: Mapping[str, Sequence[RequestResult]]) -> Table:
         p95 = (_ms(_percentile(ok, metric, 95)) + _range(ok, metric) for ok in answered)
         table.add_row(f"{name} p95", *p95)
     table.add_row("ITL p50", *(_ms(_percentile(ok, "itl_ms", 50)) for ok in answered))
-    table.add_row("cached share", *(_share(_cached(ok)) for ok in answered))
+    table.add_row("cached share", *(share_text(_cached(ok)) for ok in answered))
     for place in sorted({r.served_by for ok in answered for r in ok if r.served_by}):
         served = (sum(r.served_by == place for r in ok) / max(1, len(ok)) for ok in answered)
-        table.add_row(f"  {place}", *map(_share, served))
+        table.add_row(f"  {place}", *map(share_text, served))
     return table
 
 
@@ -166,7 +166,8 @@ def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
-def _share(value: float) -> str:
+def share_text(value: float) -> str:
+    """Format a share as a per cent."""
     return "-" if isnan(value) else f"{100.0 * value:.0f} %"
 
 
