@@ -59,9 +59,9 @@ COMMANDS = (
     ),
     Command(("lab", "compare"), "epp.lab.compare.command", "policies on one load, simulated or over HTTP"),
     Command(
-        ("lab", "trace"), "epp.lab.compare.trace_command", "lengths, reuse, gaps, what fits in which cache"
+        ("lab", "trace"), "epp.lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"
     ),
-    Command(("lab", "experiment"), "epp.lab.command", "run an experiment: cells, entries, seeds, a table"),
+    Command(("lab", "experiment"), "epp.lab.experiment", "run an experiment: cells, entries, seeds, a table"),
     Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
     Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
     Command(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, calibrated
-from epp.lab.compare.plan import Cell, Reports, Source
+from epp.lab.compare.plan import Cell, Source
 from epp.lab.sim.engine_class import scaled
-from epp.lab.sim.scenario import REGION_RTT_MS, Event, FleetSpec, Happening, ReplicaSpec
+from epp.lab.sim.scenario import REGION_RTT_MS, Event, FleetSpec, Happening, ReplicaSpec, WindowOptions
 from epp.lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ WRONG: Mapping[str, Callable[[FleetSpec], FleetSpec]] = {
     "rates +-30 %": _other_rates,
 }
 #: What is reported of requests.
-REPORTS: Mapping[str, Reports] = {
-    "no usage": Reports(usage=False),
-    "no cached tokens": Reports(cached_tokens=False),
-    "first tokens a second late": Reports(delay_ms=1_000.0),
-    "connections reported": Reports(connections=True),
+REPORTS: Mapping[str, WindowOptions] = {
+    "no usage": WindowOptions(report_usage=False),
+    "no cached tokens": WindowOptions(report_cached_tokens=False),
+    "first tokens a second late": WindowOptions(report_delay_ms=1_000.0),
+    "connections reported": WindowOptions(report_connections=True),
 }
 NAMES = (
     *(f"{load} / {fleet} / {what}" for load in LOADS for fleet in SIZED_FLEETS for what in HAPPENINGS),

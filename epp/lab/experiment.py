@@ -1,4 +1,4 @@
-"""Run an experiment: cells x entries x seeds, kept runs, and a table with intervals.
+"""`epp lab experiment`: cells x entries x seeds, kept runs, and a table with intervals.
 
 A run is known by its cell, entry and seed, so an experiment that was stopped goes on where it was. Entries of
 a cell meet the same seeds: ratios to the baseline are paired.
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import argparse
 import math
+import pkgutil
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from epp.errors import EppError
-from epp.lab.compare.evidence import mean_interval
+from epp.lab import experiments
+from epp.lab.compare.simulate import completed
+from epp.lab.compare.stats import Floats, mean_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-Floats = NDArray[np.float64]
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Experiment:
     """What is compared, on what, and how one run is made.
 
     Attributes:
-        name: of the command and of the file of kept runs.
         question: one sentence.
         cells: conditions: workload, fleet, faults.
         entries: what is compared; the first is the baseline.
@@ -46,7 +45,6 @@ class Experiment:
         ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
     """
 
-    name: str
     question: str
     cells: Sequence[str]
     entries: Sequence[str]
@@ -104,28 +102,13 @@ def execute(
     missing = [key for key in keys if key not in done]
     kept.parent.mkdir(parents=True, exist_ok=True)
     commit = current_commit()
-    for number, (key, figures) in enumerate(_figures(experiment, missing, jobs), 1):
+    for number, (at, figures) in enumerate(completed(experiment.run, missing, workers=jobs), 1):
+        key = missing[at]
         done[key] = run = Run(*key, commit, {name: float(value) for name, value in figures.items()})
         with kept.open("ab") as file:
             file.write(msgspec.json.encode(run) + b"\n")
         print(f"{number} of {len(missing)}: {', '.join(map(str, key))}", file=sys.stderr, flush=True)
     return [done[key] for key in keys]
-
-
-def _figures(
-    experiment: Experiment, keys: Sequence[tuple[str, str, int]], jobs: int
-) -> Iterator[tuple[tuple[str, str, int], Mapping[str, float]]]:
-    if jobs == 1:
-        for key in keys:
-            yield key, experiment.run(*key)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = {pool.submit(experiment.run, *key): key for key in keys}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def read_kept(path: Path) -> list[Run]:
@@ -224,23 +207,41 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
 
 
 def _ratio_text(logs: Floats) -> str:
-    mean, low, high = (math.exp(value) for value in interval(logs))
+    with np.errstate(over="ignore"):  # seeds that hardly differ, or few, leave an end open: infinite
+        mean, low, high = np.exp(interval(logs)).tolist()
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" if math.isnan(low) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def main(experiment: Experiment, argv: Sequence[str]) -> int:
+def names() -> list[str]:
+    """List the experiments: a module each."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("name", choices=names(), help="of the experiment")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="NAME --help lists them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the experiment."""
+    module = import_module(f"{experiments.__name__}.{arguments.name.replace('-', '_')}")
+    return main(arguments.name, module.EXPERIMENT, arguments.options)
+
+
+def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     """Run an experiment from the command line and print its question, command, commits and table.
 
     Raises:
         EppError: a cell or entry is unknown.
     """
-    parser = argparse.ArgumentParser(prog=f"epp lab experiment {experiment.name}")
+    parser = argparse.ArgumentParser(prog=f"epp lab experiment {name}")
     parser.description = experiment.question
     parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
-    kept = Path("build", "lab", f"{experiment.name}.jsonl")
+    kept = Path("build", "lab", f"{name}.jsonl")
     parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
         said = ", ".join(known).replace("%", "%%")
@@ -252,7 +253,7 @@ def main(experiment: Experiment, argv: Sequence[str]) -> int:
     runs = execute(
         experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
     )
-    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([experiment.name, *argv])}\n")
+    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([name, *argv])}\n")
     print(f"commit {', '.join(sorted({run.commit for run in runs}))}; seeds 0 to {seeds[-1]}\n")
     print(table(experiment, runs))
     return 0

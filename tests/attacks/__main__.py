@@ -34,7 +34,7 @@ def problems(row: Row) -> list[str]:
         found.append(f"failed {late_s:.1f} s after" if late_s > RECOVERY_S else "")
     else:
         for probe, limit_ms in LIMITS_MS.items():
-            ms = row.percentile(probe, 0.99)
+            ms = row.percentile(probe, 99)
             found.append("" if ms < limit_ms else f"{probe} {ms:.0f} ms")
         found.append(f"{len(row.failures)} failed" if row.failures else "")
         found.append(f"recovery {row.recovery_s:.1f} s" if row.recovery_s > RECOVERY_S else "")
@@ -49,7 +49,7 @@ def header(row: Row) -> str:
 
 def line(row: Row) -> str:
     """A row as text."""
-    cells = ([row.percentile(probe, share) for share in (0.5, 0.99, 1)] for probe in row.ms)
+    cells = ([row.percentile(probe, q) for q in (50, 99, 100)] for probe in row.ms)
     calls = "".join(
         f"{'/'.join('-' if math.isnan(ms) else f'{ms:.0f}' for ms in cell):>24}" for cell in cells
     )
@@ -85,7 +85,7 @@ def main() -> int:
 
     def attack(rig: Rig, name: str) -> None:
         # On a machine that is slow without any attack, what is usual there.
-        usual_ms = max(row.percentile(probe, 1) for row in rows[:1] for probe in row.ms) if rows else 0.0
+        usual_ms = max(row.percentile(probe, 100) for row in rows[:1] for probe in row.ms) if rows else 0.0
         row = rig.run(
             name,
             seconds=arguments.seconds,

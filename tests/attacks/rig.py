@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from epp.envoy.launch import tied_to_parent
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import cpu_s, held
+from epp.lab.compare.stats import percentile
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 
@@ -79,9 +79,9 @@ class Row:
     tally: dict[str, int] = field(default_factory=dict)
     cut_short: str = ""
 
-    def percentile(self, probe: str, share: float) -> float:
-        """Of calls in ms, 1 for the longest; NaN where nothing was called."""
-        return percentile(self.ms[probe], share) if self.ms.get(probe) else float("nan")
+    def percentile(self, probe: str, q: float) -> float:
+        """Of calls in ms, 100 for the longest; NaN where nothing was called."""
+        return percentile(self.ms.get(probe, ()), q)
 
 
 def _started(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:

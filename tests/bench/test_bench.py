@@ -14,10 +14,10 @@ from epp.cli import main
 from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
-from epp.lab.bench import command, core, index, prompts, recorded, server
-from epp.lab.bench.bare import answer
+from epp.lab.bench import command, core, index, recorded, server
+from epp.lab.bench.bare import NOBODY, answer
 from epp.lab.bench.figures import GOALS, Figures, load
-from epp.lab.bench.processes import NOBODY, bare, held
+from epp.lab.bench.processes import bare, held
 from epp.lab.bench.recorded import Mode
 from epp.lab.bench.rig import decide, request, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epp.extproc.stream import Output
     from epp.extproc.types import Event
 
-BODY = prompts.conversation(2_000, 1)[1]
+BODY = recorded.bodies(2_000, 1)[1]
 NAME = "core/18k/3/warm"
 TOKENIZER = Path(__file__).parent.parent / "tokens" / "data" / "bytes"
 
@@ -62,15 +62,15 @@ def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None
 
 
 def test_a_conversation_begins_with_its_turn_before() -> None:
-    before, whole = (json.loads(body)["messages"] for body in prompts.conversation(4_000, 7))
+    before, whole = (json.loads(body)["messages"] for body in recorded.bodies(4_000, 7))
     assert before[:-1] == whole[: len(before) - 1]
     assert whole[len(before) - 1]["content"].startswith(before[-1]["content"])
-    other = json.loads(prompts.conversation(4_000, 8)[1])["messages"]
+    other = json.loads(recorded.bodies(4_000, 8)[1])["messages"]
     assert (other[0], other[1] != whole[1]) == (whole[0], True)
 
 
 def test_a_known_turn_is_found_in_the_cache() -> None:
-    before, whole = prompts.conversation(4_000, 7)
+    before, whole = recorded.bodies(4_000, 7)
     with rig(3) as app:
         decide(app, before)
         first = app.core.recent.get("last")
@@ -92,7 +92,7 @@ async def test_another_picker_is_measured_by_address_and_process(transport: str)
 
 def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> None:
     asked = [step.messages[0] for step in recorded.conversation(Mode.CONSTANT, BODY)]
-    headers, body = (answer(ProcessingRequest.FromString(one), NOBODY) for one in asked)
+    headers, body = (answer(ProcessingRequest.FromString(one)) for one in asked)
     assert not headers.request_headers.response.header_mutation.set_headers
     (option,) = body.request_body.response.header_mutation.set_headers
     assert option.header.raw_value.decode() == NOBODY

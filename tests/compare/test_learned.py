@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from epp.cli import main
-from epp.lab.compare.learned import Held, Learning, Lesson, run_learned, trained_on
+from epp.lab.compare.learned import Learning, Lesson, run_learned, trained_on
 from epp.lab.compare.report import lesson_sentence
+from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.tool_agent import ToolAgent, generate
@@ -50,8 +51,9 @@ def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
     result, lesson = learned()
     assert all(request.ok for request in result.requests)
     first = lesson.rounds[0]
-    assert first.training.seen == SETTINGS.data.first
-    assert lesson.first_model_s >= first.at_s + TRAINING_S
+    assert first.seen == SETTINGS.data.first
+    began_s = first.at_wall_s - ZERO_WALL_S - 5.0  # a window starts five seconds after its picker
+    assert lesson.first_model_s >= began_s + TRAINING_S - 1e-3
     words = [(at_s, code) for at_s, code, _ in lesson.chosen]
     assert {code for at_s, code in words if at_s < lesson.first_model_s} == {1}  # no model
     after = [code for at_s, code in words if at_s >= lesson.first_model_s]
@@ -97,38 +99,24 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     assert lesson.rounds == []
 
 
-class TestCommand:
-    def run(self, capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> str:
-        line = [
-            "lab",
-            "compare",
-            "--workload",
-            "toolagent-like",
-            "--fleet",
-            "a30*2,v100*3",
-            "--seconds",
-            "25",
-        ]
-        line += ["--policy", "lodestar,prefix-cache-and-load", "--seeds", "1", "--workers", "1"]
-        assert main([*line, "--warmup", "5", "--out", str(out), *flags]) == 0
-        return " ".join(capsys.readouterr().out.split())
-
-    def test_a_comparison_says_what_was_learned(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
-        text = self.run(capsys, tmp_path, "--learn-first", "200", "--learn-every", "200")
-        assert "Against lodestar" in text
-        assert "lodestar learned within each run: of" in text
-        assert "lodestar learned within" in (tmp_path / "report.html").read_text()
+def test_a_comparison_says_what_was_learned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = (
+        "lab compare --workload toolagent-like --fleet a30*2,v100*3 --policy lodestar,prefix-cache-and-load"
+    )
+    words += " --seconds 25 --warmup 5 --seeds 1 --workers 1 --learn-first 200 --learn-every 200 --out"
+    assert main([*words.split(), str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Against lodestar" in text
+    assert "lodestar learned within each run: of" in text
+    assert "lodestar learned within" in (tmp_path / "report.html").read_text()
 
 
 def test_words_for_every_case() -> None:
     verdict = Verdict(False, "refused: no answered requests to learn from")
-    refused = Lesson(
-        rounds=[Held(10.0, math.nan, Round(1, 0.0, 100, 80, 0, 20, verdict))], picks={"no-model": 9}
-    )
+    refused = Lesson(rounds=[Round(1, 0.0, 100, 80, 0, 20, verdict)], picks={"no-model": 9})
     passed = Lesson(
-        rounds=[Held(10.0, 20.0, Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed")))],
+        rounds=[Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed"))],
+        in_force_s=[20.0],
         picks={"no-model": 50, "model": 90, "explored": 4, "out-of-distribution": 6},
     )
     assert lesson_sentence("a", [refused]) == (

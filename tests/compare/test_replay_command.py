@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.compare import command, simulate, trace_command
+from epp.lab.compare import command, simulate, trace_stats
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.measure import Figures, Quantiles
 from epp.lab.compare.plan import TUNING_SEED, Cell, Source
 from epp.lab.compare.report import change, conclusion, progress
 from epp.lab.compare.results import compare_policies
-from epp.lab.compare.simulate import Outcome, PolicyChoice, Task, TuningTask, objective, tunable, tune
-from epp.lab.sim.scenario import parse_fleet
+from epp.lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
+from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.registry import WORKLOADS
 from tests.kit.replicas import MODEL, quick_config, running_fleet
 
@@ -270,26 +270,26 @@ class TestTuning:
     def test_a_search_on_a_known_surface_finds_its_valley_on_other_loads(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seen: list[Task] = []
+        seen: set[tuple[int, Source]] = set()
 
-        def surface(asked: Task) -> Outcome:
-            seen.append(asked)
-            weights = asked.policy.weights
+        def surface(cell: Cell, _: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
+            seen.add((seed, cell.source))
+            weights = policy.weights
             far = abs(math.log(weights["queue_weight"] / 0.05)) + 0.1 * abs(weights["prefill_weight"] - 1.0)
             return Outcome(made(e2e=1000.0 * math.exp(far)), {})
 
         monkeypatch.setattr(simulate, "run_task", surface)
         tuning = Source(workload="demo", until_s=8.0)
         cell = Cell("c", Source(workload="demo"), tuning=tuning)
-        found = tune(TuningTask(cell, parse_fleet(FLEET), PolicyChoice("gorgo"), 60))
+        found = tune(cell, parse_fleet(FLEET), PolicyChoice("gorgo"), 60)
         assert found.objective < found.objective_at_defaults - 0.5
         assert found.weights["queue_weight"] == pytest.approx(0.05, rel=0.6)
-        assert {(t.seed, t.cell.source) for t in seen} == {(TUNING_SEED + i, tuning) for i in range(2)}
+        assert seen == {(TUNING_SEED + i, tuning) for i in range(2)}
 
 
 class TestTraceStats:
     def test_the_table_has_lengths_reuse_gaps_and_fits(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run("demo", "--capacity", "10k,1M", module=trace_command) == 0
+        assert run("demo", "--capacity", "10k,1M", module=trace_stats) == 0
         text = re.sub(r"\s+", " ", capsys.readouterr().out)
         for words in (
             "prompt tokens",
@@ -302,7 +302,7 @@ class TestTraceStats:
 
     def test_json_has_the_same_figures(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         words = (demo_trace(tmp_path / "t"), "--json", "--capacity", "100000000")
-        assert run(*words, module=trace_command) == 0
+        assert run(*words, module=trace_stats) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["reuse_by_capacity"]["100000000"] == pytest.approx(found["stats"]["reuse_share"])
         assert found["requests_without_blocks"] == 0
@@ -312,4 +312,4 @@ class TestTraceStats:
     )
     def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...]) -> None:
         with pytest.raises(EppError):
-            run(*words, module=trace_command)
+            run(*words, module=trace_stats)

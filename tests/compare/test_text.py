@@ -48,19 +48,6 @@ def test_known_turns_alternate_and_cut_where_told() -> None:
     assert "".join(f" {content}" for _, content in messages) == prompt_text(request(64, (1, 2, 3, 4)))
 
 
-def test_an_extended_prompt_repeats_the_messages_before_it() -> None:
-    before = chat(request(40, (1, 2, 3), turns=(10,)))
-    after = chat(request(90, (1, 2, 3, 4, 5, 6), turns=(10, 40, 56)))
-    assert after[: len(before)] == before
-
-
-def test_a_received_answer_takes_the_place_of_the_invented_one() -> None:
-    r = request(90, (1, 2, 3, 4, 5, 6), turns=(10, 40, 56))
-    told = chat_messages(r, {40: 'as it "was"', 10: "not an answer", 99: "elsewhere"})
-    assert told[2] == {"role": "assistant", "content": 'as it "was"'}
-    assert [told[i] for i in (0, 1, 3)] == [chat_messages(r)[i] for i in (0, 1, 3)]
-
-
 @given(ids=st.lists(st.integers(0, 200), min_size=1, max_size=40, unique=True), extra=st.integers(1, 60))
 @settings(max_examples=60)
 def test_without_known_turns_a_longer_prompt_still_continues_the_shorter(ids: list[int], extra: int) -> None:

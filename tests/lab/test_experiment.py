@@ -26,7 +26,7 @@ def failing(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    "try", "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
+    "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
     on_request=("huge",),
 )  # fmt: skip
 
@@ -64,15 +64,23 @@ def test_events_are_shares_and_ranges_are_the_seeds(tmp_path: Path) -> None:
     assert "| near | old | 2550 (100 to 5000) | 0 [0, 0.07135] |" in text
 
 
+def test_an_end_that_is_beyond_all_numbers_is_infinite(tmp_path: Path) -> None:
+    def run(_: str, entry: str, seed: int) -> dict[str, float]:
+        return {"ms": (1.0, 1.00001, 2.0)[seed] if entry == "new" else 1.0, "lost": 0.0}
+
+    runs = execute(replace(EXPERIMENT, run=run), seeds=range(3), jobs=1, kept=tmp_path / "runs")
+    assert "inf]" in table(EXPERIMENT, runs)
+
+
 def test_one_seed_has_no_interval() -> None:
     assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
 
 
 def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "2", "--cells", "huge", "--kept", str(tmp_path / "runs")]
-    assert main(EXPERIMENT, words) == 0
+    assert main("try", EXPERIMENT, words) == 0
     out = capsys.readouterr().out
     assert "Is new faster?" in out
     assert "| huge | new |" in out
     with pytest.raises(EppError, match="no 'hug'; there are near, far, huge"):
-        main(EXPERIMENT, ["--cells", "hug"])
+        main("try", EXPERIMENT, ["--cells", "hug"])

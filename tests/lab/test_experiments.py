@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.lab import conditions
-from epp.lab.command import names
 from epp.lab.experiment import Experiment, execute
 from epp.lab.experiments import lodestar, wan
 
@@ -38,11 +37,6 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
 def experiment(name: str) -> Experiment:
     found: Experiment = import_module(f"epp.lab.experiments.{name.replace('-', '_')}").EXPERIMENT
     return found
-
-
-@pytest.mark.parametrize("name", names())
-def test_an_experiment_has_its_module_s_name(name: str) -> None:
-    assert experiment(name).name == name
 
 
 @pytest.mark.parametrize("name", SMALL)

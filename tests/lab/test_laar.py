@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.compare.simulate import run_all
-from epp.lab.experiments.laar import fleet, requests_of
-from epp.lab.model_accuracies import NAMES, draw_truth, right_answers
+from epp.lab.compare.simulate import completed
+from epp.lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, right_answers
 from epp.lab.sim.retry import Asked, Question, RetrySim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
@@ -91,4 +90,4 @@ def _end_this_process(task: int) -> int:
 
 def test_a_worker_that_is_killed_is_told_in_words() -> None:
     with pytest.raises(EppError, match="ended from outside"):
-        run_all(_end_this_process, [1, 2], workers=2)
+        list(completed(_end_this_process, [(1,), (2,)], workers=2))

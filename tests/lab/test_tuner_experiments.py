@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import Plan, Split, Switchback
-from epp.lab import tuner_cells
+from epp.lab import tuner_life
 from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
-from epp.lab.tuner_cells import CELLS, HOME
-from epp.lab.tuner_life import BEGIN_WALL_S, Life, Stretch, defaults_of, rules_of
+from epp.lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, Life, Stretch, defaults_of, rules_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.learn.tuner.state import NothingBetter, Proposed
@@ -86,6 +85,21 @@ def test_time_and_state_go_on_from_stretch_to_stretch() -> None:
     assert times[-1] > BEGIN_WALL_S + 60.0
 
 
+def test_the_published_search_starts_and_hops_as_published_and_stays_in_its_box() -> None:
+    es = tuner_paper.EsPaper(seed=1)
+    assert es.weights == {"rtt_weight": 0.5, "queue_weight": 0.1}
+    assert [n for n in range(1, 401) if es.tell(1000.0 + n)][:4] == [128, 160, 192, 224]
+    assert es.best_score == -(1001.0 + round(0.95 * 127)) / 1000.0
+    better = tuner_paper.EsPaper(seed=2)
+    for number in range(3000):
+        better.tell(3000.0 - number * 0.9)  # ever better: everything is accepted
+        assert 0.05 <= better.weights["rtt_weight"] <= 2.0
+    assert better.sigma > 1e3  # no ceiling: the fault that put candidates on the faces of the box
+    while not es.stopped:
+        es.tell(5000.0 + es.samples)
+    assert es.weights == es.best
+
+
 def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner_paper, "DURATION_S", 120.0)
     monkeypatch.setattr(tuner_paper, "WINDOW_S", 60.0)
@@ -98,15 +112,15 @@ def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.Monk
 
 
 def test_a_candidate_that_herds_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner_cells, "rules_of", lambda policy: rules_of(policy, QUICK))
+    monkeypatch.setattr(tuner_life, "rules_of", lambda policy: rules_of(policy, QUICK))
     experiment = tuner_guard.EXPERIMENT
     found = tuner_guard.run(experiment.cells[0], experiment.entries[0], 0)
     assert (found["promoted"], found["ended"]) == (False, True)
 
 
 def test_a_tuning_run_is_judged_on_windows_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner_cells, "LOADS_HELD_OUT", 1)
-    monkeypatch.setattr(tuner_cells, "HELD_OUT_REQUESTS", 30)
+    monkeypatch.setattr(tuner_life, "LOADS_HELD_OUT", 1)
+    monkeypatch.setattr(tuner_life, "HELD_OUT_REQUESTS", 30)
     for name, value in {"MOST_REQUESTS": 5000, "BUDGET": 1, "RECORDED": 90, "WINDOW_REQUESTS": 30}.items():
         monkeypatch.setattr(tuner_runs, name, value)
     cell = "chat / one region | gorgo"
@@ -120,7 +134,7 @@ def test_a_drift_is_lived_through_with_and_without_a_tuner(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner_drift, "CHANGED_H", 1)
-    for module in (tuner_drift, tuner_cells):
+    for module in (tuner_drift, tuner_life):
         monkeypatch.setattr(module, "STRETCH_S", 300.0)
     without, tuned = (tuner_drift.run(what, entry, 0) for entry in tuner_drift.EXPERIMENT.entries)
     assert without["p95_ms"] == tuned["p95_ms"] > 0.0

@@ -1,6 +1,6 @@
 """The floor: an ext_proc server that only answers, one fixed pick for everybody.
 
-`python -m epp.lab.bench.bare TRANSPORT HOST:PORT`: on ``grpcio`` or on ``builtin``, the own transport
+`python -m epp.lab.bench.bare TRANSPORT`: on ``grpcio`` or on ``builtin``, the own transport
 (docs/transport.md), so that the cost of deciding can be told from what that transport saves. Prints its own
 address.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
     from epp.transport.messages import Message
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+#: Picked for everybody; it does not exist.
+NOBODY = "10.0.0.1:8000"
 _HEADER = "x-gateway-destination-endpoint"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-def answer(message: ProcessingRequest, destination: str) -> ProcessingResponse:
+def answer(message: ProcessingRequest) -> ProcessingResponse:
     """Make the reply: go on, and with the body (or a request that has none) the pick."""
     reply = ProcessingResponse()
     part = message.WhichOneof("request")
@@ -42,31 +43,31 @@ def answer(message: ProcessingRequest, destination: str) -> ProcessingResponse:
         return reply
     common.clear_route_cache = True
     option = common.header_mutation.set_headers.add()
-    option.header.key, option.header.raw_value = _HEADER, destination.encode()
-    reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields[_HEADER].string_value = destination
+    option.header.key, option.header.raw_value = _HEADER, NOBODY.encode()
+    reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields[_HEADER].string_value = NOBODY
     return reply
 
 
 class Answering(Handler):
     """A call on the picker's own transport, each message answered at once."""
 
-    def __init__(self, destination: str, call: Call) -> None:
-        self._call, self._destination = call, destination
+    def __init__(self, call: Call) -> None:
+        self._call = call
 
     def message(self, message: Message) -> None:
         """Answer a message."""
         request = ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # stubs know bytes alone
-        self._call.send(answer(request, self._destination).SerializeToString())
+        self._call.send(answer(request).SerializeToString())
 
     def ended(self) -> None:
         """Finish the call: its caller has said all."""
         self._call.finish(Status.OK)
 
 
-async def _grpcio(destination: str) -> tuple[object, str]:
+async def _grpcio() -> tuple[object, str]:
     async def process(_: object, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
-            await context.write(answer(message, destination))
+            await context.write(answer(message))
 
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     method = grpc.stream_stream_rpc_method_handler(
@@ -80,14 +81,15 @@ async def _grpcio(destination: str) -> tuple[object, str]:
     return server, f"127.0.0.1:{port}"
 
 
-async def _builtin(destination: str) -> tuple[object, str]:
-    methods = {f"/{SERVICE}/Process": partial(Answering, destination)}
-    server = RpcServer(methods, max_receive_bytes=_MAX_BYTES, max_send_bytes=_MAX_BYTES)
+async def _builtin() -> tuple[object, str]:
+    server = RpcServer(
+        {f"/{SERVICE}/Process": Answering}, max_receive_bytes=_MAX_BYTES, max_send_bytes=_MAX_BYTES
+    )
     return server, await server.start("127.0.0.1:0")
 
 
-async def _serve(transport: str, destination: str) -> None:
-    _server, address = await (_builtin if transport == "builtin" else _grpcio)(destination)
+async def _serve(transport: str) -> None:
+    _server, address = await (_builtin if transport == "builtin" else _grpcio)()
     print(address, flush=True)
     await asyncio.Event().wait()
 

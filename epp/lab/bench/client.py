@@ -15,7 +15,7 @@ import grpc
 
 from epp.config.address import split_address
 from epp.errors import EppError
-from epp.lab.bench.reports import first_token_call, log_message
+from epp.lab.bench.recorded import first_token_call, log_message
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 
 if TYPE_CHECKING:

@@ -59,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
-    add("--modes", type=_modes, default=",".join(Mode), help="server: by commas, of %(default)s")
+    add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
     add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
     add("--endpoints", type=_fleets, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
-    add("--sizes", type=_sizes, default=",".join(core.SIZES), help="core: of %(default)s")
+    add("--sizes", type=_listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
 
 
 def _positive(text: str) -> int:
@@ -76,19 +76,14 @@ def _fleets(text: str) -> list[int]:
     return [_positive(size) for size in text.split(",")]
 
 
-def _modes(text: str) -> list[Mode]:
-    return [Mode(name) for name in _among(text, [*Mode])]
+def _listed(known: Collection[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return text.split(",")
 
-
-def _sizes(text: str) -> list[str]:
-    return _among(text, core.SIZES)
-
-
-def _among(text: str, names: Collection[str]) -> list[str]:
-    for name in text.split(","):
-        if name not in names:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
-    return text.split(",")
+    return parse
 
 
 def run(arguments: argparse.Namespace) -> int:

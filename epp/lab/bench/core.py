@@ -18,8 +18,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp.extproc.types import Pick, Refusal
-from epp.lab.bench.prompts import MODEL, conversation
-from epp.lab.bench.reports import first_token_call, log_message
+from epp.lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp.lab.bench.rig import decide, request, rig
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
@@ -46,7 +45,7 @@ COUNTED, STALLS, TICK_S = 16, 4, 0.0005
 def batch(size: str, number: int) -> tuple[list[bytes], list[HttpRequest]]:
     """Make a round's conversations: each one's turn before, and the turn that is measured."""
     tokens, count = SIZES[size]
-    pairs = [conversation(tokens, number * 1000 + at) for at in range(1, count + 1)]
+    pairs = [bodies(tokens, number * 1000 + at) for at in range(1, count + 1)]
     return [before for before, _ in pairs], [request(whole) for _, whole in pairs]
 
 
@@ -66,13 +65,13 @@ def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float
     """
     core = app.core
     parse_ms = cpu_ms(lambda: [core.read(one) for one in requests], len(requests))
-    bodies = [core.read(one) for one in requests]
+    parsed = [core.read(one) for one in requests]
     answers: list[Pick | Refusal] = []
 
     def decide_all() -> None:
         since_s = time.monotonic()
-        for one, parsed in zip(requests, bodies, strict=True):
-            answers.append(core.decide(one, parsed, since_s=since_s))  # as a server does, one by one
+        for one, read in zip(requests, parsed, strict=True):
+            answers.append(core.decide(one, read, since_s=since_s))  # as a server does, one by one
 
     decide_ms = cpu_ms(decide_all, len(requests))
     picks = [
@@ -176,7 +175,7 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
     """
     models = {MODEL: {"source": str(arguments.tokenizer.resolve())}}
     for number in range(1, rounds + 1):
-        pairs = [conversation(arguments.tokens, number * 1000 + at) for at in range(COUNTED + STALLS)]
+        pairs = [bodies(arguments.tokens, number * 1000 + at) for at in range(COUNTED + STALLS)]
         with rig(3, tokens={"models": models, "budget_ms": 60_000}) as app:
             for before, _ in pairs[:COUNTED]:
                 await _read_and_decide(app, before)

@@ -26,10 +26,9 @@ from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
 from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.lab.bench import prompts
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import child, cpu_s, picker
-from epp.lab.bench.recorded import LAST, TOKEN
+from epp.lab.bench.recorded import LAST, TOKEN, bodies
+from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
     import argparse
@@ -74,11 +73,11 @@ class Way:
     ) -> None:
         """Send requests at a rate; fills in what was seen."""
         loop = asyncio.get_running_loop()
-        bodies = [prompts.conversation(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
+        sent = [bodies(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
         before_s, begun_s = self._used_s(), loop.time()
         async with asyncio.TaskGroup() as group:
             asking = []
-            for at, body in enumerate(bodies):
+            for at, body in enumerate(sent):
                 await asyncio.sleep(begun_s + at / rate - loop.time())
                 asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
         await asyncio.sleep(_SETTLE_S)
@@ -118,10 +117,10 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
                 if way is not plain:
                     found.add(f"envoy/{name}: picker", "ms CPU", way.cpu_ms[1])
                 found.add(f"envoy/{name}: TTFT p50", "ms", median(way.ttft_ms), f"{RATE:.0f} req/s")
-                found.add(f"envoy/{name}: TTFT p99", "ms", percentile(way.ttft_ms, 0.99))
-            for name, share in (("p50", 0.5), ("p99", 0.99)):
-                added = percentile(constant.ttft_ms, share) - percentile(plain.ttft_ms, share)
-                found.add(f"envoy/added TTFT {name}", "ms", added, "constant-message mode")
+                found.add(f"envoy/{name}: TTFT p99", "ms", percentile(way.ttft_ms, 99))
+            for q in (50, 99):
+                added = percentile(constant.ttft_ms, q) - percentile(plain.ttft_ms, q)
+                found.add(f"envoy/added TTFT p{q}", "ms", added, "constant-message mode")
             added_ms = []
             for tokens, share, rate in LENGTHS:
                 for way in (plain, constant):

@@ -18,7 +18,6 @@ from epp import __version__
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 #: The most that a figure should be, on a machine of two cores. Those of a whole picker are the least that
@@ -138,12 +137,6 @@ def _yardstick_ms() -> float:
     for number in range(200_000):
         table[number & 1023] = number ^ (number >> 3)
     return (time.process_time() - begun_s) * 1e3
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Return the value below which so large a share of the values lies: the nearest one."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def _ratio(values: list[float], before: Figure | None) -> str:

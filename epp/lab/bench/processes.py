@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _START_S, _STOP_S, _LOG_TAIL = 30.0, 10.0, 3000
-#: Picked by bare servers where no endpoint is named; it does not exist.
-NOBODY = "10.0.0.1:8000"
 #: As by default, but for addresses and for what would reach out: the endpoints do not exist.
 CONFIG: dict[str, Any] = {
     "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
@@ -110,19 +108,15 @@ def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
 
 
 @contextmanager
-def bare(transport: str, destination: str = NOBODY) -> Iterator[Server]:
-    """Run the server that only answers.
-
-    Args:
-        transport: ``grpcio`` or ``builtin``.
-        destination: the endpoint that it picks for everybody.
+def bare(transport: str) -> Iterator[Server]:
+    """Run the server that only answers, on ``grpcio`` or on ``builtin``.
 
     Raises:
         EppError: it did not come up.
     """
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
         log = Path(name) / "log"
-        command = (sys.executable, "-m", "epp.lab.bench.bare", transport, destination)
+        command = (sys.executable, "-m", "epp.lab.bench.bare", transport)
         with child(command, log, lambda: b"\n" in log.read_bytes()) as pid:
             yield Server(pid, log.read_text().split()[0])
 

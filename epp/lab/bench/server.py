@@ -13,11 +13,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import Server, bare, cpu_s, picker, pool_of
-from epp.lab.bench.prompts import conversation
-from epp.lab.bench.recorded import Mode
-from epp.lab.bench.recorded import conversation as held_conversation
+from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
     import argparse
@@ -34,12 +32,11 @@ BARE = {"bare": "grpcio", "bare, builtin": "builtin"}
 
 
 class Row(NamedTuple):
-    """A server, the modes that it is measured in, and how full duplex is called there."""
+    """A server, the modes that it is measured in, and a connection to it."""
 
     server: Server
     modes: Sequence[Mode]
     proxy: Proxy
-    duplex: str = "duplex, read"
 
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
@@ -52,7 +49,8 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
                 for name, row in rows.items():
                     for mode in row.modes:
                         if mode is Mode.CONSTANT or tokens < LONG_TOKENS:
-                            shown = row.duplex if mode is Mode.DUPLEX else mode.value
+                            duplex = "duplex, left" if name == "left" else "duplex, read"
+                            shown = duplex if mode is Mode.DUPLEX else mode.value
                             key = f"{name}: {shown}"
                             pairs = _prompts(tokens, mode, number, arguments.requests or REQUESTS)
                             spent_ms[key] = await _burst(found, f"server/{key}/{size}", row, mode, pairs)
@@ -60,23 +58,22 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
 
 
 async def _start(stack: AsyncExitStack, arguments: argparse.Namespace) -> dict[str, Row]:
-    modes = arguments.modes
+    modes = [Mode(name) for name in arguments.modes]
 
-    async def row(server: Server, of: Sequence[Mode], duplex: str = "duplex, read", *, reports: bool) -> Row:
-        return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)), duplex)
+    async def row(server: Server, of: Sequence[Mode], *, reports: bool = False) -> Row:
+        return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)))
 
     if arguments.address:
-        return {"picker": await row(Server(arguments.pid, arguments.address), modes, reports=False)}
+        return {"picker": await row(Server(arguments.pid, arguments.address), modes)}
     constant = [mode for mode in modes if mode is Mode.CONSTANT]
     rows = {
-        name: await row(stack.enter_context(bare(transport)), constant, reports=False)
-        for name, transport in BARE.items()
+        name: await row(stack.enter_context(bare(transport)), constant) for name, transport in BARE.items()
     }
     ours = picker(pool_of(ENDPOINTS), observe={"mode": "all", "max_chunks_per_s": 0})
     rows["picker"] = await row(stack.enter_context(ours), modes, reports=True)
     if Mode.DUPLEX in modes:
         left = stack.enter_context(picker(pool_of(ENDPOINTS), observe="none"))
-        rows["left"] = await row(left, [Mode.DUPLEX], "duplex, left", reports=False)
+        rows["left"] = await row(left, [Mode.DUPLEX])
     return rows
 
 
@@ -84,20 +81,20 @@ def _prompts(tokens: int, mode: Mode, number: int, count: int) -> list[tuple[byt
     """Make prompts of a round's own for each mode: what one has sent is cached whole for the next."""
     count = max(count // FEWER, 8) if tokens >= LONG_TOKENS else count
     seed = (number * len(Mode) + list(Mode).index(mode)) * 10_000
-    return [conversation(tokens, seed + at) for at in range(1, count + 1)]
+    return [bodies(tokens, seed + at) for at in range(1, count + 1)]
 
 
 async def _burst(found: Figures, name: str, row: Row, mode: Mode, pairs: list[tuple[bytes, bytes]]) -> float:
     """Return CPU milliseconds per request of one server in one mode, prompts known to nine tenths."""
     cpu_ms, decided_ms = 0.0, [0.0]
     for turn in (0, 1):
-        held = [held_conversation(mode, pair[turn], CHUNKS) for pair in pairs]
+        held = [conversation(mode, pair[turn], CHUNKS) for pair in pairs]
         before_s = cpu_s(row.server.pid)
         decided_ms = await row.proxy.burst(held, AT_ONCE, reported=mode is not Mode.DUPLEX)
         cpu_ms = (cpu_s(row.server.pid) - before_s) / len(pairs) * 1e3
     found.add(name, "ms CPU", cpu_ms)
     found.add(f"{name} p50", "ms", median(decided_ms), f"latency, {AT_ONCE} at once")
-    found.add(f"{name} p99", "ms", percentile(decided_ms, 0.99))
+    found.add(f"{name} p99", "ms", percentile(decided_ms, 99))
     return cpu_ms
 
 

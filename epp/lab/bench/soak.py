@@ -10,10 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
-from epp.lab.bench import prompts
 from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import cpu_s, held, picker, pool_of
-from epp.lab.bench.recorded import Mode, conversation
+from epp.lab.bench.recorded import Mode, bodies, conversation
 
 if TYPE_CHECKING:
     import argparse
@@ -60,14 +59,14 @@ async def _hold(proxy: Proxy, numbers: range) -> None:
     for first in range(numbers.start, numbers.stop, _BURST):
         part = range(first, min(first + _BURST, numbers.stop))
         modes = [_MODES[number % len(_MODES)] for number in part]
-        bodies = [
-            prompts.conversation(_LENGTHS[talk % len(_LENGTHS)], talk + 1)[turn]
+        sent = [
+            bodies(_LENGTHS[talk % len(_LENGTHS)], talk + 1)[turn]
             for talk, turn in (divmod(number, 2) for number in part)
         ]
         for reported in (True, False):
             steps = [
                 conversation(mode, body, _CHUNKS)
-                for mode, body in zip(modes, bodies, strict=True)
+                for mode, body in zip(modes, sent, strict=True)
                 if (mode is not Mode.DUPLEX) is reported
             ]
             await proxy.burst(steps, _AT_ONCE, reported=reported)

@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
-from epp.lab.compare.evidence import MIN_UNITS
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.learned import UNTRIED, Learning
@@ -24,14 +23,13 @@ from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry
 from epp.lab.compare.simulate import (
     Outcome,
     PolicyChoice,
-    Task,
     Tuned,
-    TuningTask,
-    run_all,
+    completed,
     run_task,
     tunable,
     tune,
 )
+from epp.lab.compare.stats import MIN_UNITS
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.learn.reward_model.settings import DataKeys
@@ -228,9 +226,12 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
     fleet, cells = fleet_named(arguments.fleet), cells_of(arguments)
     with progress(sys.stderr) as step:
         tuned = _tuned(cells, policies, fleet, arguments, step)
-        chosen = [[_with_weights(policy, found) for policy in policies] for found in tuned]
+        chosen = [
+            [replace(p, weights=found[p.name].weights) if p.name in found else p for p in policies]
+            for found in tuned
+        ]
         tasks = [
-            Task(cell, fleet, policy, seed)
+            (cell, fleet, policy, seed)
             for cell, choices in zip(cells, chosen, strict=True)
             for policy in choices
             for seed in seeds
@@ -249,10 +250,15 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_all(
-    work: Callable[[Any], Any], tasks: Sequence[Any], title: str, workers: int, step: Step
+    work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], title: str, workers: int, step: Step
 ) -> list[Any]:
+    """Return results in the order of the tasks."""
     step(title, 0, len(tasks))
-    return run_all(work, tasks, workers=workers, on_done=lambda done: step(title, done, len(tasks)))
+    found: dict[int, Any] = {}
+    for at, result in completed(work, tasks, workers=workers):
+        found[at] = result
+        step(title, len(found), len(tasks))
+    return [found[at] for at in range(len(tasks))]
 
 
 def _tuned(
@@ -264,27 +270,21 @@ def _tuned(
 ) -> list[dict[str, Tuned]]:
     """Return what tuning found for each cell, by policy."""
     policies = [policy for policy in policies if arguments.tune and tunable(policy.name)]
-    tasks = [TuningTask(cell, fleet, policy, arguments.tune) for cell in cells for policy in policies]
+    tasks = [(cell, fleet, policy, arguments.tune) for cell in cells for policy in policies]
     title = f"tuning {len(policies)} policies, {arguments.tune} weights each"
     found = iter(_run_all(tune, tasks, title, arguments.workers, step) if tasks else ())
     return [{policy.name: next(found) for policy in policies} for _ in cells]
-
-
-def _with_weights(policy: PolicyChoice, tuned: Mapping[str, Tuned]) -> PolicyChoice:
-    found = tuned.get(policy.name)
-    return policy if found is None else replace(policy, weights=dict(found.weights))
 
 
 def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Drive gateways; what they did, and a sentence for each that answered nothing."""
     if arguments.tune:
         raise EppError("--tune is for simulated fleets")
-    seed, cells = arguments.first_seed, cells_of(arguments)
-    names = list(parse_gateways(arguments.over_http))
-    candidate = candidate_of(arguments.candidate or names[0], names)
+    seed, cells, urls = arguments.first_seed, cells_of(arguments), parse_gateways(arguments.over_http)
+    candidate = candidate_of(arguments.candidate or next(iter(urls)), [*urls])
     with progress(sys.stderr) as step:
         driven, failed = drive_gateways(
-            cells, arguments.over_http, seed, model=arguments.model, headers=arguments.header, step=step
+            cells, urls, seed, model=arguments.model, headers=arguments.header, step=step
         )
     candidate = candidate if candidate in driven else next(iter(driven))
     entries = [

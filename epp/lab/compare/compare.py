@@ -3,23 +3,25 @@
 Requests are not independent: those of a session are alike, and those near in time share queues; taking them
 as independent makes intervals far too narrow. Here whole sessions and, separately, whole stretches of time
 are resampled, the same ones in both runs (the load's luck cancels), and the wider interval is given. An
-interval covers chance within this load; other days, loads and seeds take more runs. Pure.
+interval covers chance within this load; other days, loads and seeds take more runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.table import Table
 
-from epp.lab.compare.resample import Statistic, by_cluster, replicate, stationary
+from epp.lab.compare.stats import Statistic, by_cluster, percentile, replicate, stationary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.lab.compare.load import RequestResult
-    from epp.lab.compare.resample import Counts, Floats
+    from epp.lab.compare.stats import Counts, Floats
 
 
 METRIC_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "e2e_ms": "E2E", "itl_ms": "ITL"}
@@ -123,3 +125,52 @@ def _interval(statistic: Statistic, pair: Sequence[Floats], sessions: Sequence[s
         low, high = np.exp(np.percentile(logs, [2.5, 97.5]))
         ends.append((float(low), float(high)))
     return max(ends, key=lambda ends: ends[1] / ends[0])
+
+
+def comparison_table(runs: Mapping[str, Sequence[RequestResult]]) -> Table:
+    """Lay policies side by side, one column each; brackets are 95 % intervals within this load."""
+    table = Table(title="Same load, fresh fleets", title_justify="left")
+    table.add_column("")
+    for policy in runs:
+        table.add_column(policy, justify="right")
+    answered = [[r for r in results if r.ok] for results in runs.values()]
+    failed = (f"{len(results)} ({sum(not r.ok for r in results)})" for results in runs.values())
+    table.add_row("requests (failed)", *failed)
+    for name, metric in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms")):
+        table.add_row(f"{name} p50", *(_ms(_percentile(ok, metric, 50)) for ok in answered))
+        p95 = (_ms(_percentile(ok, metric, 95)) + _range(ok, metric) for ok in answered)
+        table.add_row(f"{name} p95", *p95)
+    table.add_row("ITL p50", *(_ms(_percentile(ok, "itl_ms", 50)) for ok in answered))
+    table.add_row("cached share", *(share_text(_cached(ok)) for ok in answered))
+    for place in sorted({r.served_by for ok in answered for r in ok if r.served_by}):
+        served = (sum(r.served_by == place for r in ok) / max(1, len(ok)) for ok in answered)
+        table.add_row(f"  {place}", *map(share_text, served))
+    return table
+
+
+def _percentile(results: Sequence[RequestResult], metric: str, q: float) -> float:
+    return percentile([value for r in results if (value := getattr(r, metric)) is not None], q)
+
+
+def _cached(results: Sequence[RequestResult]) -> float:
+    known = [(r.cached_tokens, r.prompt_tokens) for r in results if r.cached_tokens is not None]
+    prompts = sum(prompt or 0 for _, prompt in known)
+    return sum(cached for cached, _ in known) / prompts if prompts else nan
+
+
+def _ms(value: float) -> str:
+    if isnan(value):
+        return "-"
+    if value >= 1000.0:
+        return f"{value / 1000.0:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def share_text(value: float) -> str:
+    """Format a share as a per cent."""
+    return "-" if isnan(value) else f"{100.0 * value:.0f} %"
+
+
+def _range(results: Sequence[RequestResult], metric: str) -> str:
+    low, high = interval(results, metric, Statistic(95))
+    return rf" \[{_ms(low)}, {_ms(high)}]" if isfinite(low) else ""

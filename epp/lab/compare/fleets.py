@@ -22,18 +22,16 @@ def calibrated(fleet: FleetSpec) -> FleetSpec:
     It takes prefixes up at checkpoints only, and every replica loses hits besides; the picker knows neither.
     """
     hybrid = ENGINE_CLASSES["l40s-x2-hybrid"]
-    replicas = []
-    for spec in fleet.replicas:
-        cls = hybrid if spec.engine_class is L40S_X2 else spec.engine_class
-        replicas.append(
-            replace(
-                spec,
-                engine_class=cls,
-                known_as=spec.known_as or spec.engine_class.name,
-                lost_hit_share=CALIBRATED_LOST_HITS,
-            )
+    replicas = tuple(
+        replace(
+            spec,
+            engine_class=hybrid if spec.engine_class is L40S_X2 else spec.engine_class,
+            known_as=spec.known_as or spec.engine_class.name,
+            lost_hit_share=CALIBRATED_LOST_HITS,
         )
-    return replace(fleet, replicas=tuple(replicas))
+        for spec in fleet.replicas
+    )
+    return replace(fleet, replicas=replicas)
 
 
 def _lodestar(text: str) -> FleetSpec:
@@ -41,30 +39,23 @@ def _lodestar(text: str) -> FleetSpec:
     return replace(parse_fleet(text), scrape_interval_s=0.1)
 
 
-def _named() -> dict[str, tuple[str, FleetSpec]]:
-    return {
-        "paper": (
-            "the published fleet as calibrated: L40Sx2 in three regions, hybrid caches, 30 % of hits lost",
-            calibrated(regional_fleet(L40S_X2)),
-        ),
-        "paper-exact": (
-            "the same with caches that keep every token, as of models without recurrent state",
-            regional_fleet(L40S_X2),
-        ),
-        "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
-        "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet(_MIXED)),
-        "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
-        "homo": ("seven A30 side by side, 8B model, engine metrics each 100 ms", _lodestar("a30*7")),
-        "hetero": (
-            "seven A30 and eight V100 without prefix cache, the same",
-            _lodestar("a30*7,v100*8"),
-        ),
-        "l20-a30": ("seven L20 and eight A30, the same", _lodestar("l20*7,a30*8")),
-        "six": ("two L40Sx2 in each region", parse_fleet("l40s-x2@20*2,l40s-x2@102*2,l40s-x2@211*2")),
-    }
-
-
-FLEETS = _named()
+FLEETS: dict[str, tuple[str, FleetSpec]] = {
+    "paper": (
+        "the published fleet as calibrated: L40Sx2 in three regions, hybrid caches, 30 % of hits lost",
+        calibrated(regional_fleet(L40S_X2)),
+    ),
+    "paper-exact": (
+        "the same with caches that keep every token, as of models without recurrent state",
+        regional_fleet(L40S_X2),
+    ),
+    "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
+    "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet(_MIXED)),
+    "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
+    "homo": ("seven A30 side by side, 8B model, engine metrics each 100 ms", _lodestar("a30*7")),
+    "hetero": ("seven A30 and eight V100 without prefix cache, the same", _lodestar("a30*7,v100*8")),
+    "l20-a30": ("seven L20 and eight A30, the same", _lodestar("l20*7,a30*8")),
+    "six": ("two L40Sx2 in each region", parse_fleet("l40s-x2@20*2,l40s-x2@102*2,l40s-x2@211*2")),
+}
 
 
 def fleet_named(text: str) -> FleetSpec:

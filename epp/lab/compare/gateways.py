@@ -30,7 +30,7 @@ _CHECK_S = 10.0
 
 def drive_gateways(
     cells: Sequence[Cell],
-    gateways: Sequence[str],
+    urls: Mapping[str, str],
     seed: int,
     *,
     model: str,
@@ -41,7 +41,7 @@ def drive_gateways(
 
     Args:
         cells: the loads.
-        gateways: ``[NAME=]URL``.
+        urls: of gateways by name.
         seed: of the loads.
         model: name sent.
         headers: ``NAME:VALUE``, sent along.
@@ -54,7 +54,7 @@ def drive_gateways(
     Raises:
         EppError: flags that make no sense, a gateway that is not there, or none that answered.
     """
-    urls, sent_along = parse_gateways(gateways), _headers(headers)
+    sent_along = _headers(headers)
     for cell in cells:  # before anything is driven
         cell.warmup(cell.source.requests(seed))
     asyncio.run(_check_there(urls, sent_along))

@@ -20,7 +20,7 @@ import msgspec
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.scenario import WindowOptions
-from epp.learn.reward_model.rounds import Learner, Round
+from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.settings import Guard, LearnerSettings
 from epp.policies.lodestar import FALLBACKS, Lodestar
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import WindowResult
     from epp.lab.sim.scenario import FleetSpec
+    from epp.learn.reward_model.rounds import Round
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision, Outcome
-    from epp.schedule.picker import Picker
 
 #: Virtual time from a round's beginning to its model's first decision: reading records each second, two or
 #: three trainings of one or two seconds each on one core, the file, and the picker's look at it.
@@ -63,34 +63,21 @@ class Learning:
         return 0 if self.model is not None else self.settings.data.first
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A round as it came about in a run.
-
-    Attributes:
-        at_s: when it began, in seconds after the start of the window.
-        in_force_s: when its model began to decide, NaN where it never did.
-        training: what the learner says of it.
-    """
-
-    at_s: float
-    in_force_s: float
-    training: Round
-
-
 @dataclass(slots=True)
 class Lesson:
     """What a run says of its learning.
 
     Attributes:
         rounds: every training.
+        in_force_s: when models that passed began to decide, in seconds after the start of the window.
         picks: decisions by who made them: ``model``, ``explored``, or a word of `FALLBACKS`.
         chosen: per request, in the order of decisions: seconds after the start, the pick's fallback code, the
             prediction for it (NaN without one).
         retreats: when models were taken away on regret, and why.
     """
 
-    rounds: list[Held] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    in_force_s: list[float] = field(default_factory=list)
     picks: dict[str, int] = field(default_factory=dict)
     chosen: list[tuple[float, int, float]] = field(default_factory=list)
     retreats: list[tuple[float, str]] = field(default_factory=list)
@@ -98,12 +85,12 @@ class Lesson:
     @property
     def first_model_s(self) -> float:
         """When the first learned model began to decide, NaN for never."""
-        return min((h.in_force_s for h in self.rounds if not math.isnan(h.in_force_s)), default=math.nan)
+        return min(self.in_force_s, default=math.nan)
 
     @property
     def passed(self) -> int:
         """Rounds whose model was let through."""
-        return sum(held.training.verdict.passed for held in self.rounds)
+        return sum(training.verdict.passed for training in self.rounds)
 
     def share(self, word: str) -> float:
         """Share of decisions made by this, among those made once there was a model."""
@@ -143,7 +130,6 @@ class LearnedSim(FleetSim):
         self._pending: dict[str, Decision] = {}
         self._training = False
         self._model = learning.model
-        self._decider: Picker
         super().__init__(
             requests,
             spec,
@@ -158,19 +144,19 @@ class LearnedSim(FleetSim):
         """Seconds after the start of the window."""
         return (self.loop.now_ms - self.start_ms) / 1e3
 
+    @property
+    def _now_wall_s(self) -> float:
+        return ZERO_WALL_S + self.loop.now_ms / 1e3
+
     def decided(self, decision: Decision) -> None:
         """Remember it until its outcome comes."""
         self._pending[decision.id] = decision
-        lesson, terms, chosen = self.lesson, decision.ranking.terms, decision.chosen
-        codes = terms["fallback"]
-        code = int(codes[chosen])
-        explored = bool(terms["explored"][chosen])
-        word = "explored" if explored else FALLBACKS[code] or "model"
+        lesson, chosen = self.lesson, decision.chosen
+        terms = {name: row[chosen] for name, row in decision.ranking.terms.items()}
+        code = int(terms["fallback"])
+        word = "explored" if terms["explored"] else FALLBACKS[code] or "model"
         lesson.picks[word] = lesson.picks.get(word, 0) + 1
-        predicted = math.nan
-        if "predicted_ms" in terms:
-            predicted = float(terms["predicted_ms"][chosen])
-        lesson.chosen.append((self.now_s, code, predicted))
+        lesson.chosen.append((self.now_s, code, float(terms.get("predicted_ms", math.nan))))
 
     def ended(self, outcome: Outcome) -> None:
         """Tell the learner, and let it train when it is due."""
@@ -182,25 +168,18 @@ class LearnedSim(FleetSim):
         if not self._training and self.now_s < self._learning.freeze_at_s and self.learner.due():
             self._train()
 
-    def _build_picker(self, weights: Mapping[str, float]) -> Picker:
-        self._decider = super()._build_picker(weights)
-        return self._decider
-
     def _train(self) -> None:
-        before = self.learner.incumbent
-        began_s = self.now_s
-        self.learner.train(ZERO_WALL_S + self.loop.now_ms / 1e3)
-        training = self.learner.last
+        before, training_s = self.learner.incumbent, self._learning.training_s
+        self.learner.train(self._now_wall_s)
         after = self.learner.incumbent
-        if training is None:
+        if self.learner.last is not None:
+            self.lesson.rounds.append(self.learner.last)
+        if after is before:
             return
-        changes = after is not before
-        in_force_s = began_s + self._learning.training_s if changes and after is not None else math.nan
-        self.lesson.rounds.append(Held(began_s, in_force_s, training))
-        if changes:
-            self._training = True
-            due_ms = self.loop.now_ms + self._learning.training_s * 1e3
-            self.loop.at(due_ms, Rank.SIGNAL, self._put_in_force, after)
+        if after is not None:
+            self.lesson.in_force_s.append(self.now_s + training_s)
+        self._training = True
+        self.loop.at(self.loop.now_ms + training_s * 1e3, Rank.SIGNAL, self._put_in_force, after)
 
     def _put_in_force(self, model: RewardModel | None) -> None:
         self._training = False
@@ -210,11 +189,10 @@ class LearnedSim(FleetSim):
 
     def _decide(self) -> None:
         """Put the model in force, or the heuristic where it is its turn."""
-        rests = self.learner.rests(ZERO_WALL_S + self.loop.now_ms / 1e3)
-        model = None if rests else self._model
+        model = None if self.learner.rests(self._now_wall_s) else self._model
         if model is not self._learned.model:
             self._learned = replace(self._learned, model=model)
-            self._decider.replace_policy(self._learned)
+            self._picker.replace_policy(self._learned)
 
     def _guard(self) -> None:
         """Retreats, and the heuristic's turns: in force at once, as when the file goes."""

@@ -141,19 +141,15 @@ class _Run:
             for index, request in enumerate(self._requests):
                 if request.after is None:
                     due_s = self._start_s + request.at_ms * self._options.time_scale / 1000.0
-                    await self._sleep_until(due_s)
                     tasks.create_task(self._conversation(tasks, index, due_s, {}))
         return [self._results[index] for index in sorted(self._results)]
-
-    async def _sleep_until(self, due_s: float) -> None:
-        if (delay_s := due_s - self._clock()) > 0:
-            await asyncio.sleep(delay_s)
 
     async def _conversation(
         self, tasks: asyncio.TaskGroup, index: int, due_s: float, answers: dict[int, str]
     ) -> None:
         """Send one request at its time, then start whoever waits for its answer."""
-        await self._sleep_until(due_s)
+        if (delay_s := due_s - self._clock()) > 0:
+            await asyncio.sleep(delay_s)
         async with self._slots:
             result, content = await self._send(index, due_s, answers)
         self._results[index] = result

@@ -13,15 +13,14 @@ import numpy as np
 from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from epp.lab.compare.load import RequestResult
+    from epp.lab.compare.stats import Floats
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.results import WindowResult
-
-    Floats = NDArray[np.float64]
 
 #: Latencies that are compared, by the names of their fields.
 METRICS = ("ttft_ms", "e2e_ms", "itl_ms")
@@ -114,9 +113,9 @@ class Run:
 def from_window(result: WindowResult, size: int) -> Run:
     """Return a simulated window as columns over the ``size`` requests of its load."""
     busy = tuple(c.busy_ms / result.duration_ms if result.duration_ms else 0.0 for c in result.counters)
-    believed = ((r.index, r.believed_cached_tokens) for r in result.requests if r.endpoint)
     served = [r.endpoint for r in result.requests]
-    return _run(result.requests, served, result.endpoints, size, believed=believed, busy_share=busy)
+    picked = [r for r in result.requests if r.endpoint]
+    return _run(result.requests, served, result.endpoints, size, picked=picked, busy_share=busy)
 
 
 def from_live(results: Sequence[RequestResult], size: int) -> Run:
@@ -131,14 +130,12 @@ def _run(
     replicas: Sequence[str],
     size: int,
     *,
-    believed: Iterable[tuple[int, float]] = (),
+    picked: Sequence[Any] = (),
     busy_share: tuple[float, ...] = (),
 ) -> Run:
-    def column(values: Iterable[tuple[int, float | None]]) -> Floats:
+    def column(name: str, of: Sequence[Any]) -> Floats:
         found = np.full(size, np.nan)
-        for index, value in values:
-            if value is not None:
-                found[index] = value
+        found[[r.index for r in of]] = np.array([getattr(r, name) for r in of], dtype=float)  # None is NaN
         return found
 
     ok = [r for r in results if r.ok]
@@ -147,17 +144,10 @@ def _run(
     for result, name in zip(results, served, strict=True):
         where[result.index] = position.get(name, -1)
         failed[result.index] = not result.ok
-    answered = (*METRICS, "prompt_tokens", "cached_tokens")
-    columns = {name: column((r.index, getattr(r, name)) for r in ok) for name in answered}
-    columns["slip_ms"] = column((r.index, r.slip_ms) for r in results)
-    columns["due_ms"] = column((r.index, r.intended_ms) for r in results)
-    columns["believed_tokens"] = column(believed)
+    columns = {name: column(name, ok) for name in (*METRICS, "prompt_tokens", "cached_tokens")}
+    columns["slip_ms"], columns["due_ms"] = column("slip_ms", results), column("intended_ms", results)
+    columns["believed_tokens"] = column("believed_cached_tokens", picked)
     return Run(len(replicas), columns, failed, where, busy_share)
-
-
-def counted(requests: Sequence[TraceRequest], *, warmup_s: float, pace: float) -> NDArray[np.bool_]:
-    """Tell which requests count: those whose nominal send times are past the warm-up."""
-    return np.array([r.at_ms * pace >= warmup_s * 1000.0 for r in requests], dtype=bool)
 
 
 def figures(run: Run, requests: Sequence[TraceRequest], mask: NDArray[np.bool_], *, pace: float) -> Figures:

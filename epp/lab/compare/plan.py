@@ -5,13 +5,14 @@ Values are picklable: they travel to worker processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
 from epp.lab.compare.files import load_trace
 from epp.lab.compare.trace import TraceRequest, select
+from epp.lab.sim.scenario import WindowOptions
 from epp.lab.workloads.registry import workload_named
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
@@ -94,23 +95,6 @@ def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
-    """What the picker hears of requests once they are sent.
-
-    Attributes:
-        usage: of any usage (prompt, completion and cached tokens).
-        cached_tokens: of cached tokens.
-        delay_ms: how late first tokens and ends are reported.
-        connections: of the connections that they took.
-    """
-
-    usage: bool = True
-    cached_tokens: bool = True
-    delay_ms: float = 2.0
-    connections: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """A load at a pace: one section of a report.
 
@@ -120,10 +104,9 @@ class Cell:
         load: multiplies the source's own pace; send times are divided by it.
         time_scale: of the source at its own pace.
         max_in_flight: the client's limit, None for none.
-        closed_loop: whether followers wait for answers.
         warmup_s: what is dropped at the start; None for `WARMUP_S`, or a sixth of a run that is shorter.
         tuning: what policies are tuned on.
-        reports: what the picker hears.
+        reports: what the picker hears; how it is sent is set by the cell.
     """
 
     name: str
@@ -131,10 +114,9 @@ class Cell:
     load: float = 1.0
     time_scale: float = 1.0
     max_in_flight: int | None = None
-    closed_loop: bool = True
     warmup_s: float | None = None
     tuning: Source | None = None
-    reports: Reports = Reports()
+    reports: WindowOptions = field(default_factory=WindowOptions)
 
     @property
     def pace(self) -> float:

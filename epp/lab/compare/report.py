@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from epp.lab.compare.evidence import ENOUGH_UNITS
+from epp.lab.compare.compare import share_text
 from epp.lab.compare.measure import METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
+from epp.lab.compare.stats import ENOUGH_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,8 +111,8 @@ def _figures(cell: Values, seeds: int) -> Table:
         table.add_row(
             f"({policy['name']})" if policy["role"] == "yardstick" else policy["name"],
             *(" / ".join(_number(policy[metric][q]) for q in ("p50", "p95", "p99")) for metric in METRICS),
-            f"{_share(policy['believed_hit_share'])} / {_share(policy['true_hit_share'])}",
-            _share(policy["hottest_share"]),
+            f"{share_text(policy['believed_hit_share'])} / {share_text(policy['true_hit_share'])}",
+            share_text(policy["hottest_share"]),
             _number(policy["slip_ms"]["p95"]),
             str(policy["errors"]),
             f"{policy['saturated_seeds']}/{seeds}" if policy["saturated_seeds"] else "-",
@@ -166,10 +167,6 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %" if math.isfinite(value) else "-"
 
 
 # ---- sentences ------------------------------------------------------------------------------------------

@@ -24,9 +24,15 @@ import msgspec
 import numpy as np
 
 from epp.lab.compare.compare import METRIC_NAMES
-from epp.lab.compare.evidence import MIN_UNITS, Evidence, compare_with_best, seed_evidence, trace_evidence
 from epp.lab.compare.measure import METRICS
-from epp.lab.compare.resample import Statistic
+from epp.lab.compare.stats import (
+    MIN_UNITS,
+    Evidence,
+    Statistic,
+    compare_with_best,
+    seed_evidence,
+    trace_evidence,
+)
 from epp.lab.compare.trace_stats import describe
 
 if TYPE_CHECKING:
@@ -65,7 +71,7 @@ def load_entry(cell: Cell, seed: int, outcomes: Mapping[str, Sequence[Outcome]])
         "time_scale": cell.time_scale,
         "load": cell.load,
         "max_in_flight": cell.max_in_flight,
-        "closed_loop": any(r.after is not None for r in requests) and cell.closed_loop,
+        "closed_loop": any(r.after is not None for r in requests),
         "input_tokens_per_s": sum(offered) / len(offered),
     }
 

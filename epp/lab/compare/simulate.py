@@ -1,7 +1,7 @@
 """Run cells in worker processes: one task is one policy on one load under one seed.
 
-Results do not depend on the number of workers: a task is a pure function of its values, and what comes back
-is put in the order that was asked for. Tuning searches a policy's weights by such tasks.
+Results do not depend on the number of workers: a task is a pure function of its values. Tuning searches a
+policy's weights by such tasks.
 """
 
 from __future__ import annotations
@@ -11,30 +11,27 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from epp.errors import EppError
 from epp.lab.compare.learned import Learning, Lesson, run_learned
-from epp.lab.compare.measure import METRICS, Figures, Run, counted, figures, from_window
+from epp.lab.compare.measure import METRICS, Figures, Run, figures, from_window
 from epp.lab.compare.plan import TUNING_SEED
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.run import policy_named, run_window
-from epp.lab.sim.scenario import FleetSpec, WindowOptions
 from epp.learn.tuner.search import Search
 from epp.policies.lodestar import Lodestar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epp.lab.compare.plan import Cell
+    from epp.lab.compare.stats import Floats
+    from epp.lab.sim.scenario import FleetSpec
     from epp.policies.base import Policy, WeightSpec
 
-    Floats = NDArray[np.float64]
-
-_T = TypeVar("_T")
 _R = TypeVar("_R")
 TUNING_SEEDS = 2
 _ERROR_PRICE = 10.0
@@ -58,16 +55,6 @@ class PolicyChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One policy on one load under one seed, which is the seed of load, network and decisions."""
-
-    cell: Cell
-    fleet: FleetSpec
-    policy: PolicyChoice
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a task.
 
@@ -82,108 +69,72 @@ class Outcome:
     lesson: Lesson | None = None
 
 
-def run_task(task: Task) -> Outcome:
-    """Run one task in this process.
+def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
+    """Run one policy on one load under one seed, which is the seed of load, network and decisions.
 
     Raises:
         EppError: there is no load, or its blocks are larger than a cache.
     """
-    cell = task.cell
-    requests = cell.source.requests(task.seed)
+    requests = cell.source.requests(seed)
     block = requests[0].block_tokens
-    room = min(r.engine_class.kv_capacity_tokens for r in task.fleet.replicas)
+    room = min(r.engine_class.kv_capacity_tokens for r in fleet.replicas)
     if block > room:
         raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
-    options = WindowOptions(
-        time_scale=cell.pace,
-        max_in_flight=cell.max_in_flight,
-        closed_loop=cell.closed_loop,
-        report_usage=cell.reports.usage,
-        report_cached_tokens=cell.reports.cached_tokens,
-        report_delay_ms=cell.reports.delay_ms,
-        report_connections=cell.reports.connections,
-    )
-    policy, weights = policy_named(task.policy.name, task.policy.params), task.policy.weights
-    lesson = None
-    if isinstance(policy, Lodestar):
-        learning = task.policy.learning or Learning()
+    options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight)
+    chosen, weights, lesson = policy_named(policy.name, policy.params), policy.weights, None
+    if isinstance(chosen, Lodestar):
+        learning = policy.learning or Learning()
         result, lesson = run_learned(
-            requests, task.fleet, policy, learning, weights=weights, seed=task.seed, options=options
+            requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
         )
         lesson.chosen.clear()  # a line a request: too much to send to another process
     else:
-        result = run_window(requests, task.fleet, policy, weights, seed=task.seed, options=options)
-    return replace(outcome_of(cell, task.seed, from_window(result, len(requests))), lesson=lesson)
+        result = run_window(requests, fleet, chosen, weights, seed=seed, options=options)
+    return replace(outcome_of(cell, seed, from_window(result, len(requests))), lesson=lesson)
 
 
 def outcome_of(cell: Cell, seed: int, run: Run) -> Outcome:
-    """Sum up a run of a cell."""
+    """Sum up a run of a cell; what counts are requests whose nominal send times are past the warm-up."""
     requests = cell.source.requests(seed)
-    mask = counted(requests, warmup_s=cell.warmup(requests), pace=cell.pace)
+    warmup_ms = cell.warmup(requests) * 1000.0
+    mask = np.array([r.at_ms * cell.pace >= warmup_ms for r in requests], dtype=bool)
     latencies = {metric: run.columns[metric][mask] for metric in METRICS}
     return Outcome(figures(run, requests, mask, pace=cell.pace), latencies)
 
 
-def run_all(
-    work: Callable[[_T], _R],
-    tasks: Sequence[_T],
-    *,
-    workers: int,
-    on_done: Callable[[int], None] = lambda _: None,
-) -> list[_R]:
-    """Return results in the order of the tasks.
+def completed(
+    work: Callable[..., _R], tasks: Sequence[tuple[Any, ...]], *, workers: int
+) -> Iterator[tuple[int, _R]]:
+    """Yield positions and results of tasks as they are over; the first error stops the rest.
 
     Args:
         work: a function of a module, so that workers can find it.
-        tasks: picklable values.
+        tasks: its arguments, picklable.
         workers: processes; 1 runs everything in this one.
-        on_done: called with the number of tasks done so far.
 
     Raises:
         EppError: a worker process was ended from outside.
     """
     if workers <= 1 or len(tasks) <= 1:
-        results = []
-        for task in tasks:
-            results.append(work(task))
-            on_done(len(results))
-        return results
+        for at, task in enumerate(tasks):
+            yield at, work(*task)
+        return
     # Not forked: a fork of a process that has threads (progress bars have) may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context) as pool:
-        futures = [pool.submit(work, task) for task in tasks]
+        futures = {pool.submit(work, *task): at for at, task in enumerate(tasks)}
         try:
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()  # the first error stops the rest
-                on_done(done)
+            for future in as_completed(futures):
+                yield futures[future], future.result()
         except BrokenProcessPool as error:
             raise EppError(
                 "a worker process was ended from outside; fewer --workers need less memory"
             ) from error
-        except BaseException:
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
 
 
 # ---- tuning ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TuningTask:
-    """Tune one policy for one cell, on the cell's tuning source.
-
-    Attributes:
-        cell: what it is tuned for.
-        fleet: the replicas.
-        policy: the policy; weights in it are where the search starts.
-        budget: how many different weights are tried, the start included.
-    """
-
-    cell: Cell
-    fleet: FleetSpec
-    policy: PolicyChoice
-    budget: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,32 +164,34 @@ def objective(run: Figures) -> float:
     return latency + _ERROR_PRICE * run.errors / run.requests
 
 
-def tune(task: TuningTask) -> Tuned:
-    """Search for the best weights from the policy's defaults; equal tasks give equal weights."""
-    specs = _specs(task.policy.name)
-    start = {name: spec.default for name, spec in specs.items()} | dict(task.policy.weights)
+def tune(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, budget: int) -> Tuned:
+    """Search for the best weights on the cell's tuning source; equal arguments give equal weights.
+
+    Args:
+        cell: what it is tuned for.
+        fleet: the replicas.
+        policy: the policy; weights in it are where the search starts, its defaults the others.
+        budget: how many different weights are tried, the start included.
+    """
+    specs = _specs(policy.name)
+    cell = replace(cell, source=cell.tuning or cell.source)
+    start = {name: spec.default for name, spec in specs.items()} | dict(policy.weights)
     search = Search(start, {name: (spec.low, spec.high) for name, spec in specs.items()}, seed=0)
     found: list[tuple[float, dict[str, float]]] = []
     known: dict[tuple[float, ...], float] = {}
-    while not search.stop(budget=task.budget):
+    while not search.stop(budget=budget):
         weights = search.ask()
         key = tuple(weights.values())
-        known[key] = cost = known[key] if key in known else _cost(task, weights)
-        search.tell(cost)
-        found.append((cost, weights))
+        if key not in known:
+            tried = replace(policy, weights=weights)
+            runs = [run_task(cell, fleet, tried, TUNING_SEED + number) for number in range(TUNING_SEEDS)]
+            known[key] = sum(objective(run.figures) for run in runs) / TUNING_SEEDS
+        search.tell(known[key])
+        found.append((known[key], weights))
     best_cost, best = min(found, key=lambda one: one[0])
-    return Tuned(task.policy.name, best, found[0][0], best_cost, len(known))
+    return Tuned(policy.name, best, found[0][0], best_cost, len(known))
 
 
 def _specs(name: str) -> Mapping[str, WeightSpec]:
     policy: Policy = policy_named(name)  # type: ignore[assignment]  # oracles are sorted out before
     return policy.weight_specs
-
-
-def _cost(task: TuningTask, weights: Mapping[str, float]) -> float:
-    cell = replace(task.cell, source=task.cell.tuning or task.cell.source)
-    policy = replace(task.policy, weights=weights)
-    seeds = range(TUNING_SEED, TUNING_SEED + TUNING_SEEDS)
-    return sum(objective(run_task(Task(cell, task.fleet, policy, seed)).figures) for seed in seeds) / len(
-        seeds
-    )

@@ -1,29 +1,19 @@
-"""The canonical trace record, and readers from public formats into it.
-
-Readers are iterators over lines; times are relative to the trace's start; what a format does not say is
-derived by a rule named in the reader, with keyed draws only. Pure.
-"""
+"""The canonical trace record. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from epp.errors import EppError
-from epp.keyed_uniform import keyed_uniform
-from epp.records.files import DAMAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-_T = TypeVar("_T")
+    from collections.abc import Sequence
 
 # What readers take; no context is nearly as long. Values made in Python are not checked.
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-Length = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -108,136 +98,3 @@ def select(
         new_index[index] = len(kept)
         kept.append(replace(request, after=None if after is None else new_index[after], think_ms=think_ms))
     return tuple(kept)
-
-
-def decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """Decode a line of a format.
-
-    Raises:
-        TraceError: it is not of that format.
-    """
-    try:
-        return decoder.decode(line)
-    except DAMAGED as error:
-        raise TraceError(f"line {number}: {error}") from error
-
-
-# ---- Mooncake ------------------------------------------------------------------------------------------
-
-MOONCAKE_BLOCK_TOKENS = 512
-# Timestamps of the published conversation trace stand on 3 s ticks (source [T]).
-MOONCAKE_TICK_MS = 3000.0
-
-
-class _MooncakeRow(msgspec.Struct):
-    timestamp: float
-    input_length: Length
-    output_length: Length
-    hash_ids: list[int]
-    session_id: str = ""
-
-
-def read_mooncake(
-    lines: Iterable[str],
-    *,
-    seed: int = 0,
-    tick_ms: float = MOONCAKE_TICK_MS,
-    scale: int = 1,
-) -> Iterator[TraceRequest]:
-    """Read rows of Mooncake's JSONL format, open loop, not yet in time order.
-
-    ``timestamp`` is a tick, counted from the first row's: each row moves by a keyed draw uniform in
-    [0, ``tick_ms``), which makes the arrivals of the published trace Poisson-like (squared coefficient of
-    variation 9.2 -> 1.0). ``scale`` divides all lengths and the block size. The format does not say that
-    size: it is the least power of two with which the longest row of the most ids has enough. Nor has it
-    sessions: rows that share the block after the first (the first is one template for all rows) count as one
-    session and one user, unless a row names its session itself (``session_id``, as LMCache's agent trace
-    does).
-
-    Raises:
-        TraceError: a line is not a row of this format.
-    """
-    decoder = msgspec.json.Decoder(_MooncakeRow)
-    rows = [
-        (number, decode_line(line, number, decoder)) for number, line in enumerate(lines, 1) if line.strip()
-    ]
-    block_tokens = _block_tokens(row for _, row in rows)
-    if block_tokens % scale:
-        raise TraceError(f"scale {scale} does not divide the block of {block_tokens} tokens")
-    start_ms = rows[0][1].timestamp if rows else 0.0
-    for number, row in rows:
-        key = f"row-{number}"
-        session = row.session_id or (f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key)
-        yield TraceRequest(
-            at_ms=row.timestamp - start_ms + tick_ms * keyed_uniform(seed, key, "tick"),
-            session=session,
-            user=session,
-            prompt_tokens=max(1, round(row.input_length / scale)),
-            output_tokens=max(1, round(row.output_length / scale)),
-            block_ids=tuple(row.hash_ids),
-            block_tokens=block_tokens // scale,
-        )
-
-
-def _block_tokens(rows: Iterable[_MooncakeRow]) -> int:
-    longest = max(rows, key=lambda row: (len(row.hash_ids), row.input_length), default=None)
-    if longest is None or not longest.hash_ids or not longest.input_length:
-        return MOONCAKE_BLOCK_TOKENS
-    return 1 << (-(-longest.input_length // len(longest.hash_ids)) - 1).bit_length()
-
-
-# ---- Azure's LLM inference traces --------------------------------------------------------------------------
-
-AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-_AZURE_BLOCK_TOKENS = 16
-
-
-def read_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Read rows of Azure's 2023 CSV traces: arrival and lengths, open loop.
-
-    They hold no prefix data, and none is invented: prompts share nothing, and each row is a session.
-
-    Raises:
-        TraceError: a line is not a row of this format.
-    """
-    start: datetime | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.strip() == AZURE_HEADER:
-            continue
-        try:
-            stamp, prompt, output = line.strip().split(",")
-            at, prompt_tokens, output_tokens = datetime.fromisoformat(stamp), int(prompt), int(output)
-            start = start or at
-            at_ms = (at - start).total_seconds() * 1000.0
-        except (ValueError, TypeError) as error:  # a zone in some rows and not in others is the latter
-            raise TraceError(f"line {number}: not a row of {AZURE_HEADER}: {error}") from error
-        name = f"row-{number}"
-        yield TraceRequest(
-            at_ms=at_ms,
-            session=name,
-            user=name,
-            prompt_tokens=max(1, prompt_tokens),
-            output_tokens=max(1, output_tokens),
-            block_ids=(),
-            block_tokens=_AZURE_BLOCK_TOKENS,
-        )
-
-
-# ---- canonical JSONL -----------------------------------------------------------------------------------
-
-
-def read_canonical(lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Read one JSON object a request, keys as in `TraceRequest`.
-
-    Raises:
-        TraceError: a line is not a record, or waits for a request that has not come yet.
-    """
-    decoder = msgspec.json.Decoder(TraceRequest)
-    index = 0
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            request = decode_line(line, number, decoder)
-            if request.after is not None and not 0 <= request.after < index:
-                raise TraceError(f"line {number}: waits for request {request.after}, which has not come yet")
-            index += 1
-            yield request

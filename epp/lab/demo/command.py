@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.config.schema import PolicySection
-from epp.lab.compare.compare import compare, sentence
+from epp.lab.compare.compare import compare, comparison_table, sentence
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
-from epp.lab.compare.resample import Statistic
-from epp.lab.compare.stats import percentile
-from epp.lab.compare.table import comparison_table
+from epp.lab.compare.stats import Statistic, percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import exit_status, output
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack

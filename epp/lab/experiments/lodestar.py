@@ -208,7 +208,6 @@ def settled_s(due_s: NDArray[np.float64], ttft_ms: NDArray[np.float64], from_s: 
 
 
 EXPERIMENT = Experiment(
-    name="lodestar",
     question="How much sooner does Lodestar answer than its heuristic and others, and after a shift?",
     cells=tuple(CONDITIONS),
     entries=(*ENTRIES, *ABLATIONS),

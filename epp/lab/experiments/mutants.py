@@ -74,7 +74,6 @@ def run(folder: str, _: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="mutants",
     question="How many changes of an operator or number in the core do its tests find?",
     cells=FOLDERS,
     entries=("tests",),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
-from epp.lab.compare.simulate import PolicyChoice, Task, run_task
+from epp.lab.compare.simulate import PolicyChoice, run_task
 from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
 from epp.lab.sim.oracle import ORACLES
@@ -22,6 +22,8 @@ from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from epp.lab.compare.measure import Figures
 
 CANDIDATE = "gorgo-ms"
 _TUNED = " tuned"
@@ -94,7 +96,11 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     load, fleet = condition(cell)
     if entry in SCRAPE_S:
         fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
-    figures = run_task(Task(load, fleet, choice(cell, entry), SEED + seed)).figures
+    return shown(run_task(load, fleet, choice(cell, entry), SEED + seed).figures)
+
+
+def shown(figures: Figures) -> dict[str, float]:
+    """Return what tables of policies show."""
     return {
         "TTFT p95 ms": figures.ttft_ms.p95,
         "E2E p95 s": figures.e2e_ms.p95 / 1e3,
@@ -109,7 +115,6 @@ def _all_entries() -> tuple[str, ...]:
 
 
 EXPERIMENT = Experiment(
-    name="policies",
     question="How do policies compare with gorgo-ms, and what is each of its parts worth?",
     cells=(*STEADY_CELLS, *(name for name in NAMES if name not in STEADY_CELLS)),
     entries=_all_entries(),

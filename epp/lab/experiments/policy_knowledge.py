@@ -14,6 +14,7 @@ from epp.lab.compare.measure import from_window
 from epp.lab.compare.simulate import outcome_of
 from epp.lab.conditions import SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
+from epp.lab.experiments.policies import shown
 from epp.lab.sim.oracle import GreedyOracleTotal
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import WindowOptions
@@ -70,25 +71,17 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     load, fleet = condition(cell)
     seed += SEED
     requests = load.source.requests(seed)
-    options = WindowOptions(
-        time_scale=load.pace, max_in_flight=load.max_in_flight, closed_loop=load.closed_loop
-    )
+    options = WindowOptions(time_scale=load.pace, max_in_flight=load.max_in_flight)
 
     def informed(truth: Truth) -> Policy:
         return InformedPolicy(truth, KNOWN[entry])
 
     policy: Oracle = GreedyOracleTotal if entry == ORACLE else informed
     result = run_window(requests, fleet, policy, seed=seed, options=options)
-    figures = outcome_of(load, seed, from_window(result, len(requests))).figures
-    return {
-        "TTFT p95 ms": figures.ttft_ms.p95,
-        "E2E p95 s": figures.e2e_ms.p95 / 1e3,
-        "hit share": figures.true_hit_share,
-    }
+    return shown(outcome_of(load, seed, from_window(result, len(requests))).figures)
 
 
 EXPERIMENT = Experiment(
-    name="policy-knowledge",
     question="What would gorgo-ms gain by knowing more, and how near is it to a greedy oracle?",
     cells=STEADY_CELLS,
     entries=(*KNOWN, ORACLE),

@@ -10,8 +10,18 @@ from epp.lab.compare.stats import percentile
 from epp.lab.experiment import Experiment
 from epp.lab.sim.engine_class import L40S_X2, scaled
 from epp.lab.sim.scenario import Event, Happening
-from epp.lab.tuner_cells import HOME, SHORT, STRETCH_S, WINDOW_S, geometric_mean, life
-from epp.lab.tuner_life import BEGIN_WALL_S, Rehearsals, defaults_of, rules_of
+from epp.lab.tuner_life import (
+    BEGIN_WALL_S,
+    HOME,
+    SHORT,
+    STRETCH_S,
+    WINDOW_S,
+    Rehearsals,
+    defaults_of,
+    geometric_mean,
+    life,
+    rules_of,
+)
 from epp.learn.tuner.state import NothingBetter
 
 if TYPE_CHECKING:
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
 
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.sim.scenario import FleetSpec
-    from epp.lab.tuner_cells import Cell
+    from epp.lab.tuner_life import Cell
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.state import Proposed, State
 
@@ -96,7 +106,6 @@ def _by_window(samples: Sequence[Sample]) -> list[float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-drift",
     question="How much worse than frozen defaults is a tuner's deployment after the world has changed?",
     cells=tuple(DRIFTS),
     entries=(DEFAULTS, TUNER),

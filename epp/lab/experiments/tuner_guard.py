@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.lab.experiment import Experiment
-from epp.lab.tuner_cells import CELLS, life
-from epp.lab.tuner_life import defaults_of
+from epp.lab.tuner_life import CELLS, defaults_of, life
 from epp.learn.tuner.state import NothingBetter, Proposed
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-guard",
     question="Is a candidate promoted that lowers TTFT by sending everything to the nearest replica?",
     cells=("chat / three regions",),
     entries=tuple(CANDIDATES),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.lab.experiment import Experiment
-from epp.lab.tuner_cells import CELLS, held_out, life, weights_off
-from epp.lab.tuner_life import Rehearsals, rules_of
+from epp.lab.tuner_life import CELLS, Rehearsals, held_out, life, rules_of, weights_off
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +50,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    name="tuner-runs",
     question="What does the tuner make of weights that are off, and does a promotion ever do harm?",
     cells=tuple(f"{place} | {policy}" for place in CELLS for policy in POLICIES),
     entries=(START, TUNED),

@@ -92,7 +92,6 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:  # noqa: ARG001 -
 
 
 EXPERIMENT = Experiment(
-    name="wan",
     question="How soon do the cross-region paper's policies answer over its three regions?",
     cells=("three regions",),
     entries=tuple(TABLES),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.config.plan import INCUMBENT
 from epp.errors import EppError
-from epp.lab.compare.flight_records import read_flight_records
+from epp.lab.compare.files import read_flight_records
 from epp.lab.compare.stats import percentile
 from epp.lab.sim.engine_class import ENGINE_CLASSES, L40S_X2
 from epp.lab.sim.network import NetworkPath

@@ -20,8 +20,7 @@ from statistics import NormalDist, mean
 from typing import TYPE_CHECKING, Any
 
 from epp.lab.compare.compare import compare
-from epp.lab.compare.resample import Statistic
-from epp.lab.compare.stats import percentile
+from epp.lab.compare.stats import Statistic, percentile
 from epp.lab.sim.run import policy_named, run_window
 
 if TYPE_CHECKING:
