@@ -33,9 +33,7 @@ class Serving:
     """A cluster with one ready pod, and the picker that follows it."""
 
     folder: Path
-    server: KubeServer
     replica: SimReplica
-    child: Child
     addresses: dict[str, str]
 
     async def certificate(self) -> Path:
@@ -86,7 +84,7 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             while not ready.exists():
                 child.check()
                 await asyncio.sleep(0.02)
-        yield Serving(tmp_path, server, replica, child, json.loads(ready.read_text()))
+        yield Serving(tmp_path, replica, json.loads(ready.read_text()))
 
 
 async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(serving: Serving) -> None:
