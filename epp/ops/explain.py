@@ -61,9 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one decision."""
+    record: dict[str, Any]
     outcome: dict[str, Any] | None = None
     if arguments.url:
-        record = _ask(arguments.url, arguments.id)
+        with answered(arguments.url, f"decisions/{quote(arguments.id, safe='')}") as answer:
+            record = json.load(answer)
     else:
         record, outcome = _find(arguments.records, arguments.id)
     if arguments.json:
@@ -73,12 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     for part in explain(record, outcome):
         console.print(part)
     return 0
-
-
-def _ask(url: str, decision_id: str) -> dict[str, Any]:
-    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
-        record: dict[str, Any] = json.load(answer)
-    return record
 
 
 def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
