@@ -6,7 +6,6 @@ what is not so. A test compares the committed file with what this makes.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from tests.kit.apis import APIS, FEATURES, cached_tokens, has
@@ -114,4 +113,3 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE.name}\n")

@@ -118,15 +118,13 @@ def spelled(info: Type) -> str:
         "IntType": "integer",
         "FloatType": "number",
         "BoolType": "boolean",
-        "NoneType": "nothing",
+        "NoneType": "",
         "ListType": "list",
         "DictType": "mapping",
         "LiteralType": "enum",
         "VarTupleType": "list",
-        "TupleType": "pair",
     }
-    words = [names.get(type(option).__name__, type(option).__name__) for option in options(info)]
-    return " or ".join(word for word in words if word != "nothing")
+    return " or ".join(filter(None, (names[type(option).__name__] for option in options(info))))
 
 
 def default(field: Field) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,11 +69,5 @@ def _line(row: Row) -> str:
     return f"| `{row.name}` | {kind} | {', '.join(f'`{label}`' for label in row.labels)} | {row.text} |\n"
 
 
-def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -7,7 +7,6 @@ its file; an operator's overrides may go beyond them.
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,19 +15,17 @@ if TYPE_CHECKING:
 #: Policy -> weight -> hard ``(low, high)``. Without a floor under the queue's weight a tuner that looks at
 #: TTFT alone sends all traffic to the nearest replica, and with RTT free it does the same from the other side
 #: (source [G]: E2E p95 12.6 s against 2.5 s). Where nothing was measured the floor is a tenth of the default.
-HARD: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {
-        "gorgo": MappingProxyType({"queue_weight": (0.05, 5.0), "rtt_weight": (0.01, 2.0)}),
-        "gorgo-ms": MappingProxyType({"waiting_weight": (0.5, 12.0), "network_weight": (0.05, 4.0)}),
-        "gorgo-v1": MappingProxyType({"queue_ms_per_token": (0.0046, math.inf)}),
-        "laar-paper": MappingProxyType({"alpha": (0.07, math.inf)}),
-        "least-load": MappingProxyType({"queued_weight": (0.1, math.inf)}),
-        "llm-d": MappingProxyType({"queue_weight": (0.2, math.inf)}),
-        "llm-d-affinity": MappingProxyType({"queue_weight": (0.2, math.inf)}),
-        "mooncake": MappingProxyType({"queue_ms_per_token": (0.0093, math.inf)}),
-        "preble-e2": MappingProxyType({"decode_ms_per_request": (675.0, math.inf)}),
-    }
-)
+HARD: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "gorgo": {"queue_weight": (0.05, 5.0), "rtt_weight": (0.01, 2.0)},
+    "gorgo-ms": {"waiting_weight": (0.5, 12.0), "network_weight": (0.05, 4.0)},
+    "gorgo-v1": {"queue_ms_per_token": (0.0046, math.inf)},
+    "laar-paper": {"alpha": (0.07, math.inf)},
+    "least-load": {"queued_weight": (0.1, math.inf)},
+    "llm-d": {"queue_weight": (0.2, math.inf)},
+    "llm-d-affinity": {"queue_weight": (0.2, math.inf)},
+    "mooncake": {"queue_ms_per_token": (0.0093, math.inf)},
+    "preble-e2": {"decode_ms_per_request": (675.0, math.inf)},
+}
 
 
 def tuner_bounds(policy: str, bounds: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:

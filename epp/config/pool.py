@@ -22,7 +22,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Rtt = Annotated[float, msgspec.Meta(ge=0, le=MOST_RTT_MS)]
 
 
-class EndpointSpec(Section, frozen=True):
+class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """One replica.
 
     Attributes:
@@ -168,12 +168,4 @@ def misnamed(
 
 def dump_pool(specs: list[EndpointSpec]) -> bytes:
     """The file for these endpoints, defaults left out."""
-    entries = [
-        {
-            field: value
-            for field, value in msgspec.to_builtins(spec).items()
-            if value != getattr(EndpointSpec(address="x:1"), field) or field == "address"
-        }
-        for spec in specs
-    ]
-    return msgspec.yaml.encode({"endpoints": entries})
+    return msgspec.yaml.encode(PoolFile(endpoints=specs))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.envoy import messages as api
-from epp.envoy.clusters import PICKER
-from epp.envoy.filters import DECISION_NAMESPACE
+from epp.envoy.filters import DECISION_NAMESPACE, picker_service
 
 if TYPE_CHECKING:
     from epp.envoy.settings import EnvoySettings
@@ -50,20 +49,17 @@ def access_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
     """The logs that the settings ask for."""
     logs = []
     if settings.observed:
-        logs.append(_named("envoy.access_loggers.http_grpc", _reports(settings)))
+        reports = api.pack(_reports(settings))
+        logs.append(api.accesslog.AccessLog(name="envoy.access_loggers.http_grpc", typed_config=reports))
     if settings.access_log:
         fields = {name: api.protobuf.Value(string_value=text) for name, text in _FIELDS.items()}
         stdout = api.stream_log.StdoutAccessLog(
             log_format=api.core.SubstitutionFormatString(json_format=api.protobuf.Struct(fields=fields))
         )
-        logs.append(_named("envoy.access_loggers.stdout", stdout))
+        logs.append(
+            api.accesslog.AccessLog(name="envoy.access_loggers.stdout", typed_config=api.pack(stdout))
+        )
     return logs
-
-
-def _named(
-    name: str, message: api.stream_log.StdoutAccessLog | api.grpc_log.HttpGrpcAccessLogConfig
-) -> api.accesslog.AccessLog:
-    return api.accesslog.AccessLog(name=name, typed_config=api.pack(message))
 
 
 def _reports(settings: EnvoySettings) -> api.grpc_log.HttpGrpcAccessLogConfig:
@@ -78,9 +74,7 @@ def _reports(settings: EnvoySettings) -> api.grpc_log.HttpGrpcAccessLogConfig:
         common_config=api.grpc_log.CommonGrpcAccessLogConfig(
             log_name=REPORTS_LOG,
             transport_api_version=api.core.ApiVersion.V3,
-            grpc_service=api.core.GrpcService(
-                envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
-            ),
+            grpc_service=picker_service(),
             buffer_flush_interval=api.ms(settings.report_interval_ms),
             buffer_size_bytes=_REPORTS_BUFFER_BYTES,
             custom_tags=tags,

@@ -28,14 +28,6 @@ _REQUESTS = 10_000
 """Requests in flight at once, over all endpoints; more are answered with 503."""
 _HEALTH_CHECK_S = 2.0
 _QUIET_PING_S = 30.0
-HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-
-
-def metadata_key(key: str) -> api.metadata.MetadataKey:
-    """A key in the namespace of the endpoint picker protocol."""
-    return api.metadata.MetadataKey(
-        key=DESTINATION_NAMESPACE, path=[api.metadata.MetadataKeyPathSegment(key=key)]
-    )
 
 
 def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[api.cluster.Cluster]:
@@ -73,19 +65,14 @@ def replicas(settings: EnvoySettings) -> api.cluster.Cluster:
 
 def _base(settings: EnvoySettings) -> api.cluster.Cluster:
     """What both kinds share: HTTP/1.1 upstream, limits for long streams, warm connections, ejection."""
-    options = api.upstream_http.HttpProtocolOptions(
-        common_http_protocol_options=api.core.HttpProtocolOptions(
-            idle_timeout=api.seconds(settings.upstream_idle_timeout_s)
-        ),
-        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http_protocol_options=api.core.Http1ProtocolOptions()
-        ),
+    http1 = api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+        http_protocol_options=api.core.Http1ProtocolOptions()
     )
     return api.cluster.Cluster(
         name=REPLICAS,
         connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=1024 * 1024,
-        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        typed_extension_protocol_options=protocol(http1, settings.upstream_idle_timeout_s),
         circuit_breakers=limits(),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
@@ -93,6 +80,19 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         ),
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
     )
+
+
+def protocol(
+    http: api.upstream_http.HttpProtocolOptionsExplicitHttpConfig, idle_timeout_s: float | None = None
+) -> dict[str, api.protobuf.Any]:
+    """Say how a cluster's hosts are spoken to, and for how long idle connections stay (0 for ever)."""
+    idle = None
+    if idle_timeout_s is not None:
+        idle = api.core.HttpProtocolOptions(idle_timeout=api.seconds(idle_timeout_s))
+    options = api.upstream_http.HttpProtocolOptions(
+        common_http_protocol_options=idle, explicit_http_config=http
+    )
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": api.pack(options)}
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:
@@ -165,19 +165,23 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
             service_name=REPLICAS,
         )
     else:
-        cluster.type = api.cluster.ClusterDiscoveryType.STATIC
-        if not all(is_ip(split(endpoint.address)[0]) for endpoint in settings.endpoints):
-            cluster.type = api.cluster.ClusterDiscoveryType.STRICT_DNS
+        cluster.type = api.discovery(split(endpoint.address)[0] for endpoint in settings.endpoints)
+        if cluster.type is api.cluster.ClusterDiscoveryType.STRICT_DNS:
             cluster.dns_lookup_family = api.cluster.ClusterDnsLookupFamily.V4_PREFERRED
         assignment = load_assignment(settings.endpoints)
         cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
     if settings.health_check_path:
-        cluster.health_checks = [_health_check(settings)]
+        check = api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path)
+        cluster.health_checks = [health_check(check, CONNECT_TIMEOUT_S)]
     cluster.transport_socket_matches = _transport_sockets(settings)
     if settings.eds_path:
         cluster.transport_socket = trusts_nobody()
-    served = metadata_key(SERVED_KEY) if settings.envoy_version >= _SERVED_SINCE else None
-    cluster.load_balancing_policy = override_host(metadata_key(DESTINATION_KEY), served)
+    cluster.load_balancing_policy = override_host(
+        api.metadata_key(DESTINATION_NAMESPACE, DESTINATION_KEY),
+        api.metadata_key(DESTINATION_NAMESPACE, SERVED_KEY)
+        if settings.envoy_version >= _SERVED_SINCE
+        else None,
+    )
 
 
 #: First version that leaves who served in metadata; before it only the access log tells.
@@ -213,14 +217,15 @@ def _policy(
     )
 
 
-def _health_check(settings: EnvoySettings) -> api.core.HealthCheck:
+def health_check(check: api.core.HealthCheckHttpHealthCheck, timeout_s: float) -> api.core.HealthCheck:
+    """Ask a host every two seconds whether it is there; two failures take it out, one answer is enough."""
     return api.core.HealthCheck(
-        timeout=api.seconds(CONNECT_TIMEOUT_S),
+        timeout=api.seconds(timeout_s),
         interval=api.seconds(_HEALTH_CHECK_S),
         no_traffic_interval=api.seconds(_HEALTH_CHECK_S),
         unhealthy_threshold=2,
         healthy_threshold=1,
-        http_health_check=api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path),
+        http_health_check=check,
     )
 
 
@@ -237,23 +242,18 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
     cluster.type = api.cluster.ClusterDiscoveryType.ORIGINAL_DST
     cluster.lb_policy = api.cluster.ClusterLbPolicy.CLUSTER_PROVIDED
     cluster.original_dst_lb_config = api.cluster.ClusterOriginalDstLbConfig(
-        metadata_key=metadata_key(DESTINATION_KEY)
+        metadata_key=api.metadata_key(DESTINATION_NAMESPACE, DESTINATION_KEY)
     )
     # Hosts are made at the first request to them and forgotten when unused for this long.
     cluster.cleanup_interval = api.seconds(60)
     sockets = {(e.tls, peer_name(e) if e.tls else "") for e in settings.endpoints}
     if len(sockets) > 1:
-        raise ConfigError(
-            "endpoints",
-            "tls",
-            "original-dst has one TLS setting for all endpoints",
-            "give all of them the same server_name, or none of them TLS",
-        )
+        problem = "original-dst has one TLS setting for all endpoints"
+        fix = "give all of them the same server_name, or none of them TLS"
+        raise ConfigError("endpoints", "tls", problem, fix)
     for tls, name in sockets:
         if tls:
-            cluster.transport_socket = upstream_tls(
-                TlsFiles(settings.upstream_ca_file, server_name=name), name
-            )
+            cluster.transport_socket = upstream_tls(TlsFiles(settings.upstream_ca_file), name)
 
 
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
@@ -262,30 +262,28 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
     With an EDS file endpoints may join later: where a CA is configured there is an entry for those verified
     by name, and plaintext is for endpoints that name it.
     """
-    names = {socket_name(endpoint) for endpoint in settings.endpoints}
+    names = {socket_name(endpoint) for endpoint in settings.endpoints} - {""}
     if settings.eds_path and settings.upstream_ca_file:
         names.add("name")
-    matches = []
-    for name in sorted(names - {""}):
+    sockets = []
+    for name in sorted(names):
         peer = name.removeprefix("ip:") if name != "name" else ""
-        match = api.protobuf.Struct(fields={TLS_MATCH: api.protobuf.Value(string_value=name)})
-        files = TlsFiles(settings.upstream_ca_file, server_name=peer)
-        matches.append(
-            api.cluster.ClusterTransportSocketMatch(
-                name=f"tls-{name}", match=match, transport_socket=upstream_tls(files, peer)
-            )
-        )
-    if matches or settings.eds_path:
-        named = {TLS_MATCH: api.protobuf.Value(string_value=PLAINTEXT)} if settings.eds_path else {}
+        sockets.append((f"tls-{name}", name, upstream_tls(TlsFiles(settings.upstream_ca_file), peer)))
+    if sockets or settings.eds_path:
         plain = api.core.TransportSocket(
             name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())
         )
-        matches.append(
-            api.cluster.ClusterTransportSocketMatch(
-                name="plaintext", match=api.protobuf.Struct(fields=named), transport_socket=plain
-            )
+        sockets.append(("plaintext", PLAINTEXT if settings.eds_path else "", plain))
+    return [
+        api.cluster.ClusterTransportSocketMatch(
+            name=name,
+            match=api.protobuf.Struct(
+                fields={TLS_MATCH: api.protobuf.Value(string_value=wanted)} if wanted else {}
+            ),
+            transport_socket=socket,
         )
-    return matches
+        for name, wanted, socket in sockets
+    ]
 
 
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:
@@ -293,40 +291,25 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
     duplex = settings.variant is Variant.FULL_DUPLEX
     # Elsewhere the message timeout finds a frozen picker; a ping then only keeps middleboxes awake.
     ping = api.seconds(settings.picker_keepalive_s if duplex else _QUIET_PING_S)
-    options = api.upstream_http.HttpProtocolOptions(
-        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=api.core.Http2ProtocolOptions(
-                # A stream lasts as long as its response. More of them open further connections.
-                max_concurrent_streams=1000,
-                connection_keepalive=api.core.KeepaliveSettings(
-                    interval=ping, timeout=api.seconds(settings.picker_keepalive_s)
-                ),
-            )
-        )
+    http2 = api.core.Http2ProtocolOptions(
+        # A stream lasts as long as its response. More of them open further connections.
+        max_concurrent_streams=1000,
+        connection_keepalive=api.core.KeepaliveSettings(
+            interval=ping, timeout=api.seconds(settings.picker_keepalive_s)
+        ),
     )
     host, port = settings.picker_host, settings.picker_port
     cluster = api.cluster.Cluster(
         name=PICKER,
-        type=api.cluster.ClusterDiscoveryType.STATIC
-        if is_ip(host)
-        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        type=api.discovery([host]),
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(settings.message_timeout_ms),
-        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        typed_extension_protocol_options=protocol(
+            api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
+        ),
         circuit_breakers=limits(),
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
-        load_assignment=api.endpoint.ClusterLoadAssignment(
-            cluster_name=PICKER,
-            endpoints=[
-                api.endpoint.LocalityLbEndpoints(
-                    lb_endpoints=[
-                        api.endpoint.LbEndpoint(
-                            endpoint=api.endpoint.Endpoint(address=api.socket_address(host, port))
-                        )
-                    ]
-                )
-            ],
-        ),
+        load_assignment=api.single_host(PICKER, api.socket_address(host, port)),
     )
     if duplex:
         _leave_when_unhealthy(cluster, settings)

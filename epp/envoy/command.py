@@ -29,12 +29,15 @@ GLOBAL, RELAY = "global", "relay:"
 """Values of ``--tier``; a region follows the second."""
 
 _FLAGS = {
+    "access_log": "--access-log",
     "admin_port": "--admin-port",
     "health_check_path": "--health-check",
     "preconnect_ratio": "--preconnect-ratio",
+    "strip_accept_encoding": "--strip-accept-encoding",
+    "upstream_ca_file": "--upstream-ca",
     "upstream_idle_timeout_s": "--upstream-idle-timeout",
 }
-"""What an operator has written where a setting of Envoy's cannot be."""
+"""Settings of Envoy's that are flags, and what an operator has written where one cannot be."""
 
 #: What Envoy waits for the picker beside the time in which a tokenizer may count.
 _BESIDE_COUNT_MS = 200
@@ -79,9 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of what lies behind Envoy, and of what it reports."""
     parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
-    parser.add_argument("--upstream-ca", default="", help="who signs the endpoints' certificates")
     parser.add_argument(
-        "--health-check", default="", metavar="PATH", help="check endpoints actively, e.g. /health"
+        "--upstream-ca",
+        dest="upstream_ca_file",
+        metavar="UPSTREAM_CA",
+        help="who signs the endpoints' certificates",
+    )
+    parser.add_argument(
+        "--health-check",
+        dest="health_check_path",
+        metavar="PATH",
+        help="check endpoints actively, e.g. /health",
     )
     parser.add_argument("--access-log", action="store_true", help="one JSON line a request on stdout")
     parser.add_argument(
@@ -92,6 +103,7 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--upstream-idle-timeout",
+        dest="upstream_idle_timeout_s",
         type=float,
         metavar="S",
         help="close connections to endpoints that were idle so long; keep it below the engine's own"
@@ -180,20 +192,11 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     settings = _configured(arguments.config, arguments.variant)
     changes: dict[str, Any] = {
         "variant": Variant(arguments.variant),
-        "upstream_ca_file": arguments.upstream_ca,
-        "health_check_path": arguments.health_check,
-        "access_log": arguments.access_log,
         "observe": not arguments.no_observe,
-        "strip_accept_encoding": arguments.strip_accept_encoding,
         "picker_tls": _towards_picker(settings.picker_tls, arguments),
         "first_token_tls": _towards_picker(settings.first_token_tls, arguments),
     }
-    for flag, field in (
-        (arguments.upstream_idle_timeout, "upstream_idle_timeout_s"),
-        (arguments.preconnect_ratio, "preconnect_ratio"),
-        (arguments.admin_port, "admin_port"),
-    ):
-        changes |= {field: flag} if flag is not None else {}
+    changes |= {field: value for field in _FLAGS if (value := getattr(arguments, field)) is not None}
     if arguments.eds:
         changes["eds_path"] = str(arguments.eds.absolute())
     if arguments.listen:

@@ -36,7 +36,7 @@ def compressors(how: str) -> list[api.hcm.HttpFilter]:
         request_direction_config=api.compressor.CompressorRequestDirectionConfig(common_config=request),
         response_direction_config=api.compressor.CompressorResponseDirectionConfig(common_config=response),
     )
-    return [api.hcm.HttpFilter(name="envoy.filters.http.compressor", typed_config=api.pack(config))]
+    return [api.http_filter("envoy.filters.http.compressor", config)]
 
 
 def decompressors(how: str) -> list[api.hcm.HttpFilter]:
@@ -52,7 +52,7 @@ def decompressors(how: str) -> list[api.hcm.HttpFilter]:
         request_direction_config=directions.DecompressorRequestDirectionConfig(common_config=request),
         response_direction_config=directions.DecompressorResponseDirectionConfig(common_config=response),
     )
-    return [api.hcm.HttpFilter(name="envoy.filters.http.decompressor", typed_config=api.pack(config))]
+    return [api.http_filter("envoy.filters.http.decompressor", config)]
 
 
 def _flag(what: str, *, on: bool) -> api.core.RuntimeFeatureFlag:

@@ -44,11 +44,11 @@ def early_mutations() -> list[api.core.TypedExtensionConfig]:
 
 
 def http_filters(
-    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]
 ) -> list[api.hcm.HttpFilter]:
     """Picker, filters of responses, router."""
     return [
-        api.hcm.HttpFilter(name=EXT_PROC, typed_config=api.pack(external_processor(settings))),
+        api.http_filter(EXT_PROC, external_processor(settings)),
         *observers,
         router_filter(),
     ]
@@ -57,8 +57,14 @@ def http_filters(
 def router_filter() -> api.hcm.HttpFilter:
     """The last filter of both tiers."""
     # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
-    router = api.router.Router(suppress_envoy_headers=True)
-    return api.hcm.HttpFilter(name="envoy.filters.http.router", typed_config=api.pack(router))
+    return api.http_filter("envoy.filters.http.router", api.router.Router(suppress_envoy_headers=True))
+
+
+def picker_service() -> api.core.GrpcService:
+    """Name the picker as who is asked, and reported to."""
+    return api.core.GrpcService(
+        envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
+    )
 
 
 def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:
@@ -72,9 +78,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
     return api.ext_proc.ExternalProcessor(
         stat_prefix=PICKER,
-        grpc_service=api.core.GrpcService(
-            envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
-        ),
+        grpc_service=picker_service(),
         processing_mode=processing_mode(settings.variant),
         # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,

@@ -12,9 +12,8 @@ from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
-from epp.envoy.observe import DECISION_HEADER, decision_header
 from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
-from epp.envoy.retry import ASKED, TOLD, retry_headers
+from epp.envoy.retry import ASKED, DECISION_HEADER, TOLD, decision_headers
 from epp.envoy.settings import EnvoySettings, Variant
 
 if TYPE_CHECKING:
@@ -34,22 +33,14 @@ _SLOW_READER_BYTES = 1024 * 1024
 _INT64_END = (1 << 63) - 1
 
 
-def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter] = ()) -> api.listener.Listener:
+def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]) -> api.listener.Listener:
     """The client-facing listener."""
-    chain = api.listener.FilterChain(
-        filters=[
-            api.listener.Filter(
-                name="envoy.filters.network.http_connection_manager",
-                typed_config=api.pack(_connection_manager(settings, observers)),
-            )
-        ],
-    )
     keepalive = api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
     return api.listener.Listener(
         name="requests",
         address=api.socket_address(settings.listener_host, settings.listener_port),
         per_connection_buffer_limit_bytes=_buffer_bytes(settings),
-        filter_chains=[chain],
+        filter_chains=[api.filter_chain(_connection_manager(settings, observers))],
         tcp_keepalive=keepalive if settings.envoy_version >= _KEEPALIVE_SINCE else None,
     )
 
@@ -115,7 +106,7 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 routes=routes,
                 # Removed first: what an upstream calls so is not ours.
                 response_headers_to_remove=_engines_headers(settings),
-                response_headers_to_add=[decision_header(), *retry_headers(settings)],
+                response_headers_to_add=decision_headers(settings),
                 request_headers_to_remove=list(ASKED),
             )
         ],

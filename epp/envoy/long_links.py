@@ -32,8 +32,6 @@ PING_S, PING_TIMEOUT_S = 2.0, 4.0
 """How often a sign of life is asked for, and when a connection is given up without one: more than a round
 trip and a lost packet's repeat."""
 
-# <netinet/tcp.h>
-
 
 def http2() -> api.core.Http2ProtocolOptions:
     """HTTP/2 between the tiers, for either side."""

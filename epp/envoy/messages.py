@@ -1,6 +1,6 @@
-"""The Envoy API's packages under short names, and the three helpers that every builder here needs.
+"""The Envoy API's packages under short names, and the messages that several builders here make.
 
-Owns the import of `envoy_data_plane`, nothing else. Importing its modules makes pydantic warn about the way
+Owns the import of `envoy_data_plane`. Importing its modules makes pydantic warn about the way
 they were generated; those warnings are about generated code that we neither own nor can change, so they are
 silenced during the import and only then.
 
@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+from epp.config.address import is_ip
 from epp.errors import EppError
 
 with warnings.catch_warnings(), suppress(ModuleNotFoundError):
@@ -42,9 +43,6 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import (
         v3 as early_mutation,
     )
-    from envoy_data_plane.envoy.extensions.load_balancing_policies.cluster_provided import (
-        v3 as cluster_provided,
-    )
     from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
     from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
     from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import (
@@ -62,33 +60,39 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.google import protobuf
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import betterproto2
 
 __all__ = [
     "accesslog",
     "bootstrap",
     "cluster",
-    "cluster_provided",
     "compressor",
     "core",
     "decompressor",
+    "discovery",
     "downstream_connections",
     "early_mutation",
     "endpoint",
     "envoy_type",
     "ext_proc",
     "extension",
+    "filter_chain",
     "fixed_heap",
     "grpc_log",
     "gunzip",
     "gzip",
     "hcm",
     "header_to_metadata",
+    "http_filter",
     "least_request",
     "listener",
     "lua",
+    "lua_filter",
     "matcher",
     "metadata",
+    "metadata_key",
     "ms",
     "mutation_rules",
     "overload",
@@ -100,9 +104,12 @@ __all__ = [
     "route",
     "router",
     "seconds",
+    "set_header",
+    "single_host",
     "socket_address",
     "stream_log",
     "tls",
+    "tls_socket",
     "tracing",
     "upstream_http",
 ]
@@ -144,3 +151,56 @@ def ms(value: float) -> timedelta:
 def socket_address(host: str, port: int) -> core.Address:
     """A TCP address; IPv6 hosts without brackets, as Envoy wants them."""
     return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))
+
+
+def http_filter(name: str, message: betterproto2.Message) -> hcm.HttpFilter:
+    """Name an HTTP filter with its configuration."""
+    return hcm.HttpFilter(name=name, typed_config=pack(message))
+
+
+def lua_filter(name: str, source: str, stat_prefix: str) -> hcm.HttpFilter:
+    """Make a filter that runs a script."""
+    code = core.DataSource(inline_string=source)
+    return http_filter(name, lua.Lua(default_source_code=code, stat_prefix=stat_prefix))
+
+
+def filter_chain(
+    manager: hcm.HttpConnectionManager, transport_socket: core.TransportSocket | None = None
+) -> listener.FilterChain:
+    """Make a listener's chain, which is one connection manager."""
+    name = "envoy.filters.network.http_connection_manager"
+    return listener.FilterChain(
+        filters=[listener.Filter(name=name, typed_config=pack(manager))], transport_socket=transport_socket
+    )
+
+
+def set_header(name: str, value: str) -> core.HeaderValueOption:
+    """Set a response header, whatever it was."""
+    return core.HeaderValueOption(
+        header=core.HeaderValue(key=name, value=value),
+        append_action=core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def metadata_key(namespace: str, key: str) -> metadata.MetadataKey:
+    """Name a field of dynamic metadata."""
+    return metadata.MetadataKey(key=namespace, path=[metadata.MetadataKeyPathSegment(key=key)])
+
+
+def discovery(hosts: Iterable[str]) -> cluster.ClusterDiscoveryType:
+    """Say whether Envoy has to resolve a host's name."""
+    static = all(map(is_ip, hosts))
+    return cluster.ClusterDiscoveryType.STATIC if static else cluster.ClusterDiscoveryType.STRICT_DNS
+
+
+def single_host(name: str, address: core.Address) -> endpoint.ClusterLoadAssignment:
+    """Make the assignment of a cluster with one host."""
+    host = endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address))
+    return endpoint.ClusterLoadAssignment(
+        cluster_name=name, endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=[host])]
+    )
+
+
+def tls_socket(context: tls.UpstreamTlsContext | tls.DownstreamTlsContext) -> core.TransportSocket:
+    """Make the transport socket of a connection over TLS."""
+    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=pack(context))

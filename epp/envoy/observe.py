@@ -1,8 +1,8 @@
-"""The filter that watches responses for the picker, and the cluster that it tells first tokens to.
+"""The scripts: one watches responses for the picker, one puts public model names back into them.
 
-Owns the script's parameters and the names under which its findings travel. The picker's receivers
-(`epp.server.access_log`, `epp.server.first_token`) use the same names; a test with a real Envoy holds both
-together.
+Owns the cluster of the picker's listener for first tokens, the scripts' parameters and the names under which
+findings travel. The picker's receivers (`epp.server.access_log`, `epp.server.first_token`) use the same
+names; a test with a real Envoy holds both together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip
 from epp.envoy import messages as api
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
@@ -24,9 +23,6 @@ FIRST_TOKENS = "first-tokens"
 
 OBSERVED_NAMESPACE = "epp.observe"
 """Dynamic metadata of the filter's findings."""
-
-DECISION_HEADER = "x-epp-decision-id"
-"""Response header that tells a client under which id its request was decided."""
 
 STRIPPED_PATHS = (
     "/v1/chat/completions",
@@ -61,13 +57,18 @@ _FOLDER = Path(__file__).parent
 
 
 def observers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
-    """The filters between picker and router that the settings ask for."""
-    if not settings.observed:
-        return []
-    config = api.lua.Lua(
-        default_source_code=api.core.DataSource(inline_string=script(settings)), stat_prefix="observe"
-    )
-    return [api.hcm.HttpFilter(name="envoy.filters.http.lua", typed_config=api.pack(config))]
+    """The filters between picker and router that the settings ask for.
+
+    `restore_model.lua` stands before the observing filter, which so sees an answer as the engine gave it.
+    """
+    filters = []
+    if settings.restores_models:
+        source = f'local DECISION_NAMESPACE = "{DECISION_NAMESPACE}"\n\n'
+        source += (_FOLDER / "restore_model.lua").read_text()
+        filters.append(api.lua_filter("epp.restore_model", source, "restore_model"))
+    if settings.observed:
+        filters.append(api.lua_filter("envoy.filters.http.lua", script(settings), "observe"))
+    return filters
 
 
 def script(settings: EnvoySettings) -> str:
@@ -92,27 +93,17 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def decision_header() -> api.core.HeaderValueOption:
-    """The decision's id for the client; nothing where there was no decision."""
-    return api.core.HeaderValueOption(
-        header=api.core.HeaderValue(
-            key=DECISION_HEADER, value=f"%DYNAMIC_METADATA({DECISION_NAMESPACE}:decision_id)%"
-        ),
-        append_action=api.core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
-    )
-
-
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
     """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
     if not settings.reports_first_tokens:
         return []
     host, path = settings.first_token_host or settings.picker_host, settings.first_token_path
-    address = api.core.Address(pipe=api.core.Pipe(path=path)) if path else None
+    address = api.socket_address(host, settings.first_token_port)
+    if path:
+        address = api.core.Address(pipe=api.core.Pipe(path=path))
     cluster = api.cluster.Cluster(
         name=FIRST_TOKENS,
-        type=api.cluster.ClusterDiscoveryType.STATIC
-        if path or is_ip(host)
-        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        type=api.discovery([] if path else [host]),
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(FIRST_TOKEN_TIMEOUT_MS),
         circuit_breakers=api.cluster.CircuitBreakers(
@@ -126,20 +117,7 @@ def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
                 )
             ]
         ),
-        load_assignment=api.endpoint.ClusterLoadAssignment(
-            cluster_name=FIRST_TOKENS,
-            endpoints=[
-                api.endpoint.LocalityLbEndpoints(
-                    lb_endpoints=[
-                        api.endpoint.LbEndpoint(
-                            endpoint=api.endpoint.Endpoint(
-                                address=address or api.socket_address(host, settings.first_token_port)
-                            )
-                        )
-                    ]
-                )
-            ],
-        ),
+        load_assignment=api.single_host(FIRST_TOKENS, address),
     )
     if settings.first_token_tls:
         name = settings.first_token_tls.server_name or host

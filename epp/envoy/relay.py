@@ -69,15 +69,7 @@ def _listener(settings: EnvoySettings, relays: Relays, region: str) -> api.liste
     """One listener on a port for each connection; mutual TLS or nothing."""
     first, *others = [split(address)[1] for address in relays.addresses(region)]
     files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
-    chain = api.listener.FilterChain(
-        filters=[
-            api.listener.Filter(
-                name="envoy.filters.network.http_connection_manager",
-                typed_config=api.pack(_connection_manager(settings, relays)),
-            )
-        ],
-        transport_socket=downstream_tls(files, peer=GLOBAL_NAME),
-    )
+    chain = api.filter_chain(_connection_manager(settings, relays), downstream_tls(files, GLOBAL_NAME))
     host = settings.listener_host
     return api.listener.Listener(
         name="relayed",
@@ -123,10 +115,7 @@ def _destination_filter() -> api.hcm.HttpFilter:
         ),
         remove=True,
     )
-    return api.hcm.HttpFilter(
-        name="envoy.filters.http.header_to_metadata",
-        typed_config=api.pack(rules.Config(request_rules=[rule])),
-    )
+    return api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(request_rules=[rule]))
 
 
 def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
@@ -144,7 +133,7 @@ def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
                 routes=[ready, to_replicas(settings, api.route.RouteMatch(prefix="/"))],
                 # What an engine calls so is not ours.
                 response_headers_to_remove=[SERVED_HEADER, UNSERVED_HEADER],
-                response_headers_to_add=[_header(SERVED_HEADER, "%UPSTREAM_REMOTE_ADDRESS%")],
+                response_headers_to_add=[api.set_header(SERVED_HEADER, "%UPSTREAM_REMOTE_ADDRESS%")],
             )
         ],
         validate_clusters=True,
@@ -157,14 +146,7 @@ def _local_replies() -> api.hcm.LocalReplyConfig:
         mappers=[
             api.hcm.ResponseMapper(
                 filter=api.accesslog.AccessLogFilter(response_flag_filter=flags),
-                headers_to_add=[_header(UNSERVED_HEADER, "true")],
+                headers_to_add=[api.set_header(UNSERVED_HEADER, "true")],
             )
         ]
-    )
-
-
-def _header(name: str, value: str) -> api.core.HeaderValueOption:
-    return api.core.HeaderValueOption(
-        header=api.core.HeaderValue(key=name, value=value),
-        append_action=api.core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )

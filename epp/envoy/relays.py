@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip
 from epp.config.eds import REPLICAS, split
 from epp.config.relays import RELAY_NAME
 from epp.envoy import messages as api
 from epp.envoy.clusters import (
     CONNECT_TIMEOUT_S,
-    HTTP_OPTIONS,
     SERVED_KEY,
+    health_check,
     limits,
     outlier_detection,
     override_host,
+    protocol,
     tcp_keepalive,
 )
 from epp.envoy.compression import compressors
@@ -50,8 +50,6 @@ UNSERVED_HEADER = "x-epp-relay-unserved"
 READY_PATH = "/epp-relay/ready"
 """What a relay answers by itself."""
 
-_CHECK_S = 2.0
-
 
 def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluster:
     """All relays, each with an address for every connection to it.
@@ -61,34 +59,28 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
     """
     _check_regions(settings, relays)
     hosts = [split(address)[0] for region in relays.regions for address in relays.addresses(region)]
-    options = api.upstream_http.HttpProtocolOptions(
-        # 0 is never: an idle connection costs a ping now and then, a new one several round trips.
-        common_http_protocol_options=api.core.HttpProtocolOptions(idle_timeout=api.seconds(0)),
-        explicit_http_config=api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=http2()
-        ),
+    ready = api.core.HealthCheckHttpHealthCheck(
+        path=READY_PATH, codec_client_type=api.envoy_type.CodecClientType.HTTP2
     )
     return api.cluster.Cluster(
         name=REPLICAS,
-        type=api.cluster.ClusterDiscoveryType.STATIC
-        if all(is_ip(host) for host in hosts)
-        else api.cluster.ClusterDiscoveryType.STRICT_DNS,
+        type=api.discovery(hosts),
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         load_assignment=_assignment(settings, relays),
-        load_balancing_policy=override_host(
-            api.metadata.MetadataKey(
-                key=DECISION_NAMESPACE, path=[api.metadata.MetadataKeyPathSegment(key=RELAYS_KEY)]
-            ),
-            served=None,
-        ),
+        load_balancing_policy=override_host(api.metadata_key(DECISION_NAMESPACE, RELAYS_KEY), served=None),
         # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
         connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
-        typed_extension_protocol_options={HTTP_OPTIONS: api.pack(options)},
+        typed_extension_protocol_options=protocol(
+            api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2()),
+            # 0 is never: an idle connection costs a ping now and then, a new one several round trips.
+            idle_timeout_s=0.0,
+        ),
         circuit_breakers=limits(),
         # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
         outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
-        health_checks=[_health_check()],
+        # Says when a region is back; that it is gone, its connections' pings find as well.
+        health_checks=[health_check(ready, PING_TIMEOUT_S)],
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         transport_socket=upstream_tls(
             TlsFiles(relays.ca_file, relays.cert_file, relays.key_file), RELAY_NAME, alpn="h2"
@@ -100,12 +92,8 @@ def _check_regions(settings: EnvoySettings, relays: Relays) -> None:
     for endpoint in settings.endpoints:
         if endpoint.region not in relays.regions:
             region = endpoint.region or "without a region"
-            raise ConfigError(
-                "endpoints",
-                endpoint.address,
-                f"there is no relay for {region}",
-                "add it to relays.regions",
-            )
+            problem = f"there is no relay for {region}"
+            raise ConfigError("endpoints", endpoint.address, problem, "add it to relays.regions")
 
 
 def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.ClusterLoadAssignment:
@@ -128,39 +116,20 @@ def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.Cluster
     )
 
 
-def _health_check() -> api.core.HealthCheck:
-    """Says when a region is back; that it is gone, its connections' pings find as well."""
-    return api.core.HealthCheck(
-        timeout=api.seconds(PING_TIMEOUT_S),
-        interval=api.seconds(_CHECK_S),
-        no_traffic_interval=api.seconds(_CHECK_S),
-        unhealthy_threshold=2,
-        healthy_threshold=1,
-        http_health_check=api.core.HealthCheckHttpHealthCheck(
-            path=READY_PATH, codec_client_type=api.envoy_type.CodecClientType.HTTP2
-        ),
-    )
-
-
 def relay_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
     """The filters next to the router: compression, and who served."""
     if settings.relays is None:
         return []
     rules = api.header_to_metadata
-    served = rules.ConfigRule(
-        header=SERVED_HEADER,
-        on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key=RELAY_SERVED_KEY),
-        remove=True,
-    )
-    unserved = rules.ConfigRule(
-        header=UNSERVED_HEADER,
-        on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key="unserved"),
-        remove=True,
-    )
+    told = [
+        rules.ConfigRule(
+            header=header,
+            on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key=key),
+            remove=True,
+        )
+        for header, key in ((SERVED_HEADER, RELAY_SERVED_KEY), (UNSERVED_HEADER, "unserved"))
+    ]
     return [
         *compressors(settings.relays.compression),
-        api.hcm.HttpFilter(
-            name="envoy.filters.http.header_to_metadata",
-            typed_config=api.pack(rules.Config(response_rules=[served, unserved])),
-        ),
+        api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(response_rules=told)),
     ]

@@ -20,7 +20,6 @@ from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.overload import overload_manager
 from epp.envoy.relay import relay_bootstrap
 from epp.envoy.relays import relay_cluster, relay_filters
-from epp.envoy.restore_model import restorers
 
 if TYPE_CHECKING:
     import betterproto2
@@ -43,9 +42,7 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=[
-                listener(settings, [*restorers(settings), *observers(settings), *relay_filters(settings)])
-            ],
+            listeners=[listener(settings, [*observers(settings), *relay_filters(settings)])],
             clusters=[*clusters(settings, upstream), *observer_clusters(settings)],
         ),
     )

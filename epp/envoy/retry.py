@@ -1,4 +1,4 @@
-"""The retry protocol's headers: what of the decision's metadata clients are told, what engines need not see.
+"""Response headers: what of the decision's metadata clients are told; and what engines need not see.
 
 The picker writes the metadata (`epp.server.gateway`) and reads the request's headers (`epp.apis.tried`)
 under the same names; a test with a real Envoy holds them together.
@@ -14,20 +14,18 @@ from epp.envoy.filters import DECISION_NAMESPACE
 if TYPE_CHECKING:
     from epp.envoy.settings import EnvoySettings
 
-#: Response header -> field of the decision's metadata.
+DECISION_HEADER = "x-epp-decision-id"
+"""Response header that tells a client under which id its request was decided."""
+#: The retry protocol's: response header -> field of the decision's metadata.
 TOLD = {"x-epp-served-model": "model_served", "x-epp-untried-models": "models_untried"}
 #: Request headers that are the picker's alone.
 ASKED = ("x-epp-tried-models", "x-epp-task")
 
 
-def retry_headers(settings: EnvoySettings) -> list[api.core.HeaderValueOption]:
-    """The response headers, where the settings ask for them; none where a decision tells no model."""
-    if not settings.served_model_header:
-        return []
+def decision_headers(settings: EnvoySettings) -> list[api.core.HeaderValueOption]:
+    """Tell the id, and the retry protocol's headers where asked for; none that a decision does not tell."""
+    told = {DECISION_HEADER: "decision_id", **(TOLD if settings.served_model_header else {})}
     return [
-        api.core.HeaderValueOption(
-            header=api.core.HeaderValue(key=name, value=f"%DYNAMIC_METADATA({DECISION_NAMESPACE}:{field})%"),
-            append_action=api.core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
-        )
-        for name, field in TOLD.items()
+        api.set_header(name, f"%DYNAMIC_METADATA({DECISION_NAMESPACE}:{field})%")
+        for name, field in told.items()
     ]

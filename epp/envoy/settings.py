@@ -105,8 +105,6 @@ class EnvoySettings:
         report_interval_ms: longest time that a report waits in Envoy for others to travel with.
         strip_accept_encoding: drop ``accept-encoding`` from requests to paths whose answers carry ``usage``,
             because nothing can be read of a compressed answer.
-        restore_model: whether answers to requests whose model was rewritten for their endpoint get its public
-            name back. In full duplex the picker does that itself.
         served_model_header: whether responses name the model that served them, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
@@ -143,7 +141,6 @@ class EnvoySettings:
     first_token_tls: TlsFiles | None = None
     report_interval_ms: int = 100
     strip_accept_encoding: bool = False
-    restore_model: bool = True
     served_model_header: bool = False
     relays: Relays | None = None
     envoy_version: tuple[int, int] = FULL_FEATURED
@@ -160,8 +157,11 @@ class EnvoySettings:
 
     @property
     def restores_models(self) -> bool:
-        """Whether Envoy itself restores model names: asked to, and the answers do not pass the picker."""
-        return self.restore_model and self.variant is not Variant.FULL_DUPLEX
+        """Whether Envoy itself gives answers the public name of a model that was rewritten for an endpoint.
+
+        In full duplex answers pass the picker, which does that.
+        """
+        return self.variant is not Variant.FULL_DUPLEX
 
     def __post_init__(self) -> None:
         """Reject what Envoy would reject later, or accept and then fail on.

@@ -39,12 +39,7 @@ class KubeError(Exception):
 
 def reason_of(status: int) -> Reason:
     """Kind of failure of an HTTP status."""
-    known = {
-        401: Reason.UNAUTHORIZED,
-        403: Reason.FORBIDDEN,
-        404: Reason.NOT_FOUND,
-        410: Reason.GONE,
-    }
+    known = {401: Reason.UNAUTHORIZED, 403: Reason.FORBIDDEN, 404: Reason.NOT_FOUND, 410: Reason.GONE}
     return known.get(status, Reason.SERVER)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.pool import EndpointSpec
-from epp.kube.keys import PREFIX, first
-from epp.kube.reconcile import HOSTNAME, REGION, ZONE, Discovered, Offer, settle
+from epp.kube.reconcile import HOSTNAME, PREFIX, REGION, ZONE, Discovered, Offer, first, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

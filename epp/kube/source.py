@@ -150,14 +150,8 @@ class KubeSource:
         metadata_only: bool = False,
         spared: frozenset[Reason] = frozenset(),
     ) -> Reflector[Any]:
-        resource = Resource(
-            name,
-            path,
-            msgspec.json.Decoder(kind).decode,
-            params or {},
-            metadata_only=metadata_only,
-            spared=spared,
-        )
+        decode = msgspec.json.Decoder(kind).decode
+        resource = Resource(name, path, decode, params or {}, metadata_only=metadata_only, spared=spared)
         return Reflector(resource, self._tools, self._dirty.set, lambda error: self._advice(resource, error))
 
     def _pods(self, selector: str) -> Reflector[Pod]:

@@ -32,10 +32,6 @@ class Stance(Enum):
     REFUSED = "refused"
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _level(text: str) -> str:
     if text not in ("debug", "info", "error", "panic") and not re.fullmatch("-?[0-9]{1,9}", text):
         raise ValueError(f"{text!r} is not debug, info, error, panic or a number")
@@ -89,15 +85,15 @@ FLAGS: tuple[Flag, ...] = (
     Flag("grpc-port", 9002, _P, "port of the ext_proc service"),
     Flag("grpc-health-port", 9003, _P, "port of a plaintext listener for the gRPC health service alone"),
     Flag("metrics-port", 9090, _P, "port of /metrics, /readyz, /livez and /decisions/ID"),
-    Flag("pool-name", "", _text, "name of the InferencePool"),
-    Flag("pool-namespace", "", _text, "its namespace; $NAMESPACE, then 'default', when not given"),
-    Flag("pool-group", POOL_GROUP, _text, "its API group", _R, "InferencePools of v1 are followed", (POOL_GROUP,), "install the CRD of inference.networking.k8s.io/v1"),
-    Flag("endpoint-selector", "", _text, "label selector of the pods, instead of an InferencePool"),
-    Flag("endpoint-target-ports", (), _text, "1 to 8 ports of every pod, with --endpoint-selector"),
+    Flag("pool-name", "", str, "name of the InferencePool"),
+    Flag("pool-namespace", "", str, "its namespace; $NAMESPACE, then 'default', when not given"),
+    Flag("pool-group", POOL_GROUP, str, "its API group", _R, "InferencePools of v1 are followed", (POOL_GROUP,), "install the CRD of inference.networking.k8s.io/v1"),
+    Flag("endpoint-selector", "", str, "label selector of the pods, instead of an InferencePool"),
+    Flag("endpoint-target-ports", (), str, "1 to 8 ports of every pod, with --endpoint-selector"),
     Flag("disable-endpoint-subset-filter", False, _B, "ignore the gateway's subset hint"),
     Flag("emit-endpoint-scores", False, _B, "send the score of every endpoint as metadata"),
-    Flag("config-file", "", _text, "an EndpointPickerConfig"),
-    Flag("config-text", "", _text, "an EndpointPickerConfig as text"),
+    Flag("config-file", "", str, "an EndpointPickerConfig"),
+    Flag("config-text", "", str, "an EndpointPickerConfig as text"),
     Flag("allow-experimental-plugins", False, _B, "", _A, "no plugin here is experimental: one is known, or refused", (False,)),
     Flag("refresh-metrics-interval", 0.05, _D, "time between two scrapes of an engine"),
     Flag("refresh-prometheus-metrics-interval", 5.0, _D, "", _A, "our gauges are computed whenever Prometheus asks"),
@@ -105,16 +101,16 @@ FLAGS: tuple[Flag, ...] = (
     Flag("drain-timeout", 30.0, _D, "how long streams may go on after SIGTERM"),
     Flag("ha-enable-leader-election", False, _B, "", _A, "there is no leader: every replica serves, with a prefix index and reservations of its own; one replica picks best", (False,)),
     Flag("secure-serving", True, _B, "TLS on the ext_proc port, self-signed without --cert-path"),
-    Flag("cert-path", "", _text, "folder with tls.crt and tls.key"),
+    Flag("cert-path", "", str, "folder with tls.crt and tls.key"),
     Flag("enable-cert-reload", False, _B, "certificate files are read again when they change, whatever this says"),
     Flag("tls-min-version", "", _one_of("", "VersionTLS12", "VersionTLS13"), "", _R, "the gRPC library here offers TLS 1.2 and 1.3 and cannot be told to leave 1.2 out", ("", "VersionTLS12"), "leave the flag out, or end TLS in a proxy beside the picker"),
-    Flag("tls-cipher-suites", "", _text, "", _R, "the gRPC library here takes its cipher suites from the environment alone", ("",), "set GRPC_SSL_CIPHER_SUITES, in OpenSSL's names"),
+    Flag("tls-cipher-suites", "", str, "", _R, "the gRPC library here takes its cipher suites from the environment alone", ("",), "set GRPC_SSL_CIPHER_SUITES, in OpenSSL's names"),
     Flag("health-checking", False, _B, "", _A, "the ext_proc port answers the health service whatever this says", (True,)),
     Flag("grpc-max-recv-msg-size", None, values.quantity_bytes, "longest gRPC message taken, e.g. 25M"),
     Flag("grpc-max-send-msg-size", None, values.quantity_bytes, "", _A, "messages are sent up to the longest body and its envelope", (None,)),
     Flag("metrics-endpoint-auth", True, _B, "", _R, "/metrics asks for no token here", (False,), "--metrics-endpoint-auth=false with a NetworkPolicy, or --metrics-client-ca-file"),
-    Flag("metrics-client-ca-file", "", _text, "clients of /metrics must present a certificate signed by it"),
-    Flag("metrics-cert-dir", "", _text, "folder with tls.crt and tls.key of /metrics"),
+    Flag("metrics-client-ca-file", "", str, "clients of /metrics must present a certificate signed by it"),
+    Flag("metrics-cert-dir", "", str, "folder with tls.crt and tls.key of /metrics"),
     Flag("enable-pprof", True, _B, "", _A, "there is no pprof in Python; py-spy shows a running picker from outside", (False,)),
     Flag("enable-grpc-stream-metrics", False, _B, "", _A, "stream metrics, llm_d_epp_extproc_streams_*, are always there", (True,)),
     Flag("tracing", True, _B, "", _A, "no spans are exported; use `epp explain` and the flight records", (False,)),
@@ -124,11 +120,11 @@ FLAGS: tuple[Flag, ...] = (
     Flag("zap-devel", False, _B, "console and debug, unless others say otherwise"),
     Flag("zap-time-encoding", "rfc3339", _one_of("epoch", "millis", "nano", "iso8601", "rfc3339", "rfc3339nano"), "form of times in the log"),
     Flag("zap-stacktrace-level", "error", _one_of("info", "error", "panic"), "", _A, "a traceback follows wherever an exception is logged, and nowhere else"),
-    Flag("total-queued-requests-metric", "", _text, "", _R, _OWN_METRICS, ("",)),
-    Flag("total-running-requests-metric", "", _text, "", _R, _OWN_METRICS, ("",)),
-    Flag("kv-cache-usage-percentage-metric", "", _text, "", _R, _OWN_METRICS, ("",)),
-    Flag("lora-info-metric", "", _text, "", _R, _OWN_METRICS, ("",)),
-    Flag("cache-info-metric", "", _text, "", _R, _OWN_METRICS, ("",)),
+    Flag("total-queued-requests-metric", "", str, "", _R, _OWN_METRICS, ("",)),
+    Flag("total-running-requests-metric", "", str, "", _R, _OWN_METRICS, ("",)),
+    Flag("kv-cache-usage-percentage-metric", "", str, "", _R, _OWN_METRICS, ("",)),
+    Flag("lora-info-metric", "", str, "", _R, _OWN_METRICS, ("",)),
+    Flag("cache-info-metric", "", str, "", _R, _OWN_METRICS, ("",)),
 )  # fmt: skip
 
 #: Flags about the log, which go with `--config` as well.

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 #: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
 _RATES = (
-    ("prefill_base_ms", "prefill ms", 1.0),
-    ("prefill_ms_per_token", "+ per 1k uncached", 1e3),
-    ("decode_base_ms", "decode ms a token", 1.0),
-    ("decode_ms_per_request", "+ per request beside", 1.0),
+    ("prefill_base_ms", "prefill ms", "{:,.1f}", 1.0),
+    ("prefill_ms_per_token", "+ per 1k uncached", "{:,.1f}", 1e3),
+    ("decode_base_ms", "decode ms a token", "{:,.1f}", 1.0),
+    ("decode_ms_per_request", "+ per request beside", "{:,.1f}", 1.0),
 )
 #: What is known of connections to it.
 _CONNECTIONS = (
-    ("cold_chance", "opens a connection", "{:.0%}"),
-    ("connect_ms", "+ in ms", "{:,.0f}"),
-    ("upload_rounds", "upload rounds if not", "{:.2f}"),
+    ("cold_chance", "opens a connection", "{:.0%}", 1.0),
+    ("connect_ms", "+ in ms", "{:,.0f}", 1.0),
+    ("upload_rounds", "upload rounds if not", "{:.2f}", 1.0),
 )
 #: Ids that an error names.
 _NAMED = 3
@@ -61,9 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one decision."""
+    record: dict[str, Any]
     outcome: dict[str, Any] | None = None
     if arguments.url:
-        record = _ask(arguments.url, arguments.id)
+        with answered(arguments.url, f"decisions/{quote(arguments.id, safe='')}") as answer:
+            record = json.load(answer)
     else:
         record, outcome = _find(arguments.records, arguments.id)
     if arguments.json:
@@ -73,12 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     for part in explain(record, outcome):
         console.print(part)
     return 0
-
-
-def _ask(url: str, decision_id: str) -> dict[str, Any]:
-    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
-        record: dict[str, Any] = json.load(answer)
-    return record
 
 
 def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -200,13 +196,11 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         if name == "rtt_ms" and record["rtt_sources"]:
             told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
             lines.append(("rtt by", [escape(told.get(row, "-")) for row in order], "dim"))
-    if any(record["signals"]["cold_chance"]):  # else nobody told of connections
-        for name, title, shape in _CONNECTIONS:
-            column = record["signals"][name]
-            lines.append((title, [shape.format(column[row]) for row in order], "dim"))
-    for name, title, scale in _RATES:
+    # Where no connection had a chance to be cold nobody told of connections.
+    connections = _CONNECTIONS if any(record["signals"]["cold_chance"]) else ()
+    for name, title, shape, scale in (*connections, *_RATES):
         column = record["signals"][name]
-        lines.append((title, [f"{column[row] * scale:,.1f}" for row in order], "dim"))
+        lines.append((title, [shape.format(column[row] * scale) for row in order], "dim"))
     for name, column in record["terms"].items():
         title, cell = _OF_LEARNED.get(name, (f"{escape(name)} term", "{:,.1f}".format))
         lines.append((title, [cell(column[row]) for row in order], None))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from epp.errors import EppError
 from epp.records.files import Tail, parse_line, read_records, record_files
@@ -59,21 +59,20 @@ class Query:
 
     def decision(self, record: Mapping[str, Any]) -> bool:
         """Return whether what is known at the decision fits."""
-        at_s: float = record["at"]
         return (
             self.policy in ("", record["policy"])
             and self.model in ("", record["request"]["model"])
-            and self.since_s <= at_s <= self.until_s
+            and self.since_s <= float(record["at"]) <= self.until_s
         )
 
     def matches(self, request: Joined) -> bool:
         """Return whether a request fits."""
         cause = request.outcome["cause"] if request.outcome else "none"
-        if self.cause and cause != self.cause:
-            return False
-        if self.endpoint and self.endpoint not in (_picked(request.decision), _served(request)):
-            return False
-        return self.decision(request.decision)
+        return (
+            self.cause in ("", cause)
+            and self.endpoint in ("", _picked(request.decision), _served(request))
+            and self.decision(request.decision)
+        )
 
 
 class Follower:
@@ -120,9 +119,9 @@ class Follower:
         if record["kind"] != "outcome":
             return ""
         decision = self._decisions.pop(record["id"], None)
-        if decision is None:  # decided before: only who asks for everything wants it
-            return _outcome_line(record) if query == Query() else ""
-        return _outcome_line(record) if query.matches(Joined(decision, record)) else ""
+        # One that was decided before only who asks for everything wants.
+        wanted = query == Query() if decision is None else query.matches(Joined(decision, record))
+        return _outcome_line(record) if wanted else ""
 
 
 def wide_console() -> Console:
@@ -133,7 +132,7 @@ def wide_console() -> Console:
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `epp records show`."""
-    _add_conditions(parser)
+    add_filter_arguments(parser)
     parser.add_argument(
         "--limit", type=int, default=_SHOWN_REQUESTS, help="show so many of the newest (%(default)s)"
     )
@@ -158,11 +157,6 @@ def run_show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `epp records filter`."""
-    _add_conditions(parser)
-
-
 def run_filter(arguments: argparse.Namespace) -> int:
     """Print decision and outcome of each request, a line each; the output reads like a file of records."""
     encode = msgspec.json.Encoder().encode
@@ -175,7 +169,7 @@ def run_filter(arguments: argparse.Namespace) -> int:
 
 def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `epp records follow`."""
-    _add_conditions(parser)
+    add_filter_arguments(parser)
     parser.add_argument("--from-start", action="store_true", help="begin with what is on file already")
 
 
@@ -240,7 +234,8 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_conditions(parser: argparse.ArgumentParser) -> None:
+def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp records filter`: the conditions of all but `verify`, which has no outcomes."""
     _add_folder(parser)
     parser.add_argument("--endpoint", default="", help="address of the pick, or of who served it")
     parser.add_argument("--cause", default="", help="why it ended, e.g. completed; 'none': no outcome yet")
@@ -289,8 +284,7 @@ def _requests(arguments: argparse.Namespace) -> Iterator[Joined]:
 
 def _picked(decision: Mapping[str, Any]) -> str:
     """Return the address of the pick."""
-    address: str = decision["endpoints"][decision["chosen"]]
-    return address
+    return str(decision["endpoints"][decision["chosen"]])
 
 
 def _served(request: Joined) -> str:
@@ -309,9 +303,7 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def _requests_table(requests: Sequence[Joined]) -> Table:
-    table = Table()
-    for title in ("time", "id", "policy", "endpoint"):
-        table.add_column(title, no_wrap=title == "id")
+    table = Table("time", Column("id", no_wrap=True), "policy", "endpoint")
     for title in ("prompt", "expected cached", "cached", "TTFT ms", "E2E ms"):
         table.add_column(title, justify="right")
     table.add_column("ended")

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -80,14 +80,6 @@ class Place(NamedTuple):
         return f"{self.path}, line {self.line}"
 
 
-class Decompressor(Protocol):
-    """What is used of a zstd decompressor."""
-
-    def decompress(self, data: bytes) -> bytes:
-        """All that can be decompressed by now."""
-        ...
-
-
 def zstandard(path: object) -> Any:
     """The optional module.
 
@@ -112,7 +104,7 @@ class Tail:
         self.path = path
         self._rest = b""
         self._offset = 0
-        self._decompressor: Decompressor | None = None
+        self._decompressor: Any = None
         self._broken: tuple[type[Exception], ...] = ()
         if path.name.endswith(".zst"):
             module = zstandard(path)

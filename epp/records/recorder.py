@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from epp.prefix_cache.blocks import BlockHasher
     from epp.schedule.decision import Outcome
 
+    _Subject = Decision | Outcome | Verdict
+
 log = logging.getLogger(__name__)
 
 #: How long a record may wait for company: a thread woken for each would cost more than the record.
@@ -47,24 +49,6 @@ RETRY_S = 1.0
 RESTART_S, LONGEST_RESTART_S = 1.0, 60.0
 _CLOSE_S = 5.0
 _RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
-
-_Entry = tuple["Decision | Outcome | Verdict", float]
-
-
-class Recorder(Protocol):
-    """Takes decisions and outcomes; must not block."""
-
-    def decision(self, decision: Decision) -> None:
-        """A decision was taken."""
-
-    def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
-        """A request ended."""
-
-    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
-        """An evaluator has judged an answer."""
-
-    def close(self) -> None:
-        """Nothing more comes."""
 
 
 #: Size at which a new file is begun.
@@ -106,7 +90,7 @@ class FileRecorder:
             file_bytes=file_bytes,
             compress=settings.compress == "zstd",
         )
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[tuple[_Subject, float]] = deque()
         # Each is written by one thread alone; their difference is what waits.
         self._put_bytes = self._taken_bytes = 0
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -116,18 +100,15 @@ class FileRecorder:
 
     def decision(self, decision: Decision) -> None:
         """Queue a decision; it is encoded in the writer's thread."""
-        if self._wanted(decision.id):
-            self._put((decision, 0.0), _RECORD_BYTES + _ENDPOINT_BYTES * len(decision.fleet))
+        self._take(decision, 0.0)
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """Queue an outcome."""
-        if self._wanted(outcome.id):
-            self._put((outcome, at_wall_s), _RECORD_BYTES)
+        self._take(outcome, at_wall_s)
 
     def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
         """Queue a verdict; those on requests that are not recorded are not, either."""
-        if self._wanted(verdict.id):
-            self._put((verdict, at_wall_s), _RECORD_BYTES)
+        self._take(verdict, at_wall_s)
 
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
@@ -140,15 +121,15 @@ class FileRecorder:
         """Estimated size of what is not on disk yet."""
         return self._put_bytes - self._taken_bytes
 
-    def _wanted(self, decision_id: str) -> bool:
-        return self._sample >= 1.0 or keyed_uniform(0, decision_id, "records") < self._sample
-
-    def _put(self, entry: _Entry, size: int) -> None:
+    def _take(self, subject: _Subject, at_wall_s: float) -> None:
+        if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
+            return
+        size = _size(subject)
         if self.waiting_bytes + size > QUEUE_BYTES:
             self._on_drop(1)
             return
         self._put_bytes += size
-        self._entries.append(entry)
+        self._entries.append((subject, at_wall_s))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -191,11 +172,11 @@ class FileRecorder:
         lines, size, taken = [], 0, 0
         try:
             while self._entries and size < CHUNK_BYTES:
-                entry = self._entries.popleft()
+                subject, at_wall_s = self._entries.popleft()
                 taken += 1
-                size += self._size(entry)
+                size += _size(subject)
                 try:
-                    lines.append(self._line(entry))
+                    lines.append(self._encoder.encode(self._record(subject, at_wall_s)) + b"\n")
                 except Exception:
                     log.exception("a record cannot be encoded")
                     self._on_drop(1)
@@ -229,23 +210,17 @@ class FileRecorder:
         self._lost += count
         self._on_drop(count)
 
-    def _size(self, entry: _Entry) -> int:
-        subject = entry[0]
-        return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)
-
-    def _line(self, entry: _Entry) -> bytes:
-        subject, at_wall_s = entry
+    def _record(self, subject: _Subject, at_wall_s: float) -> dict[str, Any]:
         if isinstance(subject, Verdict):
-            return self._encoder.encode(verdict_record(subject, at_wall_s)) + b"\n"
+            return verdict_record(subject, at_wall_s)
         if not isinstance(subject, Decision):
-            return self._encoder.encode(outcome_record(subject, at_wall_s)) + b"\n"
+            return outcome_record(subject, at_wall_s)
         request = subject.request
-        record = to_record(
+        return to_record(
             subject,
             blocks=self._hasher.coarse_ids(request),
             block_tokens=request.block_tokens * self._hasher.coarse_blocks,
         )
-        return self._encoder.encode(record) + b"\n"
 
     def _header(self) -> bytes:
         header = {
@@ -257,3 +232,7 @@ class FileRecorder:
             "sample": self._sample,
         }
         return self._encoder.encode(header) + b"\n"
+
+
+def _size(subject: _Subject) -> int:
+    return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)

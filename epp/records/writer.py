@@ -12,7 +12,7 @@ import fcntl
 import os
 import tempfile
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from epp.records.files import file_name, record_files, zstandard
 
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
 _MODE = 0o640
 _ZSTD_LEVEL = 1  # half the time of the default for a tenth more bytes
-
-
-class Compressor(Protocol):
-    """What is used of a zstd compressor."""
-
-    def compress(self, data: bytes) -> bytes:
-        """Take data; some of what was taken so far, compressed."""
-        ...
-
-    def flush(self, flush_mode: int = ...) -> bytes:
-        """The rest of what was taken."""
-        ...
 
 
 class RecordWriter:
@@ -55,8 +43,8 @@ class RecordWriter:
     ) -> None:
         self._folder, self._header = folder, header
         self._max_bytes, self._file_bytes = max_bytes, min(file_bytes, max(max_bytes // 4, 1))
-        self._zstd = zstandard(folder) if compress else None
-        self._compressor: Compressor | None = None
+        self._zstd: Any = zstandard(folder) if compress else None
+        self._compressor: Any = None
         self._fd = -1
         self._bytes = 0
         self.path: Path | None = None
@@ -112,12 +100,11 @@ class RecordWriter:
             self._compressor = self._zstd.ZstdCompressor(level=_ZSTD_LEVEL).compressobj()
 
     def _write(self, lines: bytes) -> None:
-        if self._compressor is not None and self._zstd is not None:
+        data = lines
+        if self._compressor is not None:
             # A finished block per chunk: all of it can be read although the file goes on.
             data = self._compressor.compress(lines)
             data += self._compressor.flush(self._zstd.COMPRESSOBJ_FLUSH_BLOCK)
-        else:
-            data = lines
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]

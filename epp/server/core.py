@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.extproc.types import HttpRequest, Pick
     from epp.prefix_cache.blocks import BlockHasher
-    from epp.records.recorder import Recorder
+    from epp.records.recorder import FileRecorder
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
     from epp.schedule.saturation import Shedding
@@ -105,7 +105,7 @@ class Core:
         counter: EstimateCounter,
         hasher: BlockHasher,
         metrics: Metrics,
-        recorder: Recorder | None,
+        recorder: FileRecorder | None,
         clock: Clock,
         resolver: Resolver,
         admission: Shedding | None = None,

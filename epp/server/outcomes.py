@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from epp.apis.usage import Usage
     from epp.clock import Clock
-    from epp.records.recorder import Recorder
+    from epp.records.recorder import FileRecorder
     from epp.schedule.decision import Outcome
     from epp.schedule.picker import Picker
     from epp.server.access_log import Report
@@ -67,7 +67,13 @@ class Outcomes:
     """
 
     def __init__(
-        self, *, picker: Picker, metrics: Metrics, recorder: Recorder | None, clock: Clock, resolver: Resolver
+        self,
+        *,
+        picker: Picker,
+        metrics: Metrics,
+        recorder: FileRecorder | None,
+        clock: Clock,
+        resolver: Resolver,
     ) -> None:
         self._picker, self._metrics, self._recorder = picker, metrics, recorder
         self._clock, self._resolver = clock, resolver

@@ -31,15 +31,11 @@ class Models:
     def create(self, **options: Any) -> Raw:
         self.asked.append(options)
         tried = options["extra_headers"].get(TRIED_HEADER, "").split(",")
-        left = [name for name in self.answers if name not in tried] or list(self.answers)
+        chosen, *left = [name for name in self.answers if name not in tried] or list(self.answers)[:1]
         if not self.tells:
-            return Raw(self.answers[left[0]], {})
-        untried = (
-            len([name for name in left[1:] if name not in tried]) if left != list(self.answers) else None
-        )
-        count = len(left) - 1 if untried is None and not tried[0] else untried or 0
-        headers = {"x-epp-served-model": left[0], "x-epp-untried-models": str(count)}
-        return Raw(self.answers[left[0]], {**headers, "x-epp-decision-id": f"d-{len(self.asked)}"})
+            return Raw(self.answers[chosen], {})
+        headers = {"x-epp-served-model": chosen, "x-epp-untried-models": str(len(left))}
+        return Raw(self.answers[chosen], {**headers, "x-epp-decision-id": f"d-{len(self.asked)}"})
 
 
 class AsyncModels(Models):

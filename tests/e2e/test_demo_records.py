@@ -51,8 +51,8 @@ async def ran(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ran]:
         report = await examined(
             parse_config((folder / "epp.yaml").read_bytes(), "epp.yaml"),
             parse_pool((folder / "endpoints.yaml").read_bytes(), "endpoints.yaml"),
-            picker=stack.picker_url,
-            envoy_admin=stack.envoy.admin_url,
+            picker_url=stack.picker_url,
+            admin=stack.envoy.admin_url,
             records=folder / "records",
         )
     yield Ran(folder, results, pair(folder / "records", results), report)

@@ -25,8 +25,8 @@ async def doctor(serving: Serving, folder: Path, *, config: dict[str, Any] = CON
     return await examined(
         parse_config(json.dumps(config), "epp.yaml"),
         specs,
-        picker=f"http://{serving.picker.http}",
-        envoy_admin=serving.envoy.admin_url,
+        picker_url=f"http://{serving.picker.http}",
+        admin=serving.envoy.admin_url,
         records=folder / "records" if (folder / "records").exists() else None,
     )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 async def health_by_host(serving: Serving) -> dict[str, str]:
     """What Envoy's cluster of endpoints holds: address to the health that EDS told."""
-    pages = await serving.envoy.admin_json("/clusters?format=json")
+    pages = await serving.envoy.admin_json("/clusters")
     (hosts,) = (
         page.get("host_statuses", []) for page in pages["cluster_statuses"] if page["name"] == "replicas"
     )

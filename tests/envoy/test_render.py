@@ -166,6 +166,9 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "--listen: Envoy listens on addresses" in capsys.readouterr().err
     assert main(["envoy", "render", "--config", str(config), "--tier", "relay:eu"]) == 2
     assert "relays.regions: no relay for 'eu'" in capsys.readouterr().err
+    assert main(["envoy", "render", "--config", str(config), "--variant", "original-dst"]) == 2
+    assert f"{config}: policy.fallbacks: " in (told := capsys.readouterr().err), "the default sends two"
+    assert "policy: {fallbacks: 0}" in told
     config.write_text("listen: {tls: {self_signed: true}}\n")
     assert main(["envoy", "render", "--config", str(config)]) == 2
     assert "listen.tls.self_signed: Envoy verifies" in capsys.readouterr().err
@@ -180,20 +183,6 @@ def test_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "choose from" in capsys.readouterr().err
 
 
-def test_fallbacks_are_refused_where_envoy_takes_one_endpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '10.0.0.1:8000'}]")
-    config = tmp_path / "epp.yaml"
-    arguments = ["envoy", "render", "--config", str(config), "--variant", "original-dst"]
-    config.write_text("")  # the default sends two
-    assert main(arguments) == 2
-    assert f"{config}: policy.fallbacks: " in (told := capsys.readouterr().err)
-    assert "policy: {fallbacks: 0}" in told
-    config.write_text("policy: {fallbacks: 0}")
-    assert main(arguments) == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -204,7 +193,5 @@ def test_fallbacks_are_refused_where_envoy_takes_one_endpoint(
 def test_a_flag_that_cannot_be_is_named_as_it_was_given(
     flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "endpoints.yaml").write_text("endpoints: [{address: '10.0.0.1:8000'}]")
-    (tmp_path / "epp.yaml").write_text("")
-    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 2
+    assert main(["envoy", "render", "--config", str(config_folder(tmp_path)), *flags]) == 2
     assert f"<arguments>: {words}" in capsys.readouterr().err

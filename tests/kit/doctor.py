@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.ops.doctor.checks import examine
-from epp.ops.doctor.context import Severity
+from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.fetch import fetch_context
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
     from epp.ops.doctor.checks import Check
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 
 
 async def examined(
-    config: Config, specs: dict[str, EndpointSpec], *, picker: str = "", **options: Any
+    config: Config, specs: dict[str, EndpointSpec], records: Path | None = None, **asked: Any
 ) -> Found:
-    """Fetch and check; options are those of `fetch_context`."""
-    return examine(await fetch_context(config, specs, picker=picker, **options))
+    """Fetch and check what is to be asked, by fields of a context."""
+    return examine(await fetch_context(Context(config=config, specs=specs, **asked), records))
 
 
 def findings(found: Found, *areas: str) -> list[Finding]:

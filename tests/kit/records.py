@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from itertools import count
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
 
 from epp import cli
 from epp.apis.usage import Usage
 from epp.config.schema import Records
+from epp.ops.explain import explain
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.index import PrefixIndex
 from epp.records.files import read_records
-from epp.records.recorder import FILE_BYTES, FileRecorder
+from epp.records.recorder import FileRecorder
 from epp.records.schema import join
-from epp.schedule.decision import Outcome
+from epp.schedule.decision import Outcome, to_record
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
@@ -108,9 +113,9 @@ def outcome_of(decision: Decision, **fields: Any) -> Outcome:
 def recorder_to(folder: Path, **settings: Any) -> Iterator[tuple[FileRecorder, list[int]]]:
     """A recorder and what it has dropped; at the end everything is written."""
     dropped: list[int] = []
-    file_bytes = settings.pop("file_bytes", FILE_BYTES)
+    options = {name: settings.pop(name) for name in ("file_bytes", "on_restart") if name in settings}
     recorder = FileRecorder(
-        folder, settings=Records(**settings), hasher=HASHER, on_drop=dropped.append, file_bytes=file_bytes
+        folder, settings=Records(**settings), hasher=HASHER, on_drop=dropped.append, **options
     )
     try:
         yield recorder, dropped
@@ -129,3 +134,17 @@ def record_all(folder: Path, requests: list[tuple[Decision, RequestInfo]], **set
 def command(*words: object) -> int:
     """Run a command as the command line does, but let its errors through."""
     return cli.run([str(word) for word in words])
+
+
+def through_json(decision: Decision) -> dict[str, Any]:
+    """The record of a decision, as it is read back."""
+    record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_record(decision)))
+    return record
+
+
+def explained(decision: Decision) -> str:
+    """What people are told of a decision."""
+    told = io.StringIO()
+    for part in explain(through_json(decision)):
+        Console(file=told, width=300).print(part)
+    return told.getvalue()

@@ -107,12 +107,8 @@ def test_what_was_an_endpoint_drains_while_its_process_lives() -> None:
     assert not found(made(meta={"uid": "another"}, status=NOT_READY), before=before).specs
 
 
-def restarted(name: str) -> Pod:
-    """The pod of `two_containers` after a restart of one of them."""
-    return two_containers({name: 1})
-
-
-def two_containers(restarts: dict[str, int]) -> Pod:
+def two_containers(restarted: str = "") -> Pod:
+    """A pod with a sidecar, after a restart of one of them."""
     spec = {
         "containers": [
             {"name": "engine", "ports": [{"containerPort": 8000}]},
@@ -122,7 +118,7 @@ def two_containers(restarts: dict[str, int]) -> Pod:
     statuses = [
         {
             "name": name,
-            "restartCount": restarts.get(name, 0),
+            "restartCount": int(name == restarted),
             "state": {"running": {"startedAt": objects.STARTED}},
         }
         for name in ("engine", "log-shipper")
@@ -134,9 +130,8 @@ def test_identity_follows_the_pod_and_the_container_that_serves() -> None:
     def uid(pod: Pod) -> str:
         return found(pod).specs["10.0.0.1:8000"].uid
 
-    base = two_containers({})
-    assert uid(base) == uid(restarted("log-shipper"))
-    assert uid(base) != uid(restarted("engine"))
+    assert uid(two_containers()) == uid(two_containers("log-shipper"))
+    assert uid(two_containers()) != uid(two_containers("engine"))
     assert uid(made()) != uid(made(meta={"uid": "other"}))
     assert uid(made()) != uid(made(status=objects.pod_status("10.0.0.1", started="2026-02-02T00:00:00Z")))
     without_ports = made(spec={"containers": [{"name": "engine"}]})

@@ -64,10 +64,7 @@ def hinting(patch: pytest.MonkeyPatch) -> None:
         return processor
 
     def http_filters(*arguments: Any) -> list[Any]:
-        source = api.core.DataSource(inline_string=HINT_FILTER)
-        config = api.lua.Lua(default_source_code=source, stat_prefix="hint")
-        hint = api.hcm.HttpFilter(name="hint", typed_config=api.pack(config))
-        return [hint, *all_filters(*arguments)]
+        return [api.lua_filter("hint", HINT_FILTER, "hint"), *all_filters(*arguments)]
 
     patch.setattr(filters, "external_processor", external_processor)
     patch.setattr("epp.envoy.listener.http_filters", http_filters)

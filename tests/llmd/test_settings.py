@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from epp.cli import build_parser
 from epp.config.kubernetes import Kubernetes
 from epp.config.listen import ServerTls
 from epp.errors import ConfigError
-from epp.llmd.flags import read_flags
-from epp.llmd.settings import Translation, translate
 from epp.server.command import Setup, read_setup
 
-if TYPE_CHECKING:
-    import argparse
-
 POOL = ("--pool-name", "vllm", "--pool-namespace", "serving")
-CONFIG = """
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins: [{type: gorgo}]
-schedulingProfiles: [{name: default, plugins: [{pluginRef: gorgo}]}]
-"""
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    return build_parser(("serve",)).parse_args(["serve", *words])
 
 
 def setup(*words: str, **environment: str) -> Setup:
-    return read_setup(arguments(*words), environment)
-
-
-def translated(**given: str) -> Translation:
-    flags = {"pool-name": "vllm"} | {name.replace("_", "-"): value for name, value in given.items()}
-    return translate(read_flags(flags), None, {})
+    return read_setup(build_parser(("serve",)).parse_args(["serve", *words]), environment)
 
 
 def test_llm_ds_defaults() -> None:

@@ -31,12 +31,10 @@ def test_values(read: Callable[[str], object], text: str, value: object) -> None
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (values.duration_s, "5"),
         (values.duration_s, "-5s"),
         (values.quantity_bytes, "0"),
         (values.quantity_bytes, "25 M"),
         (values.truth, "yes"),
-        (values.port, "70000"),
     ],
 )
 def test_what_is_none_is_refused(read: Callable[[str], object], text: str) -> None:

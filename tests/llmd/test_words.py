@@ -34,12 +34,10 @@ def test_the_error_table(status: int, rule: str, body: bytes, reason: str) -> No
     assert words.dropped_reason(status, rule) == reason
 
 
-def test_scores_of_the_same_formulas_are_llm_ds_own() -> None:
+@pytest.mark.parametrize(("policy", "scores"), [("llm-d", [4.0, 1.5]), ("gorgo", [-3.0, -5.5])])
+def test_scores_of_the_same_formulas_are_llm_ds_own_and_others_higher_for_the_cheaper(
+    policy: str, scores: list[float]
+) -> None:
     weights = {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
-    scores = words.endpoint_scores(("a:1", "b:1"), np.array([0.0, 5.5]), "llm-d", weights)
-    assert scores == {"a:1": 7.0, "b:1": 1.5}
-
-
-def test_scores_of_other_policies_are_higher_for_the_cheaper() -> None:
-    scores = words.endpoint_scores(("a:1", "b:1"), np.array([3.0, 5.5]), "gorgo", {"rtt_weight": 1.0})
-    assert scores == {"a:1": -3.0, "b:1": -5.5}
+    found = words.endpoint_scores(("a:1", "b:1"), np.array([3.0, 5.5]), policy, weights)
+    assert found == {"a:1": scores[0], "b:1": scores[1]}

@@ -235,5 +235,5 @@ async def test_another_server_s_answer_is_not_taken_for_an_envoy_s(text: str) ->
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
         admin = str(server.make_url("")).rstrip("/")
-        report = await examined(Config(), {}, envoy_admin=admin)
+        report = await examined(Config(), {}, admin=admin)
     assert said(report) == [f"no configuration from {admin}/config_dump: status 200"]

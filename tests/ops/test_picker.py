@@ -155,7 +155,7 @@ async def test_what_to_do_follows_from_why_a_picker_is_not_ready(reason: str, fi
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examined(Config(), {}, picker=str(server.make_url("")))
+        report = await examined(Config(), {}, picker_url=str(server.make_url("")).rstrip("/"))
     [finding] = [one for one in findings(report) if "is not ready" in one.what]
     assert reason in finding.what
     assert fix in finding.fix
@@ -174,7 +174,7 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     site = web.Application()
     site.router.add_get("/{path}", answer)
     async with TestServer(site) as server:
-        report = await examined(config, specs, picker=str(server.make_url("")))
+        report = await examined(config, specs, picker_url=str(server.make_url("")).rstrip("/"))
     told = said(report)
     assert "ejected: c:1" in told
     assert any(what.startswith("no metrics from a:1/metrics") for what in told)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def through_relay(folder: Path, address: str, endpoint: str = ENGINE) -> Found:
     configured = {"relays": msgspec.to_builtins(through(folder, address))}
     specs = {endpoint: EndpointSpec(address=endpoint, region="far", kv_capacity_tokens=1000)}
-    return await examined(parse_config(json.dumps(configured), "epp.yaml"), specs, send_requests=False)
+    return await examined(parse_config(json.dumps(configured), "epp.yaml"), specs, requests_sent=False)
 
 
 async def test_endpoints_are_asked_on_the_way_of_the_probes(tmp_path: Path) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
-from rich.console import Console
 
 from epp.errors import EppError
-from epp.ops.explain import explain
 from epp.policies.lodestar import Lodestar
 from epp.records.model_files import ModelVersions, dump_reward_model, version_path
 from epp.records.verify import verify
-from epp.schedule.decision import to_record
 from epp.schedule.model_watch import WINDOW, ModelWatch
-from tests.kit.records import ask_of, command, decided, picker_of, record_all
+from tests.kit.records import ask_of, command, decided, explained, picker_of, record_all, through_json
 from tests.kit.reward_models import linear_model, random_model
 
 if TYPE_CHECKING:
@@ -36,11 +30,6 @@ def learned(model: RewardModel, count: int = 12, **fields: Any) -> list[Decision
     picker = picker_of("lodestar")
     picker.replace_policy(Lodestar(model, **fields))
     return [picker.pick(ask_of(index % 4, 40 + index), float(index), 1e9) for index in range(count)]
-
-
-def through_json(decision: Decision) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(to_record(decision), default=list))
-    return made
 
 
 def keep(folder: Path, *models: RewardModel) -> None:
@@ -99,26 +88,18 @@ def test_the_command_finds_the_versions_above_the_records(
     assert "24 decisions run again: all identical" in capsys.readouterr().out
 
 
-def shown(decision: Decision) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    for part in explain(through_json(decision)):
-        console.print(part)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO above
-    return text
-
-
 def test_people_are_told_predictions_and_who_judged() -> None:
     model = linear_model({"rtt_ms": 2.0}, low={"rtt_ms": 20.0}, high={"rtt_ms": 45.0})
     (decision,) = learned(model, 1, explore=0.0)
-    text = shown(decision)
+    text = explained(decision)
     assert f"reward model {model.version}" in text
     assert "predicted ms" in text
     assert "predicted 40.0 ms" in text
     assert "out-of-distribution" in text
     assert "100.0%" in text
     (explored,) = learned(model, 1, explore=1.0)
-    assert "drawn from all, to learn" in shown(explored)
-    assert "by the heuristic: no-model" in shown(decided(1, "lodestar")[0][0])
+    assert "drawn from all, to learn" in explained(explored)
+    assert "by the heuristic: no-model" in explained(decided(1, "lodestar")[0][0])
 
 
 def test_the_watch_says_nothing_before_it_has_seen_enough() -> None:
@@ -132,7 +113,7 @@ def test_the_watch_says_nothing_before_it_has_seen_enough() -> None:
     watch = ModelWatch(60.0)
     assert watch.withdrawn(0.0) == ""
     watch.watch(model)
-    decision = replace(learned(model, 1)[0])
+    (decision,) = learned(model, 1)
     for _ in range(WINDOW // 2 - 1):
         watch.seen(decision)
     assert watch.withdrawn(model.trained_at_s) == ""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 
 from epp.cli import main
 from epp.errors import EppError
-from epp.ops import explain
 from epp.ops.records import Follower, Query
 from epp.policies.gorgo_ms import GorgoMs
 from epp.records.files import record_files
 from epp.records.schema import decision_of
-from epp.schedule.decision import to_record
 from epp.server.accepting import listening_sockets
 from epp.signals.paths import ConnectionTiming
-from tests.kit.records import ask_of, command, decided, outcome_of, picker_of, record_all, recorder_to
+from tests.kit.records import (
+    ask_of,
+    command,
+    decided,
+    explained,
+    outcome_of,
+    picker_of,
+    record_all,
+    recorder_to,
+    through_json,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,15 +163,11 @@ def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() ->
         picker.fleet.rtt.observe(slot, rtt_ms, 0.0)
     picker.fleet.rtt.connected(1, 21.0, 0.0)
     decision = picker.pick(ask_of(1), 0.0, 0.0)
-    record = json.loads(json.dumps(to_record(decision)))
+    record = through_json(decision)
     assert record["rtt_sources"]["connect"] == [1]
     assert 0 in record["rtt_sources"]["probe"]
-    again = decision_of(record)
-    assert to_record(again)["rtt_sources"] == record["rtt_sources"]
-    out = io.StringIO()
-    for part in explain.explain(record):
-        Console(file=out, width=300).print(part)
-    text = out.getvalue()
+    assert through_json(decision_of(record))["rtt_sources"] == record["rtt_sources"]
+    text = explained(decision)
     rates = picker.fleet.rates.of(0)
     for words in (first, second, "rtt by", "connect", "probe", f"{rates.prefill_ms_per_token * 1e3:.1f}"):
         assert words in text
@@ -176,11 +178,7 @@ def test_explain_shows_connections_where_somebody_told_of_them() -> None:
     for told in (None, ConnectionTiming(is_new=True, connect_ms=123.0)):
         if told is not None:
             picker.fleet.paths.observe(0, 0, told, rtt_ms=100.0, body_bytes=70_000)
-        record = json.loads(json.dumps(to_record(picker.pick(ask_of(1), 0.0, 0.0))))
-        out = io.StringIO()
-        for part in explain.explain(record):
-            Console(file=out, width=300).print(part)
-        shown.append(out.getvalue())
+        shown.append(explained(picker.pick(ask_of(1), 0.0, 0.0)))
     without, with_them = shown
     assert "opens a connection" not in without
     for words in ("opens a connection", "95%", "123"):
@@ -188,19 +186,17 @@ def test_explain_shows_connections_where_somebody_told_of_them() -> None:
 
 
 def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None:
-    picker, heads = picker_of(GorgoMs.name), []
-    for number in range(30):
-        record = json.loads(json.dumps(to_record(picker.pick(ask_of(number), 0.0, 0.0))))
-        heads.append((record, str(next(iter(explain.explain(record))))))
-    (first, told), (last, told_later) = heads[0], heads[-1]
+    picker = picker_of(GorgoMs.name)
+    decisions = [picker.pick(ask_of(number), 0.0, 0.0) for number in range(30)]
+    (first, told), (last, told_later) = (
+        (through_json(decision), explained(decision)) for decision in (decisions[0], decisions[-1])
+    )
     assert f"first token in {first['least_first_token_ms']:,.0f} ms at best" in told
     assert "usually" not in told, "nothing is usual yet"
     assert f"at best, usually {last['request']['usual_first_token_ms']:,.0f}\n" in told_later
     assert decision_of(last).ranking.least_first_token_ms == last["least_first_token_ms"]
-    other = to_record(picker_of("random").pick(ask_of(1), 0.0, 0.0))
-    assert "first token" not in str(next(iter(explain.explain(other)))), (
-        "nor do policies that predict_duration none"
-    )
+    other = picker_of("random").pick(ask_of(1), 0.0, 0.0)
+    assert "first token" not in explained(other), "nor do policies that predict_duration none"
 
 
 def test_follow_shows_each_event_once_over_rotations_and_by_its_conditions(tmp_path: Path) -> None:

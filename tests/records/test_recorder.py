@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from epp.records.files import Tail, read_records, record_files
 from epp.records.schema import join
 from epp.records.writer import RecordWriter
 from tests.kit.records import HASHER, decided, outcome_of, record_all, recorder_to
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -274,3 +276,24 @@ def test_a_record_that_cannot_be_encoded_costs_itself_only(tmp_path: Path) -> No
     assert request.decision["id"] == good.id
     assert request.outcome is not None
     assert request.outcome["ttft_ms"] is None
+
+
+async def test_a_thread_that_fails_starts_again_and_loses_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "RESTART_S", 0.01)
+    restarts = list[int]()
+    first, second, *rest = decided(5)
+    with recorder_to(tmp_path, on_restart=lambda: restarts.append(1)) as (log, dropped):
+        with monkeypatch.context() as disk:
+            disk.setattr(RecordWriter, "append", lambda *_: sys.exit())  # what ends threads
+            for request in (first, second):
+                seen = len(restarts)
+                log.decision(request[0])
+                await until(lambda: len(restarts) > seen)  # noqa: B023  # awaited at once
+            assert sum(dropped) == 2
+        for request in rest:
+            log.decision(request[0])
+    kept = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
+    assert kept == [decision.id for decision, _ in rest]
+    assert (sum(dropped), log.waiting_bytes) == (2, 0)

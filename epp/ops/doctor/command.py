@@ -17,7 +17,7 @@ from epp.config.load import salvage_config, stated
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import EppError, gather, raise_all
 from epp.ops.doctor.checks import examine
-from epp.ops.doctor.context import Severity
+from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.fetch import fetch_context
 from epp.server.files import required_file
 from epp.server.poll import with_credentials_of
@@ -58,17 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None and config.records.folder:
         configured = arguments.config.resolve().parent / config.records.folder
         folder = configured if configured.is_dir() else None
-    context = asyncio.run(
-        fetch_context(
-            config,
-            specs,
-            picker=arguments.picker or _picker_url(config),
-            envoy_admin=arguments.envoy_admin or "",
-            records=folder,
-            send_requests=not arguments.no_requests,
-        )
+    context = Context(
+        config=config,
+        specs=specs,
+        picker_url=(arguments.picker or _picker_url(config)).rstrip("/"),
+        admin=(arguments.envoy_admin or "").rstrip("/"),
+        requests_sent=not arguments.no_requests,
     )
-    found = examine(context)
+    found = examine(asyncio.run(fetch_context(context, folder)))
     notes = [(check.area, finding.what) for check, finding in found if finding.severity is Severity.NOTE]
     findings = [one for one in found if one[1].severity is not Severity.NOTE]
     findings.sort(key=lambda one: -one[1].severity)

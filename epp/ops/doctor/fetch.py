@@ -22,7 +22,6 @@ import msgspec
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
-from epp.ops.doctor.context import Context
 from epp.ops.doctor.engines import Engine
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
 from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, parse_route
@@ -35,7 +34,7 @@ from epp.server.resolve import Resolver
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from epp.config.schema import Config
+    from epp.ops.doctor.context import Context
     from epp.server.poll import Target
 
 TIMEOUT_S = 10.0
@@ -81,35 +80,16 @@ class Answer:
             return None
 
 
-async def fetch_context(
-    config: Config,
-    specs: dict[str, EndpointSpec],
-    *,
-    picker: str,
-    envoy_admin: str = "",
-    records: Path | None = None,
-    send_requests: bool = True,
-) -> Context:
+async def fetch_context(context: Context, records: Path | None) -> Context:
     """Fetch everything, once.
 
     Args:
-        config: the picker's configuration.
-        specs: its pool; where that is a cluster's, whatever the picker shows.
-        picker: URL of its HTTP listener, empty when that is not known.
-        envoy_admin: URL of Envoy's admin interface, empty to leave Envoy out.
+        context: the configuration, its pool, and what of them is to be asked.
         records: folder of records, None to leave the traffic out.
-        send_requests: whether endpoints may be sent small requests.
 
     Raises:
         EppError: the folder of records cannot be read.
     """
-    context = Context(
-        config=config,
-        specs=specs,
-        picker_url=picker.rstrip("/"),
-        admin=envoy_admin.rstrip("/"),
-        requests_sent=send_requests,
-    )
     if records is not None:
         lines = (record for file in _newest(records) for record in read_records(file))
         context = replace(context, traffic=measure(lines))
