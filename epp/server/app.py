@@ -30,11 +30,12 @@ from epp.server.health_thread import HealthThread
 from epp.server.http import build_app
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
+from epp.server.outcomes import TICK_S
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.resolve import Resolver
-from epp.server.response_sampling import TICK_S, Sampler, section_of
+from epp.server.response_sampling import Sampler, section_of
 from epp.server.sockets import located
 from epp.server.tls import server_context
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models

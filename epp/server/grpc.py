@@ -14,8 +14,7 @@ from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
-from epp.server.exchange import Exchange
-from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
+from epp.server.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
 from epp.server.sockets import located

@@ -13,7 +13,6 @@ from tests.kit.conversation import (
     POST,
     REFUSAL,
     Conversation,
-    ended,
     header_changes,
     metadata_of,
     part_of,
@@ -104,7 +103,7 @@ def test_buffered_trailers_come_after_the_body_was_answered(told_the_end: bool) 
     assert talk.asked().body == b"{}", "Envoy sends trailers only after the answer to the body"
     talk.pick(expect=["request_body"])
     talk.send(request_trailers(), expect=["request_trailers"])
-    talk.send(request_trailers(), expect=[ended(Cause.PROTOCOL_ERROR), lambda o: isinstance(o, Abort)])
+    talk.send(request_trailers(), expect=[Cause.PROTOCOL_ERROR, lambda o: isinstance(o, Abort)])
 
 
 def test_buffered_trailers_without_a_body_carry_the_pick_as_metadata() -> None:
@@ -136,7 +135,7 @@ def test_a_last_piece_delivered_twice_is_ignored(before: bool) -> None:
     if not before:
         talk.send(request_body(b"{}", end=True), expect=[])
     assert streamed(talk.outputs, "request_body") == (b"{}", [True])
-    talk.close(expect=[ended(Cause.STREAM_END)])
+    talk.close(expect=[Cause.STREAM_END])
 
 
 REPLACED = Pick("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
@@ -156,7 +155,7 @@ def test_a_refusal_is_the_last_word(mode: BodyMode, end: bool) -> None:
     talk = opened(mode, end=end)
     if not end:
         talk.send(request_body(b"{}", end=True))
-    outputs = talk.refuse(expect=["immediate_response", ended(Cause.REFUSED)])
+    outputs = talk.refuse(expect=["immediate_response", Cause.REFUSED])
     reply = reply_named([*outputs], "immediate_response").immediate_response
     assert (reply.status.code, reply.body) == (503, REFUSAL.body)
     assert header_changes(reply_named([*outputs], "immediate_response")) == {
@@ -178,7 +177,7 @@ def test_a_body_over_the_limit_is_refused_in_the_shells_words(mode: BodyMode) ->
     talk.send(with_modes(request_headers(), mode))
     if mode is DUPLEX:
         talk.send(request_body(b"12345"), expect=[])
-    outputs = talk.send(request_body(b"12345678901"), expect=["immediate_response", ended(Cause.REFUSED)])
+    outputs = talk.send(request_body(b"12345678901"), expect=["immediate_response", Cause.REFUSED])
     reply = reply_named([*outputs], "immediate_response").immediate_response
     assert (reply.status.code, reply.body) == (413, b"/v1/chat/completions takes 10")
     talk.send(request_body(b"more", end=True), expect=[])

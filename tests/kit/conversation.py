@@ -21,7 +21,6 @@ from epp.extproc.stream import Output, Stream
 from epp.extproc.types import (
     Abort,
     Cause,
-    ExchangeEnded,
     Finish,
     HttpRequest,
     Pick,
@@ -124,18 +123,13 @@ def metadata_of(reply: ProcessingResponse) -> dict[str, Any]:
     return values
 
 
-def ended(cause: Cause) -> Callable[[Output], bool]:
-    """Expects the end of the exchange, whatever its detail."""
-    return lambda output: isinstance(output, ExchangeEnded) and output.cause is cause
-
-
 def matches(output: Output, expected: Expected) -> bool:
     """Whether an output is what was expected."""
     if isinstance(expected, str):
         return isinstance(output, ProcessingResponse) and part_of(output) == expected
     if isinstance(
         expected,
-        ProcessingResponse | HttpRequest | ResponseStarted | ResponseData | ExchangeEnded | Finish | Abort,
+        ProcessingResponse | HttpRequest | ResponseStarted | ResponseData | Cause | Finish | Abort,
     ):
         return output == expected
     return expected(output)
@@ -210,7 +204,7 @@ _ORDER = {"headers": 0, "body": 1, "trailers": 2}
 
 def check_legal(outputs: Sequence[Output]) -> None:
     """Hold all outputs of a stream against what is true of every stream."""
-    ends = [index for index, output in enumerate(outputs) if isinstance(output, ExchangeEnded)]
+    ends = [index for index, output in enumerate(outputs) if isinstance(output, Cause)]
     assert len(ends) <= 1, f"ended {len(ends)} times"
     assert sum(isinstance(output, HttpRequest) for output in outputs) <= 1, "asked for two picks"
     for index, output in enumerate(outputs):

@@ -17,9 +17,8 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.metrics import Metrics
+from epp.server.metrics import GONE, MAX_STRANGE_MODELS, Metrics
 from epp.server.metrics_read import PickerState
-from epp.server.metrics_requests import GONE, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 from epp.signals.duration import network_ms, predict_duration
 from epp.signals.fleet import Fleet

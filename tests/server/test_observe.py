@@ -18,7 +18,8 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome, Source
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
-from epp.server.response_sampling import LONGEST, EstimatedLeases, Sampler, section_of, share_of
+from epp.server.outcomes import LONGEST, EstimatedLeases
+from epp.server.response_sampling import Sampler, section_of, share_of
 from epp.signals.duration import predict_duration
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
