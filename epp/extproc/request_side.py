@@ -141,7 +141,7 @@ class RequestSide:
             self._body_ended = True
             return [self._ask()]
         self.headers_only = False
-        at = self._pick_at(self.without_body())
+        at = self._pick_at(self.describe())
         self._upgrade = at is PickAt.UPGRADE
         # Only what came whole can be left in full duplex: what nobody needs is waited for there.
         wanted = at is PickAt.BODY or (at is PickAt.EITHER and self._mode.echoes)
@@ -282,11 +282,8 @@ class RequestSide:
             raise HeldTooMuchError(503)
         self._taken_bytes += size
 
-    def without_body(self) -> HttpRequest:
-        """Describe the request by its headers alone."""
-        return self._request(None, whole=False)
-
-    def _request(self, body: bytes | None, *, whole: bool) -> HttpRequest:
+    def describe(self, body: bytes | None = None, *, whole: bool = False) -> HttpRequest:
+        """Describe the request, by its headers alone where no body is given."""
         headers, metadata = self._headers, self._metadata
         if metadata:  # its fields may still change
             metadata = {namespace: dict(fields) for namespace, fields in metadata.items()}
@@ -300,4 +297,4 @@ class RequestSide:
 
     def _ask(self, body: bytes | None = None, *, whole: bool = True) -> HttpRequest:
         self.phase = RequestPhase.DECIDING
-        return self._request(body, whole=whole)
+        return self.describe(body, whole=whole)

@@ -241,7 +241,7 @@ class Stream:
             request, response = self._sides or self._begin(message)
             outputs = self._take(message, request, response)
         except HeldTooMuchError as error:
-            outputs = self._refuse(self._refusal_of(request.without_body(), error.status))
+            outputs = self._refuse(self._refusal_of(request.describe(), error.status))
         except ViolationError as violation:
             self._mute = True
             return [*self._end(Cause.PROTOCOL_ERROR), Abort(violation.status, violation.detail)]
@@ -286,7 +286,7 @@ class Stream:
         if self._sides is None or self._ended or self._sides[1].phase is not ResponsePhase.WAITING:
             self._mute = True  # there is no client to answer, or it has an answer
             return [Abort("RESOURCE_EXHAUSTED", "there is no room for what comes")]
-        refusal = self._refusal_of(self._sides[0].without_body(), 503)
+        refusal = self._refusal_of(self._sides[0].describe(), 503)
         return [*self._audible(self._refuse(refusal)), Finish()]
 
     def closed(self, cut: bool) -> list[Cause]:

@@ -34,7 +34,6 @@ from epp.server.outcomes import TICK_S
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
-from epp.server.resolve import Resolver
 from epp.server.response_sampling import Sampler, section_of
 from epp.server.sockets import located
 from epp.server.tls import server_context
@@ -108,7 +107,6 @@ class App:
             metrics=self.metrics,
             recorder=self._recorder,
             clock=clock,
-            resolver=Resolver(),
             admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
@@ -128,7 +126,7 @@ class App:
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._certificates: list[WatchedFiles] = []
-        self._sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
+        self._sampler = Sampler(section_of(config.observe), clock)
         self._build_listeners()
         self._show_state(shedding, served)
 

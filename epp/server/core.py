@@ -29,6 +29,7 @@ from epp.schedule.filters import allowed_regions
 from epp.schedule.retry import untried_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.outcomes import EstimatedLeases, Outcomes
+from epp.server.resolve import Resolver
 from epp.signals.duration import predict_duration
 from epp.types import RequestInfo
 
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
-    from epp.server.resolve import Resolver
-    from epp.server.tokenizers import Count, Tokenizers
+    from epp.server.tokenizers import Tokenizers
     from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
@@ -115,11 +115,13 @@ class Core:
         metrics: counted into.
         recorder: decisions and outcomes go there, if anywhere.
         clock: the time.
-        resolver: host names to what Envoy knows.
-        admission: refuses requests before they are read, nobody when None.
-        tokenizers: count where a model has its own; the counter counts all when None.
+        admission: refuses requests before they are read.
+        tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
         observers: called with every decision; they take note and do no work.
+
+    Attributes:
+        resolver: host names to what Envoy knows.
     """
 
     def __init__(
@@ -132,11 +134,10 @@ class Core:
         metrics: Metrics,
         recorder: Recorder | None,
         clock: Clock,
-        resolver: Resolver,
-        admission: Shedding | None = None,
-        tokenizers: Tokenizers | None = None,
-        relays: RelayPaths | None = None,
-        observers: Sequence[Callable[[Decision], None]] = (),
+        admission: Shedding,
+        tokenizers: Tokenizers,
+        relays: RelayPaths | None,
+        observers: Sequence[Callable[[Decision], None]],
     ) -> None:
         self.picker = picker
         self._observers = observers
@@ -147,18 +148,18 @@ class Core:
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
-        self._tokenizers = tokenizers
+        self.tokenizers = tokenizers
         self._admission = admission
         self._relays = relays
         self._protocol = config.protocol
-        self.resolver = resolver
+        self.resolver = Resolver()
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
-            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
+            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
 
@@ -177,7 +178,7 @@ class Core:
     def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
         """Parse a request; None for what passes through unread, a refusal for what gets no decision."""
         parser = find_parser(request.method, request.path, request.headers)
-        if self._admission is not None and (request.body is not None or not request.whole):
+        if request.body is not None or not request.whole:
             reason = self._admission.refusal(request.headers, self._clock.mono_s())
             if reason:
                 return self._refuse(request, 429, reason, rule="saturated")
@@ -189,11 +190,7 @@ class Core:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        return parsed if self._tokenizers is None else self._tokenizers.with_first(parsed)
-
-    def count(self, parsed: ParsedRequest) -> Count | None:
-        """Begin to count a prompt's tokens; None where its model has no tokenizer."""
-        return None if self._tokenizers is None else self._tokenizers.start(parsed)
+        return self.tokenizers.with_first(parsed)
 
     def decide(
         self,
@@ -230,7 +227,7 @@ class Core:
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - since_s)
         expected = predict_duration(decision.request, decision.fleet, decision.chosen)
-        self._metrics.requests.decided(decision, expected, priority=self._priority(request))
+        self._metrics.requests.decided(decision, expected, priority=self._admission.priority(request.headers))
         self.leases.decided(decision, expected)
         self.recent.add(decision)
         if self._recorder is not None:
@@ -327,9 +324,6 @@ class Core:
             names += resolver.aliases_in(subset)
         return Subset((*subset.entries, *map(Entry.of, names))) if names else subset
 
-    def _priority(self, request: HttpRequest) -> int:
-        return self._admission.priority(request.headers) if self._admission is not None else 0
-
     def _refuse(
         self,
         request: HttpRequest,
@@ -340,7 +334,7 @@ class Core:
         param: str | None = None,
         model: str = "",
     ) -> Refusal:
-        self._metrics.requests.refused(status, rule, model, self._priority(request))
+        self._metrics.requests.refused(status, rule, model, self._admission.priority(request.headers))
         make = error_words(request.path) or openai_error  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}

@@ -115,11 +115,11 @@ class Exchange:
                 self._parsed = parsed = self._core.read(output)
                 if parsed is not None and not isinstance(parsed, Refusal) and self._counts(parsed):
                     return self._after_count(outputs)
-        return self._answer(outputs)
+        return self._act(outputs)
 
     def _counts(self, parsed: ParsedRequest) -> bool:
         """Begin to count a prompt's tokens where its model has a tokenizer and the prompt finds room."""
-        self._count = count = self._core.count(parsed)
+        self._count = count = self._core.tokenizers.start(parsed)
         if count is None:
             return False
         if not self._stream.bodies.take_spare(len(parsed.canonical)):
@@ -140,21 +140,17 @@ class Exchange:
         if self._count is not None:
             self._counted = await self._count
         self._count_over()
-        return self._answer(outputs)
-
-    def _answer(self, outputs: Sequence[Output]) -> Answer:
-        replies: list[ProcessingResponse] = []
-        return replies, self._act(outputs, replies)
+        return self._act(outputs)
 
     def no_room(self) -> Answer:
         """Answer where what comes next finds no room."""
-        return self._answer(self._stream.no_room())
+        return self._act(self._stream.no_room())
 
     def closed(self, *, cut: bool) -> None:
         """End with the gRPC stream; ``cut`` when it was reset."""
         if self._count is not None:
             self._count_over(cancel=True)
-        self._act(self._stream.closed(cut), [])
+        self._act(self._stream.closed(cut))
         if self._watch is not None:
             self._watch_over()
         if cut:
@@ -165,14 +161,14 @@ class Exchange:
         if self._left_id:
             self._core.leases.unsent(self._left_id)
 
-    def _act(
-        self, outputs: Sequence[Output | Event], replies: list[ProcessingResponse]
-    ) -> Finish | Abort | None:
+    def _act(self, outputs: Sequence[Output | Event]) -> Answer:
+        replies: list[ProcessingResponse] = []
         marker: Finish | Abort | None = None
         for output in outputs:
             match output:
                 case HttpRequest():
-                    marker = self._act(self._decide(output), replies) or marker
+                    more, ended = self._act(self._decide(output))
+                    replies, marker = replies + more, ended or marker
                 case ResponseStarted():
                     if self._decision_id:
                         self._core.response_started(
@@ -195,7 +191,7 @@ class Exchange:
                     marker = output
                 case _:
                     replies.append(output)
-        return marker
+        return replies, marker
 
     def _decide(self, request: HttpRequest) -> list[Output]:
         modes = self._stream.modes

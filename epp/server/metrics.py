@@ -214,11 +214,6 @@ class RequestMetrics:
         kinds = ("prompt", "expected", "reported")
         self._cache_tokens = [metrics.value("epp_cache_tokens_total", kind) for kind in kinds]
 
-    @property
-    def open(self) -> int:
-        """Requests decided and not finished."""
-        return len(self._open)
-
     def decided(self, decision: Decision, expected: Duration, *, priority: int = 0) -> None:
         """Count a request that was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen

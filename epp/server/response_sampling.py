@@ -50,7 +50,6 @@ class Sampler:
 
     Args:
         settings: mode, limit, and what becomes of the others.
-        seed: seed of the draws.
         clock: the time.
 
     Attributes:
@@ -60,8 +59,8 @@ class Sampler:
         may_end_streams: whether any stream may end with its pick.
     """
 
-    def __init__(self, settings: ObserveSection, *, seed: int, clock: Clock) -> None:
-        self._seed, self.now_s = seed, clock.mono_s
+    def __init__(self, settings: ObserveSection, clock: Clock) -> None:
+        self.now_s = clock.mono_s
         self._configured = self.share = share_of(settings.mode)
         self._limit = settings.max_chunks_per_s
         ends = settings.unobserved == "end"
@@ -75,7 +74,7 @@ class Sampler:
         """Choose what becomes of the response to a decision, whose request came in full ``duplex`` or not."""
         share, drawn = self.share, 0.0
         if 0.0 < share < 1.0:
-            drawn = keyed_uniform(self._seed, decision_id, SALT)
+            drawn = keyed_uniform(0, decision_id, SALT)
         if drawn < share:
             how = Observe.READ
         elif duplex and drawn < self._configured:

@@ -141,7 +141,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
 ) -> None:
     model = Counted()
     counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
-    serving.app.core._tokenizers = counting
+    serving.app.core.tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
     chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())
     bodies = serving.app._grpc._bodies

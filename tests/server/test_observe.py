@@ -56,7 +56,7 @@ def test_the_configuration_has_a_short_form(text: str, mode: str, share: float) 
 def sampler(mode: str = "all", limit: float = 1000.0, **fields: Any) -> tuple[Sampler, ManualClock]:
     clock = ManualClock()
     section = ObserveSection(mode=mode, max_chunks_per_s=limit, **fields)
-    return Sampler(section, seed=7, clock=clock), clock
+    return Sampler(section, clock), clock
 
 
 @pytest.mark.parametrize(
