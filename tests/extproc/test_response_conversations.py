@@ -22,6 +22,7 @@ from tests.kit.conversation import (
     DUPLEX,
     PICK,
     Conversation,
+    asking,
     header_changes,
     metadata_of,
     request_body,
@@ -43,9 +44,7 @@ CARRIED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
 
 
 def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Pick = PICK) -> Conversation:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), request, response))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(request, response)
     talk.pick(pick)
     return talk
 
@@ -105,9 +104,7 @@ def test_the_end_of_the_stream_is_the_end_of_a_response_that_is_not_shown(reques
 
 
 def test_envoy_may_answer_before_we_do() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX)
     talk.send(response_headers("408"))
     talk.send(
         response_body(b"timeout", end=True), expect=["response_body", ResponseData(b"timeout"), COMPLETED]
@@ -166,9 +163,7 @@ def test_what_is_carried_passes_through_unread(mode: BodyMode) -> None:
 
 
 def test_an_answer_that_overtook_the_pick_is_not_left() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX)
     talk.send(response_headers("413"))
     talk.pick(UNOBSERVED, expect=["request_headers", "request_body"])
     talk.send(response_body(b"too long", end=True), expect=["response_body", COMPLETED])

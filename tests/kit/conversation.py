@@ -198,6 +198,23 @@ class Conversation:
         return "\n".join(["the conversation:", *self.log, problem])
 
 
+def asking(
+    request: BodyMode = DUPLEX, response: BodyMode = BodyMode.NONE, stream: Stream | None = None
+) -> Conversation:
+    """A conversation whose request is there and waits for its pick."""
+    talk = Conversation(stream or Stream())
+    talk.send(with_modes(request_headers(), request, response))
+    talk.send(request_body(b"{}", end=True))
+    return talk
+
+
+def reply_of(outputs: Iterable[Output], part: str) -> ProcessingResponse:
+    """The one reply to a part."""
+    found = [o for o in outputs if isinstance(o, ProcessingResponse) and part_of(o) == part]
+    assert len(found) == 1, f"{len(found)} replies to {part}"
+    return found[0]
+
+
 #: The order in which replies to one half of an exchange may come.
 _ORDER = {"headers": 0, "body": 1, "trailers": 2}
 

@@ -23,7 +23,7 @@ from epp.types import Endpoint
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from epp.schedule.decision import Decision
@@ -56,8 +56,10 @@ def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestInfo:
     return asked(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, **fields)
 
 
-def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
-    """A picker over `POOL`."""
+def picker_of(
+    policy: str = "gorgo", *, prefix: str = "id", pool: Sequence[Endpoint] = POOL, **settings: Any
+) -> Picker:
+    """A picker over a pool."""
     chosen = create(policy)
     numbers = count()
     learn = settings.pop("learn", None)
@@ -71,8 +73,8 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
         name_block=HASHER.export_id,
         learn=learn,
     )
-    picker.set_pool(POOL, 0.0)
-    for number, endpoint in enumerate(POOL):
+    picker.set_pool(pool, 0.0)
+    for number, endpoint in enumerate(pool):
         picker.fleet.assume_rtt(endpoint.address, 20.0 * (number + 1))
     return picker
 
