@@ -170,6 +170,7 @@ class Serving:
 
     app: App
     address: str
+    _peers: list[RawPeer] = field(default_factory=list)
 
     @classmethod
     async def start(cls, folder: Path, clock: Clock | None = None, **config: Any) -> Serving:
@@ -180,8 +181,15 @@ class Serving:
         app.picker.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
         return cls(app, await app._grpc.start())
 
+    async def connect(self, **settings: Any) -> RawPeer:
+        """Connect a peer, which hangs up at the latest when this stops."""
+        self._peers.append(await RawPeer.connect(self.address, **settings))
+        return self._peers[-1]
+
     async def stop(self) -> None:
         """Cut what is open."""
+        for peer in self._peers:
+            await peer.close()
         await self.app._grpc.stop(0)
 
     async def metric(self, name: str) -> float:

@@ -41,7 +41,7 @@ async def answered(peer: RawPeer, number: int = 1) -> bool:
 
 async def busy(serving: Serving, source: str) -> RawPeer:
     """A connection with an open stream."""
-    peer = await RawPeer.connect(serving.address, source=source)
+    peer = await serving.connect(source=source)
     peer.open(1)
     await peer.round_trip()
     return peer
@@ -54,22 +54,20 @@ async def test_a_peer_has_half_of_the_places_for_connections_in_use(
     caplog.clear()
     inside = [await busy(serving, "127.0.0.1") for _ in range(2)]
     for _ in range(20):
-        outside = await RawPeer.connect(serving.address)
+        outside = await serving.connect()
         await until(outside.ended)
         await outside.close()
     assert await serving.metric(REFUSED) == 20
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert set(lines) == {"a connection was closed at once: no place was left for its peer"}
     inside += [await busy(serving, "127.0.0.2") for _ in range(2)]
-    outside = await RawPeer.connect(serving.address, source="127.0.0.3")
+    outside = await serving.connect(source="127.0.0.3")
     await until(outside.ended)
     assert not any(peer.ended() for peer in inside)
     await inside.pop().close()
     async with asyncio.timeout(30):
-        while not await answered(late := await RawPeer.connect(serving.address, source="127.0.0.3")):
+        while not await answered(late := await serving.connect(source="127.0.0.3")):
             await late.close()
-    for peer in (*inside, outside, late):
-        await peer.close()
     await serving.stop()
 
 
@@ -79,25 +77,23 @@ async def test_the_oldest_idle_connection_of_the_peer_with_the_most_makes_room(
 ) -> None:
     serving = await Serving.start(tmp_path, listen={"max_connections": 4})
     used = await busy(serving, "127.0.0.1")
-    idle = [await RawPeer.connect(serving.address) for _ in range(2)]
+    idle = [await serving.connect() for _ in range(2)]
     await until(idle[0].ended)
     assert idle[0].goaway == ErrorCode.NO_ERROR, "three are more than half"
-    others = [await RawPeer.connect(serving.address, source="127.0.0.2") for _ in range(2)]
+    others = [await serving.connect(source="127.0.0.2") for _ in range(2)]
     for peer in (idle[1], *others):
         await peer.round_trip()
-    late = await RawPeer.connect(serving.address, source=source)
+    late = await serving.connect(source=source)
     assert await answered(late)
     await until(idle[1].ended)
     assert await serving.metric('epp_connections_closed_total{listener="grpc",reason="room"}') == 2
     assert not any(peer.ended() for peer in (used, *others))
-    for peer in (used, *idle, *others, late):
-        await peer.close()
     await serving.stop()
 
 
 async def test_connections_taken_in_one_turn_make_the_oldest_go_and_not_each_other(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path, listen={"max_connections": 8})
-    idle = [await RawPeer.connect(serving.address) for _ in range(4)]
+    idle = [await serving.connect() for _ in range(4)]
     for peer in idle:
         await peer.round_trip()
     late = [socket.create_connection(split_address(serving.address)) for _ in range(3)]
@@ -107,8 +103,6 @@ async def test_connections_taken_in_one_turn_make_the_oldest_go_and_not_each_oth
         taken.setblocking(False)
         assert await asyncio.get_running_loop().sock_recv(taken, 9), "it is greeted"
         taken.close()
-    for peer in idle:
-        await peer.close()
     await serving.stop()
 
 
@@ -116,24 +110,22 @@ async def test_a_connection_that_never_carried_a_call_makes_room_before_those_th
     tmp_path: Path,
 ) -> None:
     serving = await Serving.start(tmp_path, listen={"max_connections": 6})
-    first = await RawPeer.connect(serving.address)
+    first = await serving.connect()
     assert await answered(first)
-    unused = await RawPeer.connect(serving.address)
+    unused = await serving.connect()
     await unused.round_trip()
-    second = await RawPeer.connect(serving.address)
+    second = await serving.connect()
     assert await answered(second)
-    third = await RawPeer.connect(serving.address)
+    third = await serving.connect()
     assert await answered(third)
     await until(unused.ended)
     listener: Any = serving.app._grpc._listener
     for connection in listener._connections:
         connection.used_s -= 2.0
-    late = await RawPeer.connect(serving.address)
+    late = await serving.connect()
     assert await answered(late)
     await until(first.ended)
     assert not any(peer.ended() for peer in (second, third, late)), "the first was unused for longest"
-    for peer in (first, unused, second, third, late):
-        await peer.close()
     await serving.stop()
 
 
@@ -187,7 +179,7 @@ async def test_a_connection_without_streams_for_minutes_is_drained(tmp_path: Pat
     serving = await Serving.start(tmp_path)
     server = serving.app._grpc._listener
     assert isinstance(server, RpcServer)
-    idle, crossing, used = [await RawPeer.connect(serving.address) for _ in range(3)]
+    idle, crossing, used = [await serving.connect() for _ in range(3)]
     used.open(1)
     for peer in (idle, crossing, used):
         await peer.round_trip()
@@ -207,8 +199,6 @@ async def test_a_connection_without_streams_for_minutes_is_drained(tmp_path: Pat
     await used.round_trip()
     server._end_long_idle()
     assert used.goaway is None, "its stream was open a moment ago"
-    for peer in (idle, crossing, used):
-        await peer.close()
     await serving.stop()
 
 
