@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.server.metrics_requests import MAX_PRIORITIES, MAX_STRANGE_MODELS
+from epp.server.metrics import MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Response headers: what of the decision's metadata clients are told; and what engines need not see.
 
-The picker writes the metadata (`epp.server.gateway`) and reads the request's headers (`epp.apis.tried`)
+The picker writes the metadata (`epp.server.core`) and reads the request's headers (`epp.apis.tried`)
 under the same names; a test with a real Envoy holds them together.
 """
 

@@ -89,33 +89,16 @@ class Share:
 
     def take(self, size: int, *, last: bool) -> bool:
         """Hold a piece, of a body that is whole with its ``last``; False where there is no room."""
-        budget = self._budget
-        limit_bytes = budget.max_bytes
-        if (
-            not last
-            and budget.held_bytes + size > limit_bytes
-            and not budget.make_room(self, size, limit_bytes)
-        ):
-            return False
-        self._hold(size)
-        return True
+        return self._hold(size, None if last else self._budget.max_bytes)
 
     def reserve(self, size: int) -> bool:
         """Hold so much of what is no body; False where there is no room."""
-        budget = self._budget
-        limit_bytes = budget.max_with_parts_bytes
-        if budget.held_bytes + size > limit_bytes and not budget.make_room(self, size, limit_bytes):
-            return False
-        self._hold(size)
-        return True
+        return self._hold(size, self._budget.max_with_parts_bytes)
 
     def take_spare(self, size: int, *, half: bool = False) -> bool:
         """Hold so much for what may be left undone, at nobody's expense; of ``half`` of the budget alone."""
-        budget = self._budget
-        if budget.held_bytes + size > (budget.max_bytes // 2 if half else budget.max_with_parts_bytes):
-            return False
-        self._hold(size)
-        return True
+        limit_bytes = self._budget.max_bytes // 2 if half else self._budget.max_with_parts_bytes
+        return self._budget.held_bytes + size <= limit_bytes and self._hold(size, None)
 
     def release(self, size: int) -> None:
         """Hold so much no more."""
@@ -124,8 +107,16 @@ class Share:
         if not self.held_bytes:
             self._budget.shares.discard(self)
 
-    def _hold(self, size: int) -> None:
+    def _hold(self, size: int, limit_bytes: int | None) -> bool:
+        budget = self._budget
+        if (
+            limit_bytes is not None
+            and budget.held_bytes + size > limit_bytes
+            and not budget.make_room(self, size, limit_bytes)
+        ):
+            return False
         if not self.held_bytes:
-            self._budget.shares.add(self)
-        self._budget.held_bytes += size
+            budget.shares.add(self)
+        budget.held_bytes += size
         self.held_bytes += size
+        return True

@@ -38,7 +38,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from epp.extproc import messages
 from epp.extproc.types import ViolationError
@@ -107,24 +107,27 @@ def detect(first: ProcessingRequest) -> Modes:
         raise ViolationError(f"unknown body mode: {error}", "UNIMPLEMENTED") from None
 
 
-class RequestMode:
-    """What differs between request body modes."""
+class RequestMode(Struct, frozen=True):
+    """What differs between request body modes; by itself one whose reply to the headers is all.
 
-    #: Whether a pick can wait for the body.
+    Attributes:
+        waits: whether a pick can wait for the body.
+        whole_in_one: whether one body message is all that comes, whatever it says of the end of the stream.
+        may_cut: whether that message may be less than the body.
+        held_bytes: most bytes that may lie unanswered, None for any.
+        releases: whether the reply to the headers can keep the body from us.
+        echoes: whether only what we send back goes on, so a body passed by pieces keeps us to the end.
+        single: whether the whole answer is, or can be, one reply.
+        at_headers: replies to headers that a body or trailers follow, due before these come.
+    """
+
     waits: bool = True
-    #: Whether one body message is all that comes, whatever it says of the end of the stream.
     whole_in_one: bool = False
-    #: Whether that message may be less than the body.
     may_cut: bool = False
-    #: Most bytes that may lie unanswered, None for any.
     held_bytes: int | None = None
-    #: Whether the reply to the headers can keep the body from us.
     releases: bool = False
-    #: Whether only what we send back goes on, so that a body passed piece by piece keeps us to the end.
     echoes: bool = False
-    #: Whether the whole answer is, or can be, one reply.
     single: bool = True
-    #: Replies to headers that a body or trailers follow, due before these come.
     at_headers: tuple[ProcessingResponse, ...] = ()
 
     def answer(self, _request: RequestSide, pick: Pick, _body: bytes | None) -> list[ProcessingResponse]:
@@ -146,23 +149,8 @@ class RequestMode:
         return [messages.EMPTY_REQUEST_BODY]
 
 
-class NoBody(RequestMode):
-    """NONE: the reply to the headers is all."""
-
-    waits = False
-
-
-class Streamed(NoBody):
-    """STREAMED: as NONE, and the body is released."""
-
-    releases = True
-
-
-class StreamedAhead(RequestMode):
+class StreamedAhead(RequestMode, frozen=True):
     """STREAMED, bodies ahead: the reply to the headers carries the answer, one reply a piece follows."""
-
-    held_bytes = HELD_BYTES
-    single = False
 
     def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
         """Answer headers and pieces; another body goes on in the place of the last piece."""
@@ -174,12 +162,8 @@ class StreamedAhead(RequestMode):
         return [*replies, *[messages.CLEARED_REQUEST_BODY] * (pieces - 1), last]
 
 
-class Buffered(RequestMode):
+class Buffered(RequestMode, frozen=True):
     """BUFFERED: lockstep, the answer rides on the last part's reply."""
-
-    whole_in_one = True
-    releases = True
-    at_headers = (messages.EMPTY_REQUEST_HEADERS,)
 
     def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
         """Build one reply: to the headers if there was nothing else, to the body, or to the bare trailers.
@@ -200,16 +184,8 @@ class Buffered(RequestMode):
         return [reply]
 
 
-class BufferedPartial(Buffered):
-    """BUFFERED_PARTIAL: as BUFFERED, of a body that may have been cut."""
-
-    may_cut = True
-
-
-class FullDuplex(RequestMode):
+class FullDuplex(RequestMode, frozen=True):
     """FULL_DUPLEX_STREAMED: headers, body pieces, trailers, all after the request is whole."""
-
-    echoes = True
 
     def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
         """Answer the headers, then send the body or its replacement."""
@@ -292,11 +268,12 @@ def _override(response: BodyMode) -> ProcessingMode:
 
 
 _OVERRIDES = {mode: _override(mode) for mode in BodyMode}
-_AHEAD = StreamedAhead()
+_AHEAD = StreamedAhead(held_bytes=HELD_BYTES, single=False)
+_BUFFERED = Buffered(whole_in_one=True, releases=True, at_headers=(messages.EMPTY_REQUEST_HEADERS,))
 _REQUEST_MODES: Mapping[BodyMode, RequestMode] = {
-    BodyMode.NONE: NoBody(),
-    BodyMode.STREAMED: Streamed(),
-    BodyMode.BUFFERED: Buffered(),
-    BodyMode.BUFFERED_PARTIAL: BufferedPartial(),
-    BodyMode.FULL_DUPLEX_STREAMED: FullDuplex(),
+    BodyMode.NONE: RequestMode(waits=False),
+    BodyMode.STREAMED: RequestMode(waits=False, releases=True),
+    BodyMode.BUFFERED: _BUFFERED,
+    BodyMode.BUFFERED_PARTIAL: structs.replace(_BUFFERED, may_cut=True),
+    BodyMode.FULL_DUPLEX_STREAMED: FullDuplex(echoes=True),
 }

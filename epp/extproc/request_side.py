@@ -12,8 +12,7 @@ mode shows none in time, or where `pick_at` says so.
 |          | else: mode's reply, BODY   |                                    |                      |
 | BODY     | violation                  | all there is: HttpRequest, DECIDING | HttpRequest, DECIDING |
 |          |                            | else: kept, BODY                   |                      |
-|          |                            | over the limit: BodyTooLargeError  |                      |
-|          |                            | over all streams': NoRoomError     |                      |
+|          |                            | over a limit: HeldTooMuchError     |                      |
 | DECIDING | violation                  | after the end: ignored             | early: kept          |
 |          |                            | early: kept                        | else: violation      |
 | ANSWERED | violation                  | after the end: ignored             | empty reply, once    |
@@ -60,12 +59,16 @@ class RequestPhase(Enum):
     ANSWERED = "answered"
 
 
-class BodyTooLargeError(Exception):
-    """The body passed its limit; what was read of it is gone."""
+class HeldTooMuchError(Exception):
+    """A limit was passed; what was read of the body is gone.
 
+    Args:
+        status: 413 for the length of the body, 503 for what all requests hold together.
+    """
 
-class NoRoomError(Exception):
-    """All requests together passed their limit with this message; the body read of this one is gone."""
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(status)
 
 
 class RequestSide:
@@ -118,7 +121,7 @@ class RequestSide:
         the body's metadata does not repeat it.
 
         Raises:
-            NoRoomError: with it all requests are over their limit.
+            HeldTooMuchError: with it all requests are over their limit.
         """
         for namespace, fields in metadata_values(metadata, SUBSET_NAMESPACE).items():
             self._metadata.setdefault(namespace, {}).update(fields)
@@ -129,7 +132,7 @@ class RequestSide:
         """Take the request headers.
 
         Raises:
-            NoRoomError: with them all requests are over their limit.
+            HeldTooMuchError: with them all requests are over their limit.
         """
         if self.phase is not RequestPhase.HEADERS:
             raise ViolationError("request_headers a second time")
@@ -138,7 +141,7 @@ class RequestSide:
             self._body_ended = True
             return [self._ask()]
         self.headers_only = False
-        at = self._pick_at(self.without_body())
+        at = self._pick_at(self.describe())
         self._upgrade = at is PickAt.UPGRADE
         # Only what came whole can be left in full duplex: what nobody needs is waited for there.
         wanted = at is PickAt.BODY or (at is PickAt.EITHER and self._mode.echoes)
@@ -155,8 +158,7 @@ class RequestSide:
         """Take a piece of the request body.
 
         Raises:
-            BodyTooLargeError: with it the body is over its limit.
-            NoRoomError: with it all bodies are over theirs.
+            HeldTooMuchError: with it the body is over its limit, or all bodies over theirs.
         """
         if self._body_ended:
             return []
@@ -260,10 +262,10 @@ class RequestSide:
         self._body_bytes += size
         if self._body_bytes > self._max_body_bytes:
             self._drop_body()
-            raise BodyTooLargeError
+            raise HeldTooMuchError(413)
         if not self._bodies.take(size, last=last):
             self._drop_body()
-            raise NoRoomError
+            raise HeldTooMuchError(503)
         self._taken_bytes += size
 
     def _take_metadata(self) -> None:
@@ -277,14 +279,11 @@ class RequestSide:
         """Take what waits beside a body."""
         if not self._bodies.reserve(size):
             self._drop_body()
-            raise NoRoomError
+            raise HeldTooMuchError(503)
         self._taken_bytes += size
 
-    def without_body(self) -> HttpRequest:
-        """Describe the request by its headers alone."""
-        return self._request(None, whole=False)
-
-    def _request(self, body: bytes | None, *, whole: bool) -> HttpRequest:
+    def describe(self, body: bytes | None = None, *, whole: bool = False) -> HttpRequest:
+        """Describe the request, by its headers alone where no body is given."""
         headers, metadata = self._headers, self._metadata
         if metadata:  # its fields may still change
             metadata = {namespace: dict(fields) for namespace, fields in metadata.items()}
@@ -298,4 +297,4 @@ class RequestSide:
 
     def _ask(self, body: bytes | None = None, *, whole: bool = True) -> HttpRequest:
         self.phase = RequestPhase.DECIDING
-        return self._request(body, whole=whole)
+        return self.describe(body, whole=whole)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Cause(Enum):
-    """How an exchange ended, as far as the ext_proc stream tells.
+    """Event, said once per stream, after which no other comes: how its exchange ended, as far as that tells.
 
     Where responses are not shown, STREAM_END and CLIENT_GONE do not tell a finished answer from a client that
     left: Envoy 1.40 closes the stream in order for both (96 of 100 and more). Access logs know.
@@ -142,13 +142,6 @@ class ResponseData(Struct, frozen=True):
     data: bytes
 
 
-class ExchangeEnded(Struct, frozen=True):
-    """Nothing more will come; said exactly once per stream."""
-
-    cause: Cause
-    detail: str = ""
-
-
 class Finish(Struct, frozen=True):
     """Marker, last of its list: end the RPC with status OK, in one write with the reply before it.
 
@@ -169,7 +162,7 @@ class Abort(Struct, frozen=True):
     detail: str
 
 
-Event = HttpRequest | ResponseStarted | ResponseData | ExchangeEnded
+Event = HttpRequest | ResponseStarted | ResponseData | Cause
 Marker = Finish | Abort
 
 

@@ -143,27 +143,34 @@ class Termination(Enum):
     REFUSED = "refused"  # Envoy answered by itself: too long, overloaded, refused by the picker
 
 
-_TIMEOUTS = (
-    "upstream_request_timeout",
-    "stream_idle_timeout",
-    "duration_timeout",
-    "upstream_max_stream_duration_reached",
-)
-_GONE = ("downstream_connection_termination", "downstream_remote_reset", "downstream_protocol_error")
-_UNREACHABLE = (
-    "upstream_connection_failure",
-    "no_healthy_upstream",
-    "no_cluster_found",
-    "no_route_found",
-    "upstream_overflow",
-    "dns_resolution_failure",
-)
-_RESET = (
-    "upstream_connection_termination",
-    "upstream_remote_reset",
-    "upstream_protocol_error",
-    "local_reset",
-)
+#: Flags of Envoy's by what they say; of several the first in this order ended the request.
+_FLAGS = {
+    Termination.CLIENT_GONE: {
+        "downstream_connection_termination",
+        "downstream_remote_reset",
+        "downstream_protocol_error",
+    },
+    Termination.TIMED_OUT: {
+        "upstream_request_timeout",
+        "stream_idle_timeout",
+        "duration_timeout",
+        "upstream_max_stream_duration_reached",
+    },
+    Termination.UNREACHABLE: {
+        "upstream_connection_failure",
+        "no_healthy_upstream",
+        "no_cluster_found",
+        "no_route_found",
+        "upstream_overflow",
+        "dns_resolution_failure",
+    },
+    Termination.UPSTREAM_RESET: {
+        "upstream_connection_termination",
+        "upstream_remote_reset",
+        "upstream_protocol_error",
+        "local_reset",
+    },
+}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -270,9 +277,8 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     host = socket.address
     if ":" in host:
         host = f"[{host}]"
-    served = f"{host}:{socket.port_value}" if host else ""
     told = _text(relay, RELAY_SERVED_KEY)
-    served = told or served
+    served = told or (f"{host}:{socket.port_value}" if host else "")
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
@@ -305,15 +311,10 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
 
 
 def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:
-    """Choose why a request ended: of several flags the first in this order ended it."""
-    if flags and not ended:
-        for names, cause in (
-            (_GONE, Termination.CLIENT_GONE),
-            (_TIMEOUTS, Termination.TIMED_OUT),
-            (_UNREACHABLE, Termination.UNREACHABLE),
-            (_RESET, Termination.UPSTREAM_RESET),
-        ):
-            if any(name in flags for name in names):
+    """Choose why a request ended."""
+    if not ended:
+        for cause, names in _FLAGS.items():
+            if not names.isdisjoint(flags):
                 return cause
     if not served:
         return Termination.REFUSED

@@ -28,12 +28,12 @@ from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
+from epp.server.outcomes import TICK_S
 from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
-from epp.server.resolve import Resolver
-from epp.server.response_sampling import TICK_S, Sampler, section_of
+from epp.server.response_sampling import Sampler, section_of
 from epp.server.tls import TlsFiles
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
@@ -106,7 +106,6 @@ class App:
             metrics=self.metrics,
             recorder=self._recorder,
             clock=clock,
-            resolver=Resolver(),
             admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
@@ -126,7 +125,7 @@ class App:
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._tls = TlsFiles(base, source)
-        self._sampler = Sampler(section_of(config.observe), seed=0, clock=clock)
+        self._sampler = Sampler(section_of(config.observe), clock)
         self._build_listeners()
         self._show_state(shedding, served)
 

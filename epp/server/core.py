@@ -1,24 +1,33 @@
 """From an HTTP request to a pick or a refusal: parse, measure, decide, in the API's own words.
 
-Owns no socket and no stream: the gRPC servicer calls it once per request, the tests call it directly.
+Owns the endpoint picker protocol's options: the subset hint, scores, the conformance suite's steering, the
+words of refusals (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and
+when a body is rewritten: where the picked engine has its own name for the model, or a streaming client does
+not ask for the usage. Has no socket and no stream: an exchange calls it once per request.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
+from epp.apis.rewrite import rewrite
+from epp.apis.rewrite_answer import restorer
 from epp.apis.tried import task_of, tried_models
 from epp.errors import ClientError, NoEndpointError
-from epp.extproc.types import PickAt, Refusal
+from epp.extproc.messages import SERVED_HEADER
+from epp.extproc.types import Pick, PickAt, Refusal
+from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
-from epp.server.gateway import Gateway, rewrite_bodies, set_models
-from epp.server.outcomes import Outcomes
-from epp.server.response_sampling import EstimatedLeases
+from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
+from epp.server.outcomes import EstimatedLeases, Outcomes
+from epp.server.resolve import Resolver
 from epp.signals.duration import predict_duration
 from epp.types import RequestInfo
 
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
-    from epp.extproc.types import HttpRequest, Pick
+    from epp.extproc.types import HttpRequest
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import FileRecorder
     from epp.schedule.decision import Decision
@@ -36,8 +45,7 @@ if TYPE_CHECKING:
     from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
-    from epp.server.resolve import Resolver
-    from epp.server.tokenizers import Count, Tokenizers
+    from epp.server.tokenizers import Tokenizers
     from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
@@ -45,6 +53,21 @@ RECENT_DECISIONS, RECENT_BYTES = 1000, 16_000_000
 _ENDPOINT_BYTES, _BLOCK_BYTES = 250, 40
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
+
+#: The conformance suite names endpoints by this header, in the order in which they are to be tried.
+STEERING_HEADER = "test-epp-endpoint-selection"
+#: Its echo server answers with the headers that this one lists.
+ECHO_HEADER = "x-echo-set-header"
+#: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
+#: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
+SERVED_MODEL_HEADER = "x-epp-served-model"
+#: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
+UNTRIED_HEADER = "x-epp-untried-models"
+#: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
+#: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
+PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
+#: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class RecentDecisions:
@@ -90,11 +113,13 @@ class Core:
         metrics: counted into.
         recorder: decisions and outcomes go there, if anywhere.
         clock: the time.
-        resolver: host names to what Envoy knows.
-        admission: refuses requests before they are read, nobody when None.
-        tokenizers: count where a model has its own; the counter counts all when None.
+        admission: refuses requests before they are read.
+        tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
         observers: called with every decision; they take note and do no work.
+
+    Attributes:
+        resolver: host names to what Envoy knows.
     """
 
     def __init__(
@@ -107,11 +132,10 @@ class Core:
         metrics: Metrics,
         recorder: FileRecorder | None,
         clock: Clock,
-        resolver: Resolver,
-        admission: Shedding | None = None,
-        tokenizers: Tokenizers | None = None,
-        relays: RelayPaths | None = None,
-        observers: Sequence[Callable[[Decision], None]] = (),
+        admission: Shedding,
+        tokenizers: Tokenizers,
+        relays: RelayPaths | None,
+        observers: Sequence[Callable[[Decision], None]],
     ) -> None:
         self.picker = picker
         self._observers = observers
@@ -122,18 +146,18 @@ class Core:
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
-        self._tokenizers = tokenizers
+        self.tokenizers = tokenizers
         self._admission = admission
         self._relays = relays
-        self.gateway = Gateway(config.protocol, picker, resolver)
-        self.resolver = resolver
+        self._protocol = config.protocol
+        self.resolver = Resolver()
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
-            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=resolver
+            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
 
@@ -154,7 +178,7 @@ class Core:
     def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
         """Parse a request; None for what passes through unread, a refusal for what gets no decision."""
         parser = find_parser(request.method, request.path, request.headers)
-        if self._admission is not None and (request.body is not None or not request.whole):
+        if request.body is not None or not request.whole:
             reason = self._admission.refusal(request.headers, self._clock.mono_s())
             if reason:
                 return self._refuse(request, 429, reason, rule="saturated")
@@ -166,11 +190,7 @@ class Core:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        return parsed if self._tokenizers is None else self._tokenizers.with_first(parsed)
-
-    def count(self, parsed: ParsedRequest) -> Count | None:
-        """Begin to count a prompt's tokens; None where its model has no tokenizer."""
-        return None if self._tokenizers is None else self._tokenizers.start(parsed)
+        return self.tokenizers.with_first(parsed)
 
     def decide(
         self,
@@ -207,7 +227,7 @@ class Core:
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - since_s)
         expected = predict_duration(decision.request, decision.fleet, decision.chosen)
-        self._metrics.requests.decided(decision, expected, priority=self._priority(request))
+        self._metrics.requests.decided(decision, expected, priority=self._admission.priority(request.headers))
         self.leases.decided(decision, expected)
         self.recent.add(decision)
         if self._recorder is not None:
@@ -217,20 +237,29 @@ class Core:
         return self._pick(request, decision)
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
-        """Build the answer that carries a decision."""
-        pick = self.gateway.pick(decision, self._destination(decision), request)
+        """Build the answer that carries a decision, its endpoints named as Envoy knows them."""
+        protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
+        if resolver.any_aliases and protocol.subset_hint:
+            others = self._other_addresses(request)
+        endpoints: Sequence[str] = decision.destination.split(",")
+        if protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
+            endpoints = self._steered(named, request)
+        if resolver.any_names:
+            endpoints = [resolver.known_as(name) for name in endpoints]
+        if others:
+            endpoints = [others.get(address, address) for address in endpoints]
+        pick = Pick(",".join(endpoints), decision.id)
+        if protocol.conformance:
+            pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
+        if protocol.emit_scores:
+            names = [others.get(name) or resolver.known_as(name) for name in decision.fleet.endpoints]
+            pick.scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
         if self._relays is not None:
             self._relays.set_path(pick, decision)
         if self._tell_model:
             set_models(pick, decision)
         rewrite_bodies(pick, request, decision, inject_usage=self._inject_usage)
         return pick
-
-    def _destination(self, decision: Decision) -> str:
-        """Name the pick and its fallbacks as Envoy knows them."""
-        if not self.resolver.any_names:
-            return decision.destination
-        return ",".join(self.resolver.known_as(name) for name in decision.destination.split(","))
 
     def _info(
         self, request: HttpRequest, parsed: ParsedRequest | None, counted: TokenCount | None
@@ -242,7 +271,7 @@ class Core:
         if self._regions:
             model = "" if parsed is None else parsed.model
             regions = allowed_regions(self._regions, model=model, path=request.path, headers=headers)
-        subset = self.gateway.subset(request)
+        subset = self._subset(request)
         if parsed is None:
             opaque = request.body is not None or not request.whole
             return RequestInfo(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
@@ -256,8 +285,44 @@ class Core:
             tried_models=tried_models(headers),
         )
 
-    def _priority(self, request: HttpRequest) -> int:
-        return self._admission.priority(request.headers) if self._admission is not None else 0
+    def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:
+        """List the endpoints of the pool that the gateway allows, None for any.
+
+        Under the conformance switch the first endpoint of the steering header is the only one.
+        """
+        if self._protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
+            return self._steered(named, request)[:1]
+        return self._hinted(request)
+
+    def _hinted(self, request: HttpRequest) -> tuple[str, ...] | None:
+        """List the endpoints of the pool that the subset hint names, None without one."""
+        hint = subset_hint(request.metadata) if self._protocol.subset_hint else None
+        return None if hint is None else self.picker.filters.addresses(self._understood(hint))
+
+    def _steered(self, named: str, request: HttpRequest) -> tuple[str, ...]:
+        """List the endpoints of the pool that the steering header names, of those that the hint allows."""
+        allowed, steered = (
+            self._hinted(request),
+            self.picker.filters.addresses(self._understood(parse_entries((named,)))),
+        )
+        return steered if allowed is None else tuple(address for address in steered if address in allowed)
+
+    def _other_addresses(self, request: HttpRequest) -> dict[str, str]:
+        """Map endpoints that the hint lists by a further address alone to it: the gateway knows no other."""
+        hint = subset_hint(request.metadata)
+        if hint is None:
+            return {}
+        others, own = self.resolver.aliases_in(hint), set(self.picker.filters.addresses(hint))
+        return {address: other for address, other in others.items() if address not in own}
+
+    def _understood(self, subset: Subset) -> Subset:
+        """Add our endpoints that a subset lists by what their names resolve to, or by another address."""
+        resolver, names = self.resolver, list[str]()
+        if resolver.any_names:
+            names += [name for entry in subset.entries for name in resolver.names_of(entry.host, entry.port)]
+        if resolver.any_aliases:
+            names += resolver.aliases_in(subset)
+        return Subset((*subset.entries, *map(Entry.of, names))) if names else subset
 
     def _refuse(
         self,
@@ -269,9 +334,13 @@ class Core:
         param: str | None = None,
         model: str = "",
     ) -> Refusal:
-        self._metrics.requests.refused(status, rule, model, self._priority(request))
+        self._metrics.requests.refused(status, rule, model, self._admission.priority(request.headers))
         make = error_words(request.path) or openai_error  # also for what passes through unread
-        return self.gateway.refusal(status, make(status, message, param), message, rule)
+        reason = dropped_reason(status, rule)
+        headers = {DROPPED_REASON: reason} if reason else {}
+        if self._protocol.errors == "api":
+            return Refusal(status, make(status, message, param), headers=headers, details=rule)
+        return Refusal(status, error_text(status, message, rule), PLAIN_TEXT, headers, rule)
 
     def refuse_unread(self, request: HttpRequest, status: int) -> Refusal:
         """Refuse a request that nobody has read: 413 for its length, 503 for want of room."""
@@ -297,3 +366,50 @@ def announced_bytes(headers: Mapping[str, str]) -> int:
     """Read the body's length from the headers, 0 when they do not say."""
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) <= 18 else 0
+
+
+def set_models(pick: Pick, decision: Decision) -> None:
+    """Name the model that answers, and how many are left to try; not where the request names none.
+
+    A pool that names no models serves any, by the name that the client writes: one that would be more than
+    a header's value is left out.
+    """
+    model = decision.served_model
+    if not model or _CONTROL.search(model):
+        return
+    untried = str(len(decision.untried_models))
+    pick.metadata |= {SERVED_MODEL_KEY: model, UNTRIED_KEY: untried}
+    pick.response_headers |= {SERVED_MODEL_HEADER: model, UNTRIED_HEADER: untried}
+
+
+#: APIs with ``stream_options.include_usage``; the others tell the usage of event streams unasked.
+USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
+
+
+def rewrite_bodies(
+    pick: Pick, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
+) -> None:
+    """Let a pick carry the body that its engine understands.
+
+    With another model name the answer must come uncompressed, so that the public name can be put back.
+
+    Args:
+        pick: the destination; changed.
+        request: as it came.
+        decision: what was decided of it.
+        inject_usage: ask for the usage of event streams.
+    """
+    info, served = decision.request, decision.served_model
+    renamed = bool(info.model) and served != info.model
+    usage = inject_usage and info.stream and info.api in USAGE_APIS
+    if not request.body or not (renamed or usage):
+        return
+    try:
+        pick.body = rewrite(request.body, model=served if renamed else None, include_usage=usage)
+    except ClientError:
+        return  # bytes that are no text, where no parser of ours looks: the engine refuses them
+    if renamed:
+        if "accept-encoding" in request.headers:
+            pick.set_headers["accept-encoding"] = "identity"
+        pick.metadata |= {PUBLIC_MODEL_KEY: info.model, SERVED_MODEL_KEY: served}
+        pick.rewrite_response = partial(restorer, info.model)

@@ -15,8 +15,7 @@ from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
 from epp.server.accepting import located
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
-from epp.server.exchange import Exchange
-from epp.server.ext_proc import BODILESS, PROCESS, ProcessCall
+from epp.server.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
 from epp.server.health import HealthState, health_service
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION
@@ -74,19 +73,43 @@ class GrpcServer:
         self._sampler = sampler
         self._max_body_bytes = config.request.max_body_bytes
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
-        longest = min(longest, LONGEST_MESSAGE_BYTES)
-        self._max_connections = max_connections
-        self._max_receive_bytes = config.listen.max_receive_bytes or longest
-        self._max_send_bytes = longest
-        self._bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=self._max_receive_bytes)
+        max_send_bytes = min(longest, LONGEST_MESSAGE_BYTES)
+        max_receive_bytes = config.listen.max_receive_bytes or max_send_bytes
+        bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=max_receive_bytes)
         #: Of all calls on grpcio, which does not say which connection a call is on.
-        self._grpcio_share = self._bodies.share()
-        metrics.show("bodies", self._bodies)
+        self._grpcio_share = bodies.share()
+        self._bodies = bodies
+        metrics.show("bodies", bodies)
         self.access_log = AccessLogReceiver(core.outcomes)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
-        self._listener = self._listen(tls)
         self._started = False
+        methods = grpc_methods(metrics, self._health, self._new_exchange, self.access_log)
+        self._listener: RpcServer | GrpcioServer
+        if config.listen.transport == "grpcio":
+            from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
+
+            self._listener = GrpcioServer(
+                methods,
+                max_receive_bytes=max_receive_bytes,
+                max_send_bytes=max_send_bytes,
+                credentials=tls.credentials(config.listen.tls),
+                max_connections=max_connections,
+                room=self._grpcio_share,
+                single={PROCESS} if sampler.may_end_streams else (),
+            )
+        else:
+            self._listener = RpcServer(
+                methods,
+                max_receive_bytes=max_receive_bytes,
+                max_send_bytes=max_send_bytes,
+                tls=tls.context(config.listen.tls, GRPC_SECTION),
+                new_room=bodies.share,
+                max_connections=max_connections,
+                bodiless=BODILESS,
+                on_closed=lambda reason: metrics.value("epp_connections_closed_total", "grpc", reason).inc(),
+                on_throttled=metrics.value("epp_connections_throttled_seconds_total").inc,
+            )
 
     async def start(self) -> str:
         """Open the listener; its address with the port that it really has.
@@ -99,39 +122,6 @@ class GrpcServer:
             bound = await self._listener.start(listen.grpc)
         self._started = True
         return bound
-
-    def _listen(self, tls: TlsFiles) -> RpcServer | GrpcioServer:
-        methods = grpc_methods(self._metrics, self._health, self._new_exchange, self.access_log)
-        receive, send = self._max_receive_bytes, self._max_send_bytes
-        section = self._config.listen.tls
-        if self._config.listen.transport == "grpcio":
-            from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
-
-            credentials = tls.credentials(section)
-            return GrpcioServer(
-                methods,
-                max_receive_bytes=receive,
-                max_send_bytes=send,
-                credentials=credentials,
-                max_connections=self._max_connections,
-                room=self._grpcio_share,
-                single={PROCESS} if self._sampler.may_end_streams else (),
-            )
-        context = tls.context(section, GRPC_SECTION)
-        return RpcServer(
-            methods,
-            max_receive_bytes=receive,
-            max_send_bytes=send,
-            tls=context,
-            new_room=self._bodies.share,
-            max_connections=self._max_connections,
-            bodiless=BODILESS,
-            on_closed=self._closed,
-            on_throttled=self._metrics.value("epp_connections_throttled_seconds_total").inc,
-        )
-
-    def _closed(self, reason: str) -> None:
-        self._metrics.value("epp_connections_closed_total", "grpc", reason).inc()
 
     def set_serving(self, *, serving: bool) -> None:
         """Set what the health service answers."""

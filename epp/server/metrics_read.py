@@ -54,8 +54,8 @@ class PickerState:
 
     picker: Picker
     mono_s: Callable[[], float]
-    pool: str = "default"
-    saturation: Callable[[float], float] = lambda now_s: 0.0  # noqa: ARG005
+    pool: str
+    saturation: Callable[[float], float]
 
     @property
     def fleet(self) -> Fleet:

@@ -195,7 +195,7 @@ class RpcConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Hold data back: the socket takes no more."""
-        self._connection.cork()
+        self._connection.sender.corked = True
         assert self._transport is not None  # noqa: S101  # it says so
         self._corked_bytes = self._transport.get_write_buffer_size()
 

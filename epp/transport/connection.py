@@ -161,10 +161,6 @@ class Connection:
             self.sender.control(frames.window_update(call.number, used))
             call.receive_window += used
 
-    def cork(self) -> None:
-        """Let data wait: the socket takes no more."""
-        self.sender.corked = True
-
     def uncork(self) -> list[CallEvent]:
         """Send what waited: the socket takes more."""
         self.sender.corked, self._events = False, []

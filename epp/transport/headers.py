@@ -68,7 +68,7 @@ class HeadReader:
         charge: called with the work units of each block that is decoded.
     """
 
-    def __init__(self, max_list_bytes: int, charge: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, max_list_bytes: int, charge: Callable[[int], None]) -> None:
         self._max_list_bytes, self._charge = max_list_bytes, charge
         self._decoder = Decoder(max_header_list_size=_MAX_DECODED_BYTES)
         self._table = _Table()

@@ -15,7 +15,6 @@ from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
-    ended,
     request_body,
     request_headers,
     request_trailers,
@@ -57,7 +56,7 @@ def test_the_piece_beyond_is_refused_in_the_shells_words_and_makes_room() -> Non
     first, second = sending(bodies), sending(bodies)
     first.send(request_body(bytes(20)), expect=[])
     second.send(request_body(bytes(10)), expect=[])
-    refusal, _ = second.send(request_body(b"1"), expect=["immediate_response", ended(Cause.REFUSED)])
+    refusal, _ = second.send(request_body(b"1"), expect=["immediate_response", Cause.REFUSED])
     assert isinstance(refusal, ProcessingResponse)
     reply = refusal.immediate_response
     assert (reply.status.code, reply.body) == (503, b"no room on /v1/chat/completions")
@@ -81,13 +80,13 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
     talk.send(again)
     assert HEAD + 3500 < bodies.held_bytes - HEAD < HEAD + 5000, "it takes the place of the first"
     more = with_metadata(request_body(b""), "envoy.lb.subset_hint", {"more": "x" * 2000})
-    refusal, _ = talk.send(more, expect=["immediate_response", ended(Cause.REFUSED)])
+    refusal, _ = talk.send(more, expect=["immediate_response", Cause.REFUSED])
     assert isinstance(refusal, ProcessingResponse)
     assert refusal.immediate_response.status.code == 503
     assert bodies.held_bytes == HEAD
     other = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
     long = with_modes(request_headers({":path": "/v1/chat/completions", "x-long": "x" * 6000}), DUPLEX)
-    other.send(long, expect=["immediate_response", ended(Cause.REFUSED)])
+    other.send(long, expect=["immediate_response", Cause.REFUSED])
     assert bodies.held_bytes == HEAD
 
 

@@ -6,13 +6,12 @@ import pytest
 
 from epp.extproc.modes import HELD_BYTES, BodyMode
 from epp.extproc.stream import Stream
-from epp.extproc.types import Cause, ExchangeEnded, Finish, Observe, Pick, PickAt
+from epp.extproc.types import Cause, Finish, Observe, Pick, PickAt
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 from epp.pb.processing_mode_pb2 import ProcessingMode
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
-    ended,
     header_changes,
     request_body,
     request_headers,
@@ -63,13 +62,13 @@ def test_full_duplex_passes_an_upload_piece_by_piece() -> None:
     assert streamed(talk.send(request_body(b"x" * 70_000)), "request_body") == (b"x" * 70_000, [False, False])
     assert streamed(talk.send(request_body(b"end", end=True)), "request_body") == (b"end", [True])
     talk.send(request_body(b"end", end=True), expect=[])  # delivered twice
-    talk.close(expect=[ended(Cause.STREAM_END)])
+    talk.close(expect=[Cause.STREAM_END])
 
 
 def test_an_upgrade_in_full_duplex_can_be_left_with_the_headers() -> None:
     talk = opened(DUPLEX, PickAt.UPGRADE, DUPLEX)
     outputs = talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK))
-    assert outputs[1:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
+    assert outputs[1:] == [Cause.UNOBSERVED, Finish()]
 
 
 def test_full_duplex_waits_for_what_nobody_needs() -> None:
@@ -111,7 +110,7 @@ def test_observing_asks_and_says_nothing(refuse: bool) -> None:
     talk.send(request_body(b"", end=True))
     assert talk.asked().body == b"x" * 100_000
     if refuse:
-        talk.refuse(expect=[ended(Cause.REFUSED)])
+        talk.refuse(expect=[Cause.REFUSED])
     else:
         talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK), expect=[])
-        talk.close(expect=[ended(Cause.STREAM_END)])
+        talk.close(expect=[Cause.STREAM_END])

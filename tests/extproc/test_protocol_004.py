@@ -11,13 +11,13 @@ import pytest
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
 from epp.extproc.types import Pick
-from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
+    asking,
     header_changes,
     metadata_of,
-    part_of,
+    reply_of,
     request_body,
     request_headers,
     response_headers,
@@ -34,27 +34,15 @@ TOLD = "x-conformance-test-served-endpoint"
 HINT = ("envoy.lb.subset_hint", {"x-gateway-destination-endpoint-subset": ["10.0.0.1:8000"]})
 
 
-def asked(mode: BodyMode, stream: Stream | None = None, response: BodyMode = BodyMode.NONE) -> Conversation:
-    talk = Conversation(stream or Stream())
-    talk.send(with_modes(request_headers(), mode, response))
-    talk.send(request_body(b"{}", end=True))
-    return talk
-
-
-def carrier(talk: Conversation, part: str) -> ProcessingResponse:
-    """The reply that carries the answer."""
-    return next(o for o in talk.outputs if isinstance(o, ProcessingResponse) and part_of(o) == part)
-
-
 @pytest.mark.parametrize(("mode", "part"), [(BUFFERED, "request_body"), (DUPLEX, "request_headers")])
 @pytest.mark.parametrize(
     "destination", ["10.0.0.1:8000", "[fd00::1]:8000", "10.0.0.1:8000,[fd00::1]:8000,10.0.0.3:8001"]
 )
 def test_destination_endpoint_as_header_and_metadata(mode: BodyMode, part: str, destination: str) -> None:
     """004, destination endpoint: the same value twice, fallbacks in order, IPv6 in brackets."""
-    talk = asked(mode)
+    talk = asking(mode)
     talk.pick(Pick(destination, "d-1"))
-    reply = carrier(talk, part)
+    reply = reply_of(talk.outputs, part)
     assert header_changes(reply)[DESTINATION] == destination.encode()
     assert metadata_of(reply)["envoy.lb"] == {DESTINATION: destination}
     assert getattr(reply, part).response.clear_route_cache
@@ -62,9 +50,9 @@ def test_destination_endpoint_as_header_and_metadata(mode: BodyMode, part: str, 
 
 def test_scores_go_as_metadata_when_there_are_any() -> None:
     """llm-d's extension of 004: scores of the endpoints beside the destination."""
-    talk = asked(DUPLEX)
+    talk = asking()
     talk.pick(Pick("10.0.0.1:8000", "d-1", scores={"10.0.0.1:8000": 6.5, "[fd00::1]:8000": -1.0}))
-    metadata = metadata_of(carrier(talk, "request_headers"))
+    metadata = metadata_of(reply_of(talk.outputs, "request_headers"))
     assert metadata["envoy.lb"][SCORES] == {"10.0.0.1:8000": 6.5, "[fd00::1]:8000": -1.0}
 
 
@@ -77,7 +65,7 @@ def test_the_body_does_not_take_back_the_hint_of_the_headers() -> None:
 
 
 def answered(*, tell_served: bool, metadata: tuple[str, dict[str, object]] | None) -> Conversation:
-    talk = asked(DUPLEX, Stream(tell_served=tell_served), DUPLEX)
+    talk = asking(DUPLEX, DUPLEX, Stream(tell_served=tell_served))
     talk.pick()
     headers = response_headers()
     talk.send(headers if metadata is None else with_metadata(headers, *metadata))
@@ -98,10 +86,10 @@ def answered(*, tell_served: bool, metadata: tuple[str, dict[str, object]] | Non
 def test_the_suite_is_told_who_served(metadata: tuple[str, dict[str, object]] | None, told: bytes) -> None:
     """004, conformance: the response header, and the suite's words when nobody is told."""
     talk = answered(tell_served=True, metadata=metadata)
-    assert header_changes(carrier(talk, "response_headers")) == {TOLD: told}
+    assert header_changes(reply_of(talk.outputs, "response_headers")) == {TOLD: told}
 
 
 def test_without_the_switch_answers_stay_as_they_are() -> None:
     """004, conformance: clients of a deployment are not told its addresses."""
     talk = answered(tell_served=False, metadata=("envoy.lb", {SERVED: "10.0.0.2:8000"}))
-    assert header_changes(carrier(talk, "response_headers")) == {}
+    assert header_changes(reply_of(talk.outputs, "response_headers")) == {}

@@ -13,8 +13,10 @@ import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from epp.extproc.modes import BodyMode
+from epp.pb import access_log_pb2 as log
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
 from protos.generate import generate
+from tests.observe.entries import accesslog, als, core
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing these generated classes warns about how they were generated
@@ -30,6 +32,21 @@ PAIRS: list[tuple[Any, Any]] = [
     (processing_mode_pb2, their_modes),
 ]
 
+#: Messages of the access log, of which we read a part.
+LOG_PAIRS: list[tuple[Any, Any]] = [
+    (log.StreamAccessLogsMessage, als.StreamAccessLogsMessage),
+    (log.StreamAccessLogsMessage.Identifier, als.StreamAccessLogsMessageIdentifier),
+    (log.StreamAccessLogsMessage.HTTPAccessLogEntries, als.StreamAccessLogsMessageHttpAccessLogEntries),
+    (log.StreamAccessLogsResponse, als.StreamAccessLogsResponse),
+    (log.HTTPAccessLogEntry, accesslog.HttpAccessLogEntry),
+    (log.AccessLogCommon, accesslog.AccessLogCommon),
+    (log.ResponseFlags, accesslog.ResponseFlags),
+    (log.HTTPRequestProperties, accesslog.HttpRequestProperties),
+    (log.HTTPResponseProperties, accesslog.HttpResponseProperties),
+    (log.Address, core.Address),
+    (log.SocketAddress, core.SocketAddress),
+]
+
 #: Left out on purpose: deprecated upstream.
 LEFT_OUT = {("HttpHeaders", "attributes"), ("HeaderValueOption", "append")}
 
@@ -40,6 +57,7 @@ PROTO_TYPES = {
     FieldDescriptor.TYPE_MESSAGE: "message",
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_UINT32: "uint32",
+    FieldDescriptor.TYPE_UINT64: "uint64",
 }
 
 
@@ -64,12 +82,11 @@ def enums() -> list[tuple[EnumDescriptor, Any]]:
 
 
 def type_name(field: FieldDescriptor) -> str:
-    """The bare name of a field's message or enum type, as their annotations spell it."""
-    if field.enum_type is not None:
-        outer = field.enum_type.containing_type
-        return (outer.name if outer else "") + field.enum_type.name
-    assert field.message_type is not None
-    return field.message_type.name
+    """The name of a field's message or enum type, as their annotations spell it."""
+    named = field.enum_type or field.message_type
+    assert named is not None
+    outer = named.containing_type
+    return ((outer.name if outer else "") + named.name).replace("HTTP", "Http")
 
 
 def map_entry(field: FieldDescriptor) -> Descriptor | None:
@@ -77,11 +94,29 @@ def map_entry(field: FieldDescriptor) -> Descriptor | None:
     return message if message is not None and message.GetOptions().map_entry else None
 
 
+def nested(descriptor: Descriptor) -> list[Descriptor]:
+    inner = [n for d in descriptor.nested_types if not d.GetOptions().map_entry for n in nested(d)]
+    return [descriptor, *inner]
+
+
+def test_all_messages_of_the_access_log_are_compared() -> None:
+    every = [n for d in log.DESCRIPTOR.message_types_by_name.values() for n in nested(d)]
+    assert every == [ours.DESCRIPTOR for ours, _ in LOG_PAIRS]
+
+
 @pytest.mark.parametrize(("ours", "theirs"), both(), ids=lambda value: getattr(value, "name", ""))
-def test_every_field_is_envoys(ours: Descriptor, theirs: Any) -> None:
-    their_fields = {field.name: field for field in dataclasses.fields(theirs)}
+def test_every_message_has_envoys_fields(ours: Descriptor, theirs: Any) -> None:
     left_out = {name for message, name in LEFT_OUT if message == ours.name}
-    assert set(their_fields) - left_out == set(ours.fields_by_name)
+    assert {field.name for field in dataclasses.fields(theirs)} - left_out == set(ours.fields_by_name)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [*both(), *((ours.DESCRIPTOR, theirs) for ours, theirs in LOG_PAIRS)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_field_is_envoys(ours: Descriptor, theirs: Any) -> None:
+    their_fields = {field.name.rstrip("_"): field for field in dataclasses.fields(theirs)}
     for field in ours.fields:
         annotation = str(their_fields[field.name].type)
         their = their_fields[field.name].metadata["betterproto"]
@@ -95,7 +130,8 @@ def test_every_field_is_envoys(ours: Descriptor, theirs: Any) -> None:
             assert [PROTO_TYPES[key.type], PROTO_TYPES[value.type]] == [
                 part.proto_type for part in their.map_meta
             ]
-            assert annotation.rstrip("]\"'").endswith(type_name(value)), field.name
+            if value.message_type is not None:
+                assert annotation.rstrip("]\"'").endswith(type_name(value)), field.name
             continue
         assert PROTO_TYPES[field.type] == their.proto_type, field.name
         assert field.is_repeated == their.repeated, field.name

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, Cause, HttpRequest, Pick, Refusal
-from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
     POST,
     REFUSAL,
     Conversation,
-    ended,
     header_changes,
     metadata_of,
     part_of,
+    reply_of,
     request_body,
     request_headers,
     request_trailers,
@@ -24,6 +25,9 @@ from tests.kit.conversation import (
     with_metadata,
     with_modes,
 )
+
+if TYPE_CHECKING:
+    from epp.pb.ext_proc_pb2 import ProcessingResponse
 
 BUFFERED = BodyMode.BUFFERED
 DESTINATION = "x-gateway-destination-endpoint"
@@ -33,12 +37,6 @@ def opened(mode: BodyMode, *, end: bool = False, expect: list[str] | None = None
     talk = Conversation()
     talk.send(with_modes(request_headers(end=end), mode), expect)
     return talk
-
-
-def reply_named(outputs: list[object], part: str) -> ProcessingResponse:
-    found = [o for o in outputs if isinstance(o, ProcessingResponse) and part_of(o) == part]
-    assert len(found) == 1, f"{len(found)} replies to {part}"
-    return found[0]
 
 
 def carries_pick(reply: ProcessingResponse) -> bool:
@@ -61,11 +59,11 @@ def is_bare(reply: ProcessingResponse) -> bool:
 
 def test_buffered_is_two_messages_each_way() -> None:
     talk = opened(BUFFERED, expect=["request_headers"])
-    assert is_bare(reply_named([*talk.outputs], "request_headers"))
+    assert is_bare(reply_of(talk.outputs, "request_headers"))
     talk.send(request_body(b'{"a":1}', end=True))
     assert talk.asked() == HttpRequest("POST", POST[":path"], POST, b'{"a":1}')
     outputs = talk.pick(expect=["request_body"])
-    reply = reply_named([*outputs], "request_body")
+    reply = reply_of(outputs, "request_body")
     assert carries_pick(reply)
     assert not reply.request_body.response.HasField("body_mutation")
     assert "content-length" not in header_changes(reply)
@@ -77,7 +75,7 @@ def test_duplex_answers_headers_before_the_body_and_neither_before_the_pick() ->
     talk.send(request_body(b":1}", end=True))
     assert talk.asked() == HttpRequest("POST", POST[":path"], POST, b'{"a":1}')
     outputs = talk.pick(expect=["request_headers", "request_body"])
-    assert carries_pick(reply_named([*outputs], "request_headers"))
+    assert carries_pick(reply_of(outputs, "request_headers"))
     assert streamed(outputs, "request_body") == (b'{"a":1}', [True])
 
 
@@ -85,7 +83,7 @@ def test_duplex_answers_headers_before_the_body_and_neither_before_the_pick() ->
 def test_headers_alone_are_a_whole_request(mode: BodyMode) -> None:
     talk = opened(mode, end=True)
     assert talk.asked().body is None
-    assert carries_pick(reply_named([*talk.pick(expect=["request_headers"])], "request_headers"))
+    assert carries_pick(reply_of(talk.pick(expect=["request_headers"]), "request_headers"))
 
 
 def test_duplex_trailers_end_the_request_and_are_answered_last() -> None:
@@ -104,14 +102,14 @@ def test_buffered_trailers_come_after_the_body_was_answered(told_the_end: bool) 
     assert talk.asked().body == b"{}", "Envoy sends trailers only after the answer to the body"
     talk.pick(expect=["request_body"])
     talk.send(request_trailers(), expect=["request_trailers"])
-    talk.send(request_trailers(), expect=[ended(Cause.PROTOCOL_ERROR), lambda o: isinstance(o, Abort)])
+    talk.send(request_trailers(), expect=[Cause.PROTOCOL_ERROR, lambda o: isinstance(o, Abort)])
 
 
 def test_buffered_trailers_without_a_body_carry_the_pick_as_metadata() -> None:
     talk = opened(BUFFERED)
     talk.send(request_trailers())
     assert talk.asked().body == b""
-    reply = reply_named([*talk.pick(expect=["request_trailers"])], "request_trailers")
+    reply = reply_of(talk.pick(expect=["request_trailers"]), "request_trailers")
     assert metadata_of(reply)["envoy.lb"][DESTINATION] == "10.0.0.1:8000"
 
 
@@ -136,7 +134,7 @@ def test_a_last_piece_delivered_twice_is_ignored(before: bool) -> None:
     if not before:
         talk.send(request_body(b"{}", end=True), expect=[])
     assert streamed(talk.outputs, "request_body") == (b"{}", [True])
-    talk.close(expect=[ended(Cause.STREAM_END)])
+    talk.close(expect=[Cause.STREAM_END])
 
 
 REPLACED = Pick("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
@@ -145,7 +143,7 @@ REPLACED = Pick("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
 def test_a_replaced_body_brings_its_length() -> None:
     talk = opened(BUFFERED)
     talk.send(request_body(b"{}", end=True))
-    reply = reply_named([*talk.pick(REPLACED)], "request_body")
+    reply = reply_of(talk.pick(REPLACED), "request_body")
     assert reply.request_body.response.body_mutation.body == b"other"
     assert header_changes(reply) == {"x-a": b"1", "content-length": b"5", DESTINATION: b"10.0.0.1:8000"}
 
@@ -156,12 +154,10 @@ def test_a_refusal_is_the_last_word(mode: BodyMode, end: bool) -> None:
     talk = opened(mode, end=end)
     if not end:
         talk.send(request_body(b"{}", end=True))
-    outputs = talk.refuse(expect=["immediate_response", ended(Cause.REFUSED)])
-    reply = reply_named([*outputs], "immediate_response").immediate_response
+    outputs = talk.refuse(expect=["immediate_response", Cause.REFUSED])
+    reply = reply_of(outputs, "immediate_response").immediate_response
     assert (reply.status.code, reply.body) == (503, REFUSAL.body)
-    assert header_changes(reply_named([*outputs], "immediate_response")) == {
-        "content-type": b"application/json"
-    }
+    assert header_changes(reply_of(outputs, "immediate_response")) == {"content-type": b"application/json"}
     talk.send(request_body(b"{}", end=True), expect=[])
     talk.send(request_headers(), expect=[])
     talk.pick(expect=[])
@@ -178,8 +174,8 @@ def test_a_body_over_the_limit_is_refused_in_the_shells_words(mode: BodyMode) ->
     talk.send(with_modes(request_headers(), mode))
     if mode is DUPLEX:
         talk.send(request_body(b"12345"), expect=[])
-    outputs = talk.send(request_body(b"12345678901"), expect=["immediate_response", ended(Cause.REFUSED)])
-    reply = reply_named([*outputs], "immediate_response").immediate_response
+    outputs = talk.send(request_body(b"12345678901"), expect=["immediate_response", Cause.REFUSED])
+    reply = reply_of(outputs, "immediate_response").immediate_response
     assert (reply.status.code, reply.body) == (413, b"/v1/chat/completions takes 10")
     talk.send(request_body(b"more", end=True), expect=[])
     talk.close(cut=True, expect=[])

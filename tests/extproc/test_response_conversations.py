@@ -10,7 +10,6 @@ from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
     Cause,
-    ExchangeEnded,
     Finish,
     HttpRequest,
     Observe,
@@ -23,6 +22,7 @@ from tests.kit.conversation import (
     DUPLEX,
     PICK,
     Conversation,
+    asking,
     header_changes,
     metadata_of,
     request_body,
@@ -37,16 +37,14 @@ from tests.kit.conversation import (
 )
 
 STREAMED, NONE = BodyMode.STREAMED, BodyMode.NONE
-COMPLETED = ExchangeEnded(Cause.COMPLETED)
+COMPLETED = Cause.COMPLETED
 STARTED = ResponseStarted(200, {":status": "200"})
 UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.END_STREAM_AFTER_PICK)
 CARRIED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
 
 
 def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Pick = PICK) -> Conversation:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), request, response))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(request, response)
     talk.pick(pick)
     return talk
 
@@ -102,13 +100,11 @@ def test_the_endpoint_that_served_is_told() -> None:
 @pytest.mark.parametrize("request_mode", [BodyMode.BUFFERED, DUPLEX])
 def test_the_end_of_the_stream_is_the_end_of_a_response_that_is_not_shown(request_mode: BodyMode) -> None:
     talk = answered(NONE, request_mode)
-    talk.close(expect=[ExchangeEnded(Cause.STREAM_END)])
+    talk.close(expect=[Cause.STREAM_END])
 
 
 def test_envoy_may_answer_before_we_do() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX)
     talk.send(response_headers("408"))
     talk.send(
         response_body(b"timeout", end=True), expect=["response_body", ResponseData(b"timeout"), COMPLETED]
@@ -141,7 +137,7 @@ def test_what_is_left_ends_with_one_reply_that_carries_all(
         talk.send(request_trailers())
     outputs = talk.pick(UNOBSERVED)
     assert len(outputs) == 3, "one reply, the end, the marker"
-    assert outputs[-2:] == [ExchangeEnded(Cause.UNOBSERVED), Finish()]
+    assert outputs[-2:] == [Cause.UNOBSERVED, Finish()]
     reply = outputs[0]
     assert isinstance(reply, ProcessingResponse)
     assert metadata_of(reply)["envoy.lb"] == {"x-gateway-destination-endpoint": "10.0.0.1:8000"}
@@ -167,9 +163,7 @@ def test_what_is_carried_passes_through_unread(mode: BodyMode) -> None:
 
 
 def test_an_answer_that_overtook_the_pick_is_not_left() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX)
     talk.send(response_headers("413"))
     talk.pick(UNOBSERVED, expect=["request_headers", "request_body"])
     talk.send(response_body(b"too long", end=True), expect=["response_body", COMPLETED])
@@ -177,7 +171,7 @@ def test_an_answer_that_overtook_the_pick_is_not_left() -> None:
 
 def test_a_stream_that_costs_nothing_stays_open_as_the_sign_of_the_end() -> None:
     talk = answered(NONE, BodyMode.BUFFERED, UNOBSERVED)
-    talk.close(cut=True, expect=[ExchangeEnded(Cause.CLIENT_GONE)])
+    talk.close(cut=True, expect=[Cause.CLIENT_GONE])
 
 
 RESPONSE_PARTS = [response_headers(), response_body(b"a"), response_body(b"b"), response_trailers()]
@@ -195,6 +189,6 @@ def test_a_stream_may_end_anywhere(cut: bool, upto: int, mode: BodyMode) -> None
     cause = Cause.CLIENT_GONE if cut else Cause.STREAM_END
     if upto and mode is not NONE:
         cause = Cause.CUT_OFF  # its end would have been shown
-    talk.close(cut=cut, expect=[] if upto == 4 else [ExchangeEnded(cause)])
-    assert sum(isinstance(output, ExchangeEnded) for output in talk.outputs) == 1
+    talk.close(cut=cut, expect=[] if upto == 4 else [cause])
+    assert sum(isinstance(output, Cause) for output in talk.outputs) == 1
     assert isinstance(talk.asked(), HttpRequest)

@@ -7,15 +7,12 @@ import pytest
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
 from epp.extproc.types import Observe, Pick
-from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
-    Conversation,
-    request_body,
-    request_headers,
+    asking,
+    reply_of,
     response_body,
     response_headers,
-    with_modes,
 )
 
 
@@ -37,12 +34,9 @@ def test_they_are_set_in_the_reply_to_the_response_headers(
         observe_response=observe,
         rewrite_response=(lambda _: Upper()) if rewritten else None,
     )
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, mode))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, mode)
     talk.pick(pick)
-    reply = talk.send(response_headers())[0]
-    assert isinstance(reply, ProcessingResponse)
+    reply = reply_of(talk.send(response_headers()), "response_headers")
     mutation = reply.response_headers.response.header_mutation
     told = {option.header.key: option.header.raw_value for option in mutation.set_headers}
     assert told == {"x-epp-served-model": b"granite", "x-epp-untried-models": b"4"}
@@ -54,9 +48,7 @@ def test_they_are_set_in_the_reply_to_the_response_headers(
 
 @pytest.mark.parametrize("conformance", [False, True])
 def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
-    talk = Conversation(Stream(tell_served=conformance))
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX, Stream(tell_served=conformance))
     talk.pick(Pick("a:1", "d", response_headers={"x-epp-served-model": "granite"}))
     forged = {
         "x-gateway-destination-endpoint-served": "evil:1",
@@ -65,8 +57,7 @@ def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
         "x-served-by": "engine",
         "x-epp-decision-id": "evil",
     }
-    reply = talk.send(response_headers(headers=forged))[0]
-    assert isinstance(reply, ProcessingResponse)
+    reply = reply_of(talk.send(response_headers(headers=forged)), "response_headers")
     mutation = reply.response_headers.response.header_mutation
     assert set(mutation.remove_headers) == forged.keys() - {"x-served-by", "x-epp-served-model"}
     set_here = {option.header.key: option.header.raw_value for option in mutation.set_headers}
@@ -75,10 +66,7 @@ def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
 
 
 def test_the_decision_id_that_the_proxy_has_set_stays() -> None:
-    talk = Conversation()
-    talk.send(with_modes(request_headers(), DUPLEX, DUPLEX))
-    talk.send(request_body(b"{}", end=True))
+    talk = asking(DUPLEX, DUPLEX)
     talk.pick(Pick("a:1", "d"))
-    reply = talk.send(response_headers(headers={"x-epp-decision-id": "d"}))[0]
-    assert isinstance(reply, ProcessingResponse)
+    reply = reply_of(talk.send(response_headers(headers={"x-epp-decision-id": "d"})), "response_headers")
     assert not reply.response_headers.response.HasField("header_mutation")

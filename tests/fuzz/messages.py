@@ -14,7 +14,7 @@ from collections import Counter
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Output, Stream
-from epp.extproc.types import Abort, ExchangeEnded, Finish, HttpRequest, Observe, Pick, PickAt, Refusal
+from epp.extproc.types import Abort, Cause, Finish, HttpRequest, Observe, Pick, PickAt, Refusal
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from tests.kit import conversation as say
 from tests.kit.peer import Peer, Shape, Side
@@ -73,7 +73,7 @@ class Play:
         for output in heard:
             if isinstance(output, HttpRequest):
                 self.asked, self.leases = output, self.leases + 1
-            elif isinstance(output, ExchangeEnded):
+            elif isinstance(output, Cause):
                 self.leases = 0
             elif isinstance(output, Finish):
                 self.peer.finish()
@@ -106,7 +106,7 @@ class Play:
                 pass
         check(self.peer, self.answer, self.story)
         self.hear([*self.stream.closed(self.rng.random() < 0.5)])
-        ends = [output for output in self.outputs if isinstance(output, ExchangeEnded)]
+        ends = [output for output in self.outputs if isinstance(output, Cause)]
         assert len(ends) == 1, f"ended {len(ends)} times"
         assert self.leases == 0, "a lease was left"
 
@@ -168,10 +168,10 @@ def disorder(rng: random.Random) -> str:
         if rng.random() < 0.4:
             outputs += stream.picked(say.PICK)
     outputs += stream.closed(rng.random() < 0.5)
-    ends = [output for output in outputs if isinstance(output, ExchangeEnded)]
+    ends = [output for output in outputs if isinstance(output, Cause)]
     assert len(ends) == 1, f"ended {len(ends)} times"
     say.check_legal(outputs)
-    return ends[0].cause.value
+    return ends[0].value
 
 
 def run(seed: int, count: int) -> Counter[str]:

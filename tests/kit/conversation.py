@@ -21,7 +21,6 @@ from epp.extproc.stream import Output, Stream
 from epp.extproc.types import (
     Abort,
     Cause,
-    ExchangeEnded,
     Finish,
     HttpRequest,
     Pick,
@@ -124,18 +123,13 @@ def metadata_of(reply: ProcessingResponse) -> dict[str, Any]:
     return values
 
 
-def ended(cause: Cause) -> Callable[[Output], bool]:
-    """Expects the end of the exchange, whatever its detail."""
-    return lambda output: isinstance(output, ExchangeEnded) and output.cause is cause
-
-
 def matches(output: Output, expected: Expected) -> bool:
     """Whether an output is what was expected."""
     if isinstance(expected, str):
         return isinstance(output, ProcessingResponse) and part_of(output) == expected
     if isinstance(
         expected,
-        ProcessingResponse | HttpRequest | ResponseStarted | ResponseData | ExchangeEnded | Finish | Abort,
+        ProcessingResponse | HttpRequest | ResponseStarted | ResponseData | Cause | Finish | Abort,
     ):
         return output == expected
     return expected(output)
@@ -204,13 +198,30 @@ class Conversation:
         return "\n".join(["the conversation:", *self.log, problem])
 
 
+def asking(
+    request: BodyMode = DUPLEX, response: BodyMode = BodyMode.NONE, stream: Stream | None = None
+) -> Conversation:
+    """A conversation whose request is there and waits for its pick."""
+    talk = Conversation(stream or Stream())
+    talk.send(with_modes(request_headers(), request, response))
+    talk.send(request_body(b"{}", end=True))
+    return talk
+
+
+def reply_of(outputs: Iterable[Output], part: str) -> ProcessingResponse:
+    """The one reply to a part."""
+    found = [o for o in outputs if isinstance(o, ProcessingResponse) and part_of(o) == part]
+    assert len(found) == 1, f"{len(found)} replies to {part}"
+    return found[0]
+
+
 #: The order in which replies to one half of an exchange may come.
 _ORDER = {"headers": 0, "body": 1, "trailers": 2}
 
 
 def check_legal(outputs: Sequence[Output]) -> None:
     """Hold all outputs of a stream against what is true of every stream."""
-    ends = [index for index, output in enumerate(outputs) if isinstance(output, ExchangeEnded)]
+    ends = [index for index, output in enumerate(outputs) if isinstance(output, Cause)]
     assert len(ends) <= 1, f"ended {len(ends)} times"
     assert sum(isinstance(output, HttpRequest) for output in outputs) <= 1, "asked for two picks"
     for index, output in enumerate(outputs):

@@ -179,11 +179,10 @@ class Serving:
         app.picker.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
         return cls(app, await app._grpc.start())
 
-    async def connect(self, **options: Any) -> RawPeer:
-        """Connect a peer, which hangs up when the picker stops."""
-        peer = await RawPeer.connect(self.address, **options)
-        self._peers.append(peer)
-        return peer
+    async def connect(self, **settings: Any) -> RawPeer:
+        """Connect a peer, which hangs up at the latest when this stops."""
+        self._peers.append(await RawPeer.connect(self.address, **settings))
+        return self._peers[-1]
 
     async def stop(self) -> None:
         """Cut what is open."""

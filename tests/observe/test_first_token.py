@@ -13,28 +13,14 @@ import uvloop
 
 from epp.config.address import split_address
 from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
+from tests.observe.conftest import Told
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from epp.server.access_log import Report
-
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 MISSING = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-
-    def first_token(self, decision_id: str) -> None:
-        if decision_id == "bad":
-            raise RuntimeError("no")
-        self.ids.append(decision_id)
-
-    def finished(self, report: Report) -> None:
-        raise NotImplementedError
 
 
 def call(decision_id: str) -> bytes:
@@ -42,8 +28,8 @@ def call(decision_id: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[tuple[FirstTokenReceiver, Sink]]:
-    sink = Sink()
+async def listening() -> AsyncIterator[tuple[FirstTokenReceiver, Told]]:
+    sink = Told()
     receiver = FirstTokenReceiver(sink)
     receiver.listen("127.0.0.1:0")
     try:
@@ -68,7 +54,7 @@ async def test_calls_on_one_connection_are_answered_in_order() -> None:
     async with listening() as (receiver, sink):
         data = call("a-1") + call("b-2") + b"GET /first-token/c HTTP/1.1\r\n\r\n" + call("d")
         assert await talk(receiver, data, answer_bytes=3 * len(OK) + len(MISSING)) == OK + OK + MISSING + OK
-        assert sink.ids == ["a-1", "b-2", "d"]
+        assert sink.first_tokens == ["a-1", "b-2", "d"]
         assert (receiver.received, receiver.malformed) == (3, 1)
 
 
@@ -78,7 +64,7 @@ async def test_a_call_may_come_in_any_pieces() -> None:
         for at in range(0, len(data), 7):
             assert await talk(receiver, data[:at], data[at:], answer_bytes=2 * len(OK)) == OK + OK
         await talk(receiver, *(bytes([byte]) for byte in data), answer_bytes=2 * len(OK))
-        assert set(sink.ids) == {"a", "b"}
+        assert set(sink.first_tokens) == {"a", "b"}
         assert receiver.malformed == 0
 
 
@@ -97,7 +83,7 @@ async def test_what_is_no_such_talk_is_cut(request_bytes: bytes) -> None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await talk(receiver, request_bytes, answer_bytes=1)
         assert receiver.malformed == 1
-        assert sink.ids == []
+        assert sink.first_tokens == []
 
 
 @pytest.mark.parametrize("path", ["/", "/first-token", "/first-token/", "/first-token/" + "x" * 129])
@@ -108,7 +94,7 @@ async def test_other_paths_are_not_found(path: str) -> None:
 
 
 async def test_stop_closes_connections_and_the_port() -> None:
-    receiver = FirstTokenReceiver(Sink())
+    receiver = FirstTokenReceiver(Told())
     receiver.listen("127.0.0.1:0")
     reader, writer = await asyncio.open_connection(*split_address(receiver.address))
     writer.write(call("a"))
@@ -129,13 +115,13 @@ def test_unix_socket(tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], 
 async def over_unix(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))  # what a process that died leaves there
-    sink = Sink()
+    sink = Told()
     receiver = FirstTokenReceiver(sink)
     receiver.listen(f"unix:{tmp_path / 's'}")
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
     writer.write(call("a"))
     assert await reader.readexactly(len(OK)) == OK
-    assert sink.ids == ["a"]
+    assert sink.first_tokens == ["a"]
     writer.transport.abort()
     await receiver.stop()

@@ -18,7 +18,7 @@ from epp.server.first_token import FirstTokenReceiver
 from epp.types import Endpoint
 from tests.kit.certificates import self_signed
 from tests.observe import answers
-from tests.observe.conftest import running
+from tests.observe.conftest import Told, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ async def test_over_mtls_and_for_nobody_without_a_certificate(tmp_path: Path) ->
     context.verify_mode = ssl.CERT_REQUIRED
     files = TlsFiles(ca_file=str(cert), cert_file=str(cert), key_file=str(key))
     # Envoy connects for the first call only, so the listener may come after it on a port of its choice.
-    free = FirstTokenReceiver(_Nobody())
+    free = FirstTokenReceiver(Told())
     port = int(free.listen("127.0.0.1:0").rpartition(":")[2])
     await free.stop()
     async with running(first_token_port=port, first_token_tls=files) as rig:
@@ -82,14 +82,6 @@ async def test_over_mtls_and_for_nobody_without_a_certificate(tmp_path: Path) ->
             await told_while_it_runs(rig)
         finally:
             await receiver.stop()
-
-
-class _Nobody:
-    def first_token(self, decision_id: str) -> None:
-        raise AssertionError(decision_id)
-
-    def finished(self, report: object) -> None:
-        raise AssertionError(report)
 
 
 async def _without_certificate(port: int, cert: Path) -> None:

@@ -21,7 +21,7 @@ from tests.observe import answers
 from tests.observe.conftest import running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.envoy
@@ -137,28 +137,40 @@ async def test_picker_that_dies_mid_answer_and_returns() -> None:
         assert (await rig.told.report(rig.picker.ids[-1])).usage.completion_tokens == 5
 
 
+@pytest.fixture
+def rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, list[str]]]:
+    def render_command(config: str, flags: list[str]) -> tuple[str, list[str]]:
+        """What the command prints, and where first tokens are told."""
+        (tmp_path / "epp.yaml").write_text(config)
+        (tmp_path / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n")
+        assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 0
+        text = capsys.readouterr().out
+        addresses = [
+            each["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"][
+                "socket_address"
+            ]
+            for each in yaml.safe_load(text)["static_resources"]["clusters"]
+            if each["name"] == "first-tokens"
+        ]
+        return text, [f"{one['address']}:{one['port_value']}" for one in addresses]
+
+    return render_command
+
+
 @pytest.mark.parametrize(
     ("flags", "cluster", "watched"),
     [
-        ([], "127.0.0.1:9003", True),
-        (["--first-token", "10.0.0.9:7000"], "10.0.0.9:7000", True),
-        (["--first-token", "0"], "", True),
-        (["--no-observe"], "", False),
+        ([], ["127.0.0.1:9003"], True),
+        (["--first-token", "10.0.0.9:7000"], ["10.0.0.9:7000"], True),
+        (["--first-token", "0"], [], True),
+        (["--no-observe"], [], False),
     ],
 )
 def test_command_says_what_is_watched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], cluster: str, watched: bool
+    rendered: Callable[..., tuple[str, list[str]]], flags: list[str], cluster: list[str], watched: bool
 ) -> None:
-    (tmp_path / "epp.yaml").write_text("{}\n")
-    (tmp_path / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n")
-    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 0
-    text = capsys.readouterr().out
-    found = [c for c in yaml.safe_load(text)["static_resources"]["clusters"] if c["name"] == "first-tokens"]
-    addresses = [
-        c["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
-        for c in found
-    ]
-    assert [f"{a['address']}:{a['port_value']}" for a in addresses] == ([cluster] if cluster else [])
+    text, told = rendered("{}\n", flags)
+    assert told == cluster
     assert ("stat_prefix: observe" in text) is watched
     assert "envoy_on_request" not in text
 
@@ -174,15 +186,6 @@ def test_command_says_what_is_watched(
     ],
 )
 def test_first_tokens_are_told_where_the_picker_listens_for_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], listen: str, flags: list[str], address: str
+    rendered: Callable[..., tuple[str, list[str]]], listen: str, flags: list[str], address: str
 ) -> None:
-    (tmp_path / "epp.yaml").write_text(f"listen: {{{listen}}}\n")
-    (tmp_path / "endpoints.yaml").write_text("endpoints:\n- address: 10.0.0.1:8000\n")
-    assert main(["envoy", "render", "--config", str(tmp_path / "epp.yaml"), *flags]) == 0
-    clusters = yaml.safe_load(capsys.readouterr().out)["static_resources"]["clusters"]
-    [cluster] = [each for each in clusters if each["name"] == "first-tokens"]
-    [group] = cluster["load_assignment"]["endpoints"]
-    assert group["lb_endpoints"][0]["endpoint"]["address"]["socket_address"] == {
-        "address": address,
-        "port_value": 9003,
-    }
+    assert rendered(f"listen: {{{listen}}}\n", flags)[1] == [f"{address}:9003"]

@@ -16,10 +16,11 @@ from epp.apis.rewrite_answer import restorer
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.server.gateway import rewrite_bodies
+from epp.server.core import rewrite_bodies
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
+    asking,
     header_changes,
     metadata_of,
     request_body,
@@ -52,9 +53,7 @@ def headers(**values: str) -> ProcessingRequest:
 
 
 def talk(mode: BodyMode, pick: Pick = RESTORING, kind: str = "application/json") -> Conversation:
-    conversation = Conversation()
-    conversation.send(with_modes(request_headers(), DUPLEX, mode))
-    conversation.send(request_body(b"{}", end=True))
+    conversation = asking(DUPLEX, mode)
     conversation.pick(pick)
     conversation.send(headers(content_type=kind, content_length=str(len(BODY))))
     return conversation

@@ -59,10 +59,8 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 @pytest.fixture
-async def peer(serving: Serving) -> AsyncIterator[RawPeer]:
-    made = await RawPeer.connect(serving.address)
-    yield made
-    await made.close()
+async def peer(serving: Serving) -> RawPeer:
+    return await serving.connect()
 
 
 def half(size: int = 400_000) -> bytes:
@@ -116,7 +114,7 @@ class Counted:
 
 async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> None:
     serving = await Serving.start(tmp_path)
-    peer, bodies = await RawPeer.connect(serving.address), serving.app._grpc._bodies
+    peer, bodies = await serving.connect(), serving.app._grpc._bodies
     models = request_headers({":method": "GET", ":path": "/v1/models"}, end=True)
     for number in (1, 3):
         peer.open(number)
@@ -132,7 +130,6 @@ async def test_a_response_that_finds_no_room_passes_unread(tmp_path: Path) -> No
     peer.reset(1)
     await peer.round_trip()
     assert bodies.held_bytes == filled - WATCH_BYTES
-    await peer.close()
     await serving.stop()
 
 
@@ -141,7 +138,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
 ) -> None:
     model: Any = Counted()
     counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
-    serving.app.core._tokenizers = counting
+    serving.app.core.tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
     chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())
     bodies = serving.app._grpc._bodies
@@ -208,7 +205,7 @@ async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
 
 
 async def test_whole_messages_that_wait_behind_an_answer_that_is_not_read_count(serving: Serving) -> None:
-    peer = await RawPeer.connect(serving.address, initial_window_size=0)
+    peer = await serving.connect(initial_window_size=0)
     for number in range(1, 9, 2):
         peer.open(number)
         peer.say(number, with_modes(request_headers(), BodyMode.BUFFERED))
@@ -226,7 +223,7 @@ async def test_whole_messages_that_wait_behind_an_answer_that_is_not_read_count(
 
 
 async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving: Serving) -> None:
-    peer = await RawPeer.connect(serving.address, initial_window_size=0)
+    peer = await serving.connect(initial_window_size=0)
     models = request_headers({":method": "GET", ":path": "/v1/models"}, end=True)
     piece = message(response_body(bytes(400_000)).SerializeToString())
     for number in range(1, 11, 2):

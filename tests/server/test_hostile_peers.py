@@ -17,7 +17,7 @@ from tests.kit.conversation import (
     with_modes,
 )
 from tests.kit.http2 import message
-from tests.kit.rawpeer import RawPeer, Serving
+from tests.kit.rawpeer import Serving
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     """The stream is over before the first message is looked at; what the answer told is not lost."""
     outcomes: list[str] = []
     serving.app.core.outcomes.listeners.append(lambda outcome: outcomes.append(outcome.cause))
-    peer = await RawPeer.connect(serving.address)
+    peer = await serving.connect()
     peer.open(1)
     chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
     peer.say(1, with_modes(request_headers(), DUPLEX), request_body(chat, end=True))
@@ -53,14 +53,13 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
     assert await serving.metric('epp_faults_total{part="stream"}') == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
-    await peer.close()
 
 
 @pytest.mark.parametrize("given_up", [True, False], ids=["given up in the same read", "not given up"])
 async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it_is_nobodys(
     serving: Serving, given_up: bool
 ) -> None:
-    peer = await RawPeer.connect(serving.address)
+    peer = await serving.connect()
     peer.open(1)
     good = message(with_modes(request_headers(), DUPLEX).SerializeToString())
     bad = message(b"compressed", flag=1)
@@ -76,7 +75,6 @@ async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it
     assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Internal"}') == 1
     assert await serving.metric('epp_faults_total{part="stream"}') == 0
-    await peer.close()
 
 
 @pytest.mark.parametrize("end", ["reset", "hung up", "broken"])
@@ -85,7 +83,7 @@ async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_leas
 ) -> None:
     """Its stream was to end with it, and the proxy passes nothing on before it has all of it."""
     serving = await Serving.start(tmp_path, observe={"mode": "none"})
-    peer = await RawPeer.connect(serving.address, initial_window_size=100)
+    peer = await serving.connect(initial_window_size=100)
     body = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 2000 + b'"}]}'
     peer.open(1)
     peer.say(1, with_modes(request_headers(), DUPLEX, DUPLEX), request_body(body, end=True))
@@ -100,5 +98,4 @@ async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_leas
         peer.write(bytes(100))
     await until(lambda: not serving.app.picker.in_flight)
     assert not len(serving.app.core.leases)
-    await peer.close()
     await serving.stop()

@@ -13,7 +13,7 @@ from epp.transport.connection import STREAM_BYTES
 from epp.transport.status import Status
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message
-from tests.kit.rawpeer import PROCESS, RawPeer, Serving
+from tests.kit.rawpeer import PROCESS, Serving
 from tests.kit.transports import BOTH
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_p
         pass
     while bodies.reserve(STREAM_BYTES):
         pass
-    peer = await RawPeer.connect(serving.address)
+    peer = await serving.connect()
     peer.open(1, b"/grpc.health.v1.Health/Check")
     peer.pour(1, message(b""))
     await peer.round_trip()
@@ -92,5 +92,4 @@ async def test_a_stream_alone_on_its_connection_is_served_by_a_full_picker(tmp_p
     peer.open(5, PROCESS)
     await peer.round_trip()
     assert peer.told[5].status == (Status.RESOURCE_EXHAUSTED, "there is no room for what comes")
-    await peer.close()
     await serving.stop()

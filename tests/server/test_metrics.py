@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from docs.generate_metrics import PAGE, page
 from epp.apis.usage import Usage
 from epp.config.plan import Plan, Switchback, render_plan
-from epp.policies.registry import create
-from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome
-from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.weights import WeightBook
-from epp.server.metrics import Metrics
+from epp.server.metrics import GONE, MAX_STRANGE_MODELS, Metrics
 from epp.server.metrics_read import PickerState
-from epp.server.metrics_requests import GONE, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 from epp.signals.duration import network_ms, predict_duration
-from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
+from tests.kit.records import picker_of
 from tests.kit.replicas import metric
 from tests.kit.requests import asked, measured
 
-POOL = ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POOL = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000")
 
 
 class Bench:
     """A picker and its metrics, without a server."""
 
-    def __init__(self, pool: list[str] | None = None) -> None:
-        policy, numbers = create("gorgo"), count()
-        self.picker = Picker(
-            fleet=Fleet(PrefixIndex()),
-            policy=policy,
-            balance=create("least-request"),
-            weights=WeightBook(
-                policy="gorgo", specs=policy.weight_specs, configured={}, bounds={}, source="t"
-            ),
-            settings=PickerSettings(warmup_s=0.0),
-            new_id=lambda: f"id-{next(numbers)}",
-        )
-        self.picker.set_pool([Endpoint(address) for address in pool or POOL], 0.0)
-        for address in pool or POOL:
+    def __init__(self, pool: Sequence[str] = POOL) -> None:
+        self.picker = picker_of(pool=[Endpoint(address) for address in pool])
+        for address in pool:
             self.picker.fleet.assume_rtt(address, 50.0)
         self.metrics = Metrics()
         self.metrics.show("picker", PickerState(self.picker, lambda: 1.0, "p", lambda _: 0.25))

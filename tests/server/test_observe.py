@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -13,24 +12,22 @@ from epp.apis.usage import Usage
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
-from epp.policies.registry import create
-from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome, Source
-from epp.schedule.picker import Picker, PickerSettings
-from epp.schedule.weights import WeightBook
-from epp.server.response_sampling import LONGEST, EstimatedLeases, Sampler, section_of, share_of
+from epp.server.outcomes import LONGEST, EstimatedLeases
+from epp.server.response_sampling import Sampler, section_of, share_of
 from epp.signals.duration import predict_duration
-from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
 from epp.types import Endpoint
 from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
+from tests.kit.records import picker_of
 from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.schedule.picker import Picker
     from epp.signals.duration import Duration
 
 IDS = [f"d-{number}" for number in range(4000)]
@@ -55,7 +52,7 @@ def test_the_configuration_has_a_short_form(text: str, mode: str, share: float) 
 def sampler(mode: str = "all", limit: float = 1000.0, **fields: Any) -> tuple[Sampler, ManualClock]:
     clock = ManualClock()
     section = ObserveSection(mode=mode, max_chunks_per_s=limit, **fields)
-    return Sampler(section, seed=7, clock=clock), clock
+    return Sampler(section, clock), clock
 
 
 @pytest.mark.parametrize(
@@ -134,20 +131,9 @@ class Told:
 
 class Bench:
     def __init__(self) -> None:
-        policy, numbers = create("round-robin"), count()
         self.clock = ManualClock()
-        self.picker = Picker(
-            fleet=Fleet(PrefixIndex()),
-            policy=policy,
-            balance=create("least-request"),
-            weights=WeightBook(
-                policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source="t"
-            ),
-            settings=PickerSettings(warmup_s=0.0),
-            new_id=lambda: f"id-{next(numbers)}",
-        )
         with patch.dict("epp.signals.rates.PRIORS", {"steady": Rates(1.0, 0.3, 30.0, 1e-3)}):
-            self.picker.set_pool([Endpoint("a:1", engine_class="steady")], 0.0)
+            self.picker = picker_of("round-robin", pool=[Endpoint("a:1", engine_class="steady")])
         self.picker.fleet.assume_rtt("a:1", 100.0)
         self.told = Told(self.picker, self.clock)
         self.leases = EstimatedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]

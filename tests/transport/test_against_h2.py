@@ -120,7 +120,7 @@ class Exchange:
             case 6 if self.server.sender.corked:
                 self._serve(self.server.uncork())
             case 6 if not random.randrange(3):
-                self.server.cork()
+                self.server.sender.corked = True
             case 7 if self.held:
                 self.held.pop().release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -148,20 +147,6 @@ def test_words_survive_the_trailers(words: str) -> None:
     encoded = percent_encoded(words)
     assert unquote(encoded.decode("ascii"), errors="replace") == words.encode("utf-8", "replace").decode()
     assert not encoded or all(0x20 <= byte < 0x7F for byte in encoded)
-
-
-@given(
-    bodies=st.lists(st.binary(max_size=200), max_size=8),
-    cuts=st.lists(st.integers(0, 2000), max_size=30),
-)
-def test_messages_are_the_same_however_their_bytes_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(message(body) for body in bodies)
-    places = sorted({0, len(stream), *(at for at in cuts if at < len(stream))})
-    reader, found = MessageReader(LONGEST), list[bytes]()
-    for begin, end in pairwise(places):
-        found += [bytes(one) for one in reader.feed(memoryview(stream[begin:end]))]
-    assert found == bodies
-    assert not reader.partial
 
 
 class Scarce:

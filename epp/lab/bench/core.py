@@ -200,7 +200,7 @@ async def _read(app: App, asked: HttpRequest) -> tuple[ParsedRequest, TokenCount
     parsed = app.core.read(asked)
     if parsed is None or isinstance(parsed, Refusal):
         raise EppError("a request was refused")
-    counting = app.core.count(parsed)
+    counting = app.core.tokenizers.start(parsed)
     return parsed, None if counting is None else await counting
 
 
