@@ -12,7 +12,8 @@ from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.run import run_window
 from epp.lab.sim.scenario import parse_fleet, regional_fleet
 from epp.lab.tuner_life import BEGIN_WALL_S, OPEN, Life, defaults_of, rules_of
-from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
+from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, generate
+from epp.lab.workloads.content import Lognormal
 from epp.learn.tuner import machine
 
 if TYPE_CHECKING:
