@@ -4,7 +4,7 @@ The paper [R] shows accuracies in figures alone, so a table of them would be an 
 held to instead (`holds_stated`): draws from a broad prior are thrown away until all of it is true. What
 is concluded, is concluded over draws.
 
-Their speeds are in `epp.lab.sim.a100`.
+Their speeds are in `epp.lab.sim.engine_class`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.sim.a100 import A100_MODELS
+from epp.lab.sim.engine_class import A100_MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

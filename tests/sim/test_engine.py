@@ -6,7 +6,7 @@ import pytest
 
 from epp.lab.sim.engine import Engine
 from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.job import EngineEvent, Finished, FinishReason, FirstToken, Job
+from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from tests.kit import simfleet
 
 #: With a KV cache that a few jobs fill.
@@ -65,7 +65,7 @@ def test_one_job_by_hand() -> None:
     # Front end 5, prefill 10 + 50, then three steps of 2.
     assert drain(engine) == [
         FirstToken(1, 165.0, 0),
-        Finished(1, 171.0, FinishReason.DONE, 4, 0),
+        Finished(1, 171.0, 4),
     ]
 
 
@@ -119,7 +119,6 @@ def test_a_full_pool_evicts_the_oldest_prompt() -> None:
     cached = {job_id: event.cached_tokens for job_id, event in first_tokens(drain(engine)).items()}
     # 4 needs 201 tokens more than there are: 2, the oldest since 1 was used again, keeps its first 9 blocks.
     assert (cached[3], cached[5], cached[6]) == (299, 299, 90)
-    assert engine.snapshot().counters.evicted_blocks > 0
 
 
 def test_admission_waits_for_room_that_running_jobs_hold() -> None:
@@ -152,8 +151,9 @@ def test_cancel_frees_everything_wherever_the_job_is(at_ms: float) -> None:
     assert engine.cancel(1, at_ms)
     assert not engine.cancel(1, at_ms)
     (end,) = ends(drain(engine)).values()
-    assert (end.at_ms, end.reason) == (at_ms, FinishReason.CANCELLED)
+    assert end.at_ms == at_ms
     snapshot = engine.snapshot()
+    assert (snapshot.counters.done, snapshot.counters.cancelled) == (0, 1)
     assert (snapshot.running, snapshot.waiting, snapshot.arriving, snapshot.held_tokens) == (0, 0, 0, 0)
     assert engine.next_event_ms() is None
 

@@ -14,7 +14,7 @@ from epp.config.capability import CapabilityFile, chances_of
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment
 from epp.lab.model_accuracies import LANGUAGES, LENGTHS, NAMES, draw_truth, right_answers
-from epp.lab.sim.a100 import A100_MODELS
+from epp.lab.sim.engine_class import A100_MODELS
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.retry import Question, RetrySim
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
