@@ -16,7 +16,7 @@ from epp.lab.wan.network import HUB, Network, why_not
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epp.lab.wan.shape import Shape
+    from epp.lab.wan.delay import Shape
 
 PORT = 9000
 

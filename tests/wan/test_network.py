@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.lab.wan.delay import Shape
 from epp.lab.wan.network import HUB, Network, remove_stale
-from epp.lab.wan.shape import Shape
 from tests.kit.wan import require_network, running, timed
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_nothing_is_left_behind() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     require_network()
     script = (
-        "from epp.lab.wan.network import Network\nfrom epp.lab.wan.shape import Shape\n"
+        "from epp.lab.wan.network import Network\nfrom epp.lab.wan.delay import Shape\n"
         "with Network({'one': Shape()}):\n    print('made', flush=True)\n    input()\n"
     )
     child = subprocess.Popen(
