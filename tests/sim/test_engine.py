@@ -18,8 +18,8 @@ def blocks(tokens: int, family: int = 0, block_tokens: int = 10) -> list[int]:
     return [family * 1_000_000 + index for index in range(tokens // block_tokens)]
 
 
-def drain(engine: Engine, until_ms: float = 1e9) -> list[EngineEvent]:
-    return engine.advance(until_ms)
+def drain(engine: Engine) -> list[EngineEvent]:
+    return engine.advance(1e9)
 
 
 def first_tokens(events: list[EngineEvent]) -> dict[int, FirstToken]:
@@ -106,7 +106,7 @@ def test_the_next_turn_finds_prompt_and_answer_in_the_cache() -> None:
     engine = Engine(PLAIN, block_tokens=10)
     path = blocks(60)
     engine.submit(Job(1, 35, 16, path[:3], path[3:5]), 0.0)  # 51 tokens: five full blocks
-    drain(engine, 500.0)
+    engine.advance(500.0)
     assert engine.snapshot().idle_tokens == 50
     engine.submit(Job(2, 65, 1, path), 500.0)
     assert first_tokens(drain(engine))[2] == FirstToken(2, 500 + 5 + 10 + 15, 50)

@@ -74,9 +74,6 @@ def test_what_is_foreseen_comes_true_when_nothing_else_comes() -> None:
         assert policy.ttft_ms[index] == {n: f.ttft_ms for n, f in policy.seen[index].items()}
 
 
-LOSSY_STILL = FleetSpec(tuple(replace(r, lost_hit_share=0.5) for r in still_fleet(2).replicas))
-
-
 def test_inflicted_time_is_what_the_others_lose() -> None:
     # One decoding alone: a step of 2 ms each. A second prompt of 100 tokens stops it for 110 ms, and while
     # both decode its steps take 3 ms.
