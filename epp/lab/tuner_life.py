@@ -23,7 +23,8 @@ from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.run import policy_named, run_window
 from epp.lab.sim.scenario import WindowOptions, parse_fleet, regional_fleet
-from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, Lognormal, generate
+from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, generate
+from epp.lab.workloads.content import Lognormal
 from epp.learn.reward_model.samples import ended_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.calibrate import Deployment

@@ -22,9 +22,24 @@ if TYPE_CHECKING:
     from epp.lab.sim.results import SimResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.schedule.decision import Decision
-    from epp.types import RequestInfo
 
 _HASHER = BlockHasher(b"the secret of the tests")
+
+
+class _Recorded(FleetSim):
+    """A simulation that remembers what was decided and what became of it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.decisions: dict[str, Decision] = {}
+        self.seen: list[SimResult] = []
+        super().__init__(*arguments, **options)
+
+    def decided(self, decision: Decision) -> None:
+        self.decisions[decision.id] = decision
+
+    def over(self, result: SimResult) -> None:
+        self.seen.append(result)
+        super().over(result)
 
 
 def record_simulation(
@@ -32,35 +47,17 @@ def record_simulation(
     requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: str,
-    weights: Mapping[str, float] | None = None,
-) -> list[SimResult]:
-    """Serve a load and write what a recorder would have written; what clients saw."""
-    sim = FleetSim(requests, fleet, create(policy), weights=weights or {}, seed=3, options=WindowOptions())
-    decisions: dict[str, tuple[Decision, RequestInfo]] = {}
-    pick, over = sim._picker.pick, sim.over
-    results: list[SimResult] = []
-
-    def picked(request: RequestInfo, now_s: float, wall_s: float) -> Decision:
-        decision = pick(request, now_s, wall_s)
-        decisions[decision.id] = (decision, request)
-        return decision
-
-    def ended(result: SimResult) -> None:
-        results.append(result)
-        over(result)
-
-    sim._picker.pick = picked  # type: ignore[method-assign]
-    sim.over = ended  # type: ignore[method-assign]
+    weights: Mapping[str, float],
+) -> None:
+    """Serve a load and write what a recorder would have written."""
+    sim = _Recorded(requests, fleet, create(policy), weights=weights, seed=3, options=WindowOptions())
     sim.run()
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[tuple[float, dict[str, Any]]] = []
-    for result in results:
-        decision, ask = decisions[result.decision_id]
-        record = to_record(
-            decision,
-            blocks=_HASHER.coarse_ids(ask),
-            block_tokens=ask.block_tokens * _HASHER.coarse_blocks,
-        )
+    for result in sim.seen:
+        decision = sim.decisions[result.decision_id]
+        blocks, block_tokens = _HASHER.coarse_ids(decision.request), decision.request.block_tokens
+        record = to_record(decision, blocks=blocks, block_tokens=block_tokens * _HASHER.coarse_blocks)
         outcome = Outcome(
             id=decision.id,
             endpoint=decision.endpoint,
@@ -77,4 +74,3 @@ def record_simulation(
     encoder = msgspec.json.Encoder()
     text = b"".join(encoder.encode(record) + b"\n" for _, record in lines)
     (folder / file_name(lines[0][0], compressed=False)).write_bytes(text)
-    return results

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epp.lab.sim.engine import Engine
 from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.job import EngineEvent, Finished, FinishReason, FirstToken, Job
+from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
 
 BLOCK_TOKENS = 8
 # So small that queues, evictions and preemptions are the rule.
@@ -98,8 +98,6 @@ def test_every_job_ends_once_and_tokens_are_conserved(plan: list[Arrival]) -> No
         if isinstance(event, FirstToken):
             assert event.job_id not in seen
             assert 0 <= event.cached_tokens < plan[event.job_id].prompt_tokens
-        elif event.reason is FinishReason.DONE:
-            assert event.generated_tokens == plan[event.job_id].output_tokens
         else:
             assert event.generated_tokens <= plan[event.job_id].output_tokens
         seen.add(event.job_id)
@@ -108,10 +106,8 @@ def test_every_job_ends_once_and_tokens_are_conserved(plan: list[Arrival]) -> No
     snapshot = engine.snapshot()
     counters = snapshot.counters
     assert counters.generated_tokens == sum(end.generated_tokens for end in ends)
+    assert counters.cancelled == sum(e.generated_tokens < plan[e.job_id].output_tokens for e in ends)
     assert counters.done + counters.cancelled == counters.submitted == len(plan)
-    assert counters.computed_tokens >= counters.prompt_tokens - counters.cached_tokens
-    if not counters.preemptions and not counters.cancelled:
-        assert counters.computed_tokens == counters.prompt_tokens - counters.cached_tokens
     assert (snapshot.running, snapshot.waiting, snapshot.arriving, snapshot.held_tokens) == (0, 0, 0, 0)
 
 

@@ -60,19 +60,10 @@ def test_a_revived_replica_is_cold_and_its_cache_is_forgotten() -> None:
 
 
 def test_a_slow_replica_loses_traffic_to_live_counters() -> None:
-    fleet = still_fleet(2, events=[Event(0.0, "r0:1", Happening.SLOW, factor=20.0)])
-    results = run(fleet, "least-request")
-    share = sum(r.endpoint == "r0:1" for r in results) / len(results)
-    assert 0.0 < share < 0.3
-    healed = still_fleet(
-        2,
-        events=[
-            Event(0.0, "r0:1", Happening.SLOW, factor=20.0),
-            Event(0.1, "r0:1", Happening.SLOW, factor=1.0),
-        ],
-    )
-    even = run(healed, "least-request")
-    assert 0.35 < sum(r.endpoint == "r0:1" for r in even) / len(even) < 0.65
+    slow, healed = (Event(at_s, "r0:1", Happening.SLOW, factor) for at_s, factor in ((0.0, 20.0), (0.1, 1.0)))
+    for events, low, high in (([slow], 0.0, 0.3), ([slow, healed], 0.35, 0.65)):
+        results = run(still_fleet(2, events=events), "least-request")
+        assert low < sum(r.endpoint == "r0:1" for r in results) / len(results) < high
 
 
 def test_a_replica_joins_and_leaves() -> None:

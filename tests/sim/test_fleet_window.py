@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
 from epp.lab.compare.fleets import FLEETS
-from epp.lab.compare.trace import TraceRequest
 from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.fleet import FleetSim
 from epp.lab.sim.oracle import ORACLES
@@ -58,20 +57,18 @@ def test_a_request_takes_what_the_parts_take() -> None:
     assert result.counters[0].done == 2
 
 
-def test_the_answer_is_found_by_the_next_turn() -> None:
+@pytest.mark.parametrize(
+    ("turn_starts", "cached_tokens"),
+    [
+        ((0, 45, 65), 60),  # prompt and answer but for the last token: six full blocks
+        ((0, 40, 60), 40),  # what follows the prompt there is not its answer
+    ],
+)
+def test_the_answer_is_found_by_the_next_turn(turn_starts: tuple[int, ...], cached_tokens: int) -> None:
     turn = request(0.0, prompt_tokens=45, output_tokens=20)
-    longer = TraceRequest(
-        at_ms=2000.0, session="s", user="s", prompt_tokens=100, output_tokens=1, block_tokens=10,
-        block_ids=tuple(range(10)), turn_starts=(0, 45, 65),
-    )  # fmt: skip
-    result = run_window([turn, longer], still_fleet(), "gorgo", options=options())
-    assert result.requests[1].cached_tokens == 60  # prompt and answer but for the last token: six full blocks
-    other = TraceRequest(
-        at_ms=2000.0, session="s", user="s", prompt_tokens=100, output_tokens=1, block_tokens=10,
-        block_ids=tuple(range(10)), turn_starts=(0, 40, 60),
-    )  # fmt: skip
-    result = run_window([turn, other], still_fleet(), "gorgo", options=options())
-    assert result.requests[1].cached_tokens == 40  # what follows the prompt there is not its answer
+    later = replace(request(2000.0, prompt_tokens=100, output_tokens=1), turn_starts=turn_starts)
+    result = run_window([turn, later], still_fleet(), "gorgo", options=options())
+    assert result.requests[1].cached_tokens == cached_tokens
 
 
 def test_followers_think_after_the_answer() -> None:
@@ -236,16 +233,12 @@ def test_every_policy_serves_generated_chat(policy: str) -> None:
 def test_the_picker_hears_of_connections_where_proxies_tell(
     told: bool, gap_ms: float, cold: tuple[float, float], connect_ms: float
 ) -> None:
-    last = seen(told, gap_ms)[-1]
-    assert cold[0] <= last.cold_chance[0] <= cold[1]
-    assert last.connect_ms[0] == pytest.approx(connect_ms)
-
-
-def seen(told: bool, gap_ms: float) -> list[Snapshot]:
     spy = Spy()
     load = [request(n * gap_ms, prompt_tokens=100, family=n, session=str(n)) for n in range(30)]
     run_window(load, still_fleet(), spy, options=options(report_connections=told))
-    return spy.seen
+    last = spy.seen[-1]
+    assert cold[0] <= last.cold_chance[0] <= cold[1]
+    assert last.connect_ms[0] == pytest.approx(connect_ms)
 
 
 _PROGRAM = """

@@ -287,6 +287,8 @@ def test_parts_and_plain_text_are_the_same_prompt() -> None:
 
 # The command
 
+SIM = (sys.executable, "-m", "epp.cli", "lab", "sim")
+
 
 def parse(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -295,15 +297,8 @@ def parse(*argv: str) -> argparse.Namespace:
 
 
 def test_replicas_take_what_they_leave_out_from_the_options() -> None:
-    words = (
-        "--model",
-        "m",
-        "--replica",
-        "name=near",
-        "--replica",
-        "name=far,port=9002,rtt_ms=211,class=h100",
-    )
-    near, far = replica_configs(parse(*words))
+    far_words = "name=far,port=9002,rtt_ms=211,class=h100"
+    near, far = replica_configs(parse("--model", "m", "--replica", "name=near", "--replica", far_words))
     assert (near.name, near.port, near.rtt_ms, near.engine_class.name) == ("near", 0, 0.0, "l40s-x2")
     assert (far.name, far.port, far.rtt_ms, far.engine_class.name) == ("far", 9002, 211.0, "h100")
     assert near.models == far.models == ("m",)
@@ -327,17 +322,7 @@ def test_wrong_options_are_named_with_the_fix(replicas: list[str], words: str) -
 
 
 def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "epp.cli",
-        "lab",
-        "sim",
-        "--replica",
-        "name=a,rtt_ms=1",
-        "--replica",
-        "name=b",
-    ]
+    command = [*SIM, "--replica", "name=a,rtt_ms=1", "--replica", "name=b"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -355,7 +340,7 @@ def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
 
 
 def test_an_address_that_cannot_be_had_ends_the_command_with_a_word() -> None:
-    command = [sys.executable, "-m", "epp.cli", "lab", "sim", "--host", "192.0.2.1", "--replica", "name=a"]
+    command = [*SIM, "--host", "192.0.2.1", "--replica", "name=a"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("cannot listen")

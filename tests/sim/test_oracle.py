@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.truth import Forecast, Truth
+    from epp.lab.sim.oracle import Forecast, Truth
     from epp.types import Ranking, RequestInfo, Snapshot
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
@@ -72,9 +72,6 @@ def test_what_is_foreseen_comes_true_when_nothing_else_comes() -> None:
         assert foreseen.e2e_ms == pytest.approx(e2e_ms)
         assert (foreseen.cached_tokens, foreseen.inflicted_ms) == (cached, 0.0)
         assert policy.ttft_ms[index] == {n: f.ttft_ms for n, f in policy.seen[index].items()}
-
-
-LOSSY_STILL = FleetSpec(tuple(replace(r, lost_hit_share=0.5) for r in still_fleet(2).replicas))
 
 
 def test_inflicted_time_is_what_the_others_lose() -> None:

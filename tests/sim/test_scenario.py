@@ -61,14 +61,6 @@ def _common(left: object, right: object) -> int:
     return count
 
 
-def test_a_prompt_is_measured_by_its_full_blocks() -> None:
-    prompts = Prompts([request(0.0, prompt_tokens=45)])
-    measured = prompts.measured(0)
-    assert (measured.prompt_tokens, len(measured.blocks), measured.block_tokens) == (45, 4, 10.0)
-    assert all(0 <= block < 2**64 for block in measured.blocks)
-    assert len(prompts.job(0, miss=False).blocks) == 5
-
-
 def test_block_ids_may_be_any_64_bits_signed_or_not() -> None:
     load = [
         replace(request(0.0, prompt_tokens=20), block_ids=ids) for ids in ((1, 2**64 - 1), (1, -1), (1, 2))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import uvloop
 from rich.console import Console
 from rich.table import Table
@@ -82,12 +81,12 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
     runs: dict[str, list[RequestResult]] = {}
     first, *others = policies
     async with fleet(out, first) as stack:
-        runs[first] = await send(requests, stack)
+        runs[first] = await stack.send(requests)
         change = await change_pool(stack)
     for policy in others:
         console.print(f"{policy} ...")
         async with fleet(out / policy, policy) as stack:
-            runs[policy] = await send(requests, stack)
+            runs[policy] = await stack.send(requests)
     console.print(comparison_table(runs))
     console.print("Intervals are 95 %, resampled by conversation and by time, within this one load:")
     for policy in others:
@@ -116,13 +115,6 @@ def fleet(folder: Path, policy: str) -> Stack:
         "overrides_file": "overrides.yaml",
     }
     return Stack(folder, REGIONS, sections, sidecar=TUNER if create(policy).weight_specs else None)
-
-
-async def send(requests: Sequence[TraceRequest], stack: Stack) -> list[RequestResult]:
-    """Send the load, and keep what its client saw."""
-    results = await run_load(requests, LoadOptions(base_url=stack.url, model=MODEL))
-    (stack.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
-    return results
 
 
 async def change_pool(stack: Stack) -> Table:

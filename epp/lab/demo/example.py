@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shutil
 import signal
@@ -12,12 +13,18 @@ from typing import TYPE_CHECKING
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epp.lab.compare.load import RequestResult
 
 _MARKER = ".epp-demo"
+
+
+def example_parser(name: str, documentation: str | None) -> argparse.ArgumentParser:
+    """Return the parser of ``python -m epp.lab.demo.NAME``, described by its module's first line."""
+    return argparse.ArgumentParser(
+        prog=f"epp.lab.demo.{name}", description=(documentation or "").splitlines()[0]
+    )
 
 
 def run_example(

@@ -8,7 +8,6 @@ picker knows its speed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -25,11 +24,12 @@ from rich.table import Table
 
 from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
-from epp.lab.demo.example import run_example
+from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -63,7 +63,7 @@ class Question(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
-    parser = argparse.ArgumentParser(prog="epp.lab.demo.laar", description=(__doc__ or "").splitlines()[0])
+    parser = example_parser("laar", __doc__)
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
     parser.add_argument("--questions", type=int, default=8, help="a language and length (%(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="a model and length, before (%(default)s)")

@@ -9,7 +9,6 @@ load are no evidence that one is better than the other.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -21,10 +20,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.stats import percentile
-from epp.lab.demo.example import exit_status, run_example
-from epp.lab.demo.stack import MODEL, Replica, Sidecar, Stack
+from epp.lab.demo.example import example_parser, exit_status, run_example
+from epp.lab.demo.stack import Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
 from epp.learn.reward_model.status import status_lines
@@ -34,6 +32,7 @@ from epp.records.files import read_records
 from epp.records.schema import join
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -59,9 +58,7 @@ POLICIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 1 where a policy answered nothing."""
-    parser = argparse.ArgumentParser(
-        prog="epp.lab.demo.lodestar", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = example_parser("lodestar", __doc__)
     parser.add_argument("--seconds", type=float, default=100.0, help="length of the load (%(default)s)")
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the load (%(default)s)")
@@ -108,9 +105,7 @@ async def send(requests: Sequence[TraceRequest], policy: str, folder: Path) -> l
     sections = {"policy": {"name": policy, **POLICIES[policy]}, "scrape": {"interval_s": 0.1}}
     learns = "model_file" in POLICIES[policy]
     async with Stack(folder, REPLICAS, sections, sidecar=learner if learns else None) as stack:
-        results = await run_load(requests, LoadOptions(base_url=stack.url, model=MODEL))
-    (folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
-    return results
+        return await stack.send(requests)
 
 
 def who_decided(records: Path) -> Table:

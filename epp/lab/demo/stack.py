@@ -18,12 +18,16 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
+from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.demo.child import Child
 from epp.server.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from epp.lab.compare.load import RequestResult
+    from epp.lab.compare.trace import TraceRequest
 
 MODEL = "demo-model"
 """What clients call the model, whatever the engines call it."""
@@ -135,6 +139,12 @@ class Stack:
     def url(self) -> str:
         """Return where clients send requests."""
         return self.envoy.listener_url
+
+    async def send(self, requests: Sequence[TraceRequest]) -> list[RequestResult]:
+        """Send a load, and keep what its client saw."""
+        results = await run_load(requests, LoadOptions(base_url=self.url, model=MODEL))
+        (self.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
+        return results
 
     def write_pool(self, names: Iterable[str]) -> None:
         """Replace the pool file: these replicas alone."""

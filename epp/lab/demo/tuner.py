@@ -11,7 +11,6 @@ clock stands still meanwhile, and they are shorter.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.lab.compare.stats import percentile
-from epp.lab.demo.example import run_example
+from epp.lab.demo.example import example_parser, run_example
 from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.scenario import regional_fleet
 from epp.lab.tuner_life import BEGIN_WALL_S, Life, Rehearsals, defaults_of, rules_of
@@ -30,6 +29,7 @@ from epp.lab.workloads.art_chat import APR_5, generate
 from epp.learn.tuner import machine
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from epp.lab.compare.trace import TraceRequest
@@ -46,7 +46,7 @@ WINDOW_REQUESTS = 1000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo: 0 after a freeze, and a promotion where the weights were off."""
-    parser = argparse.ArgumentParser(prog="epp.lab.demo.tuner", description=(__doc__ or "").splitlines()[0])
+    parser = example_parser("tuner", __doc__)
     add = parser.add_argument
     add("--seed", type=int, default=1, help="of the load and of the search (%(default)s)")
     add("--hours", type=float, default=96.0, help="virtual time at most (%(default)s)")

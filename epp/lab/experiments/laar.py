@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from epp.config.capability import CapabilityFile, chances_of
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment
-from epp.lab.sim.a100 import A100_MODELS
+from epp.lab.sim.engine_class import A100_MODELS
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.retry import Question, RetrySim
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions

@@ -25,8 +25,7 @@ from epp.types import NUMERIC_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.lab.sim.oracle import Oracle
-    from epp.lab.sim.truth import Truth
+    from epp.lab.sim.oracle import Oracle, Truth
     from epp.types import Ranking, RequestInfo, Snapshot
 
 _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "uncached_tokens", "hit_ratio"))

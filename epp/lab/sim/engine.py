@@ -18,16 +18,13 @@ the batch, not per token. Whoever wants single tokens asks `next_token_ms` and `
 from __future__ import annotations
 
 import heapq
-from copy import deepcopy
-from dataclasses import replace
+from copy import copy, deepcopy
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
-from epp.lab.sim.batch import Batcher
-from epp.lab.sim.checkpoints import Checkpoints
-from epp.lab.sim.entry import Entry
-from epp.lab.sim.job import Counters, EngineEvent, EngineState, Finished, FinishReason, FirstToken, Job
-from epp.lab.sim.kv_cache import KvCache
+from epp.lab.sim.batch import Batcher, Entry
+from epp.lab.sim.job import Counters, EngineEvent, EngineState, Finished, FirstToken, Job
+from epp.lab.sim.kv_cache import Checkpoints, KvCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +117,7 @@ class Engine:
         """Hand over a job; it reaches the queue after the front end's delay.
 
         Raises:
-            ValueError: the id was used before and is still here, or the job can never fit.
+            ValueError: the job can never fit.
         """
         limit = min(self.cls.context_tokens, self.cls.kv_capacity_tokens)
         if job.prompt_tokens < 1 or job.output_tokens < 1 or job.prompt_tokens + job.output_tokens > limit:
@@ -128,8 +125,6 @@ class Engine:
                 f"job {job.job_id}: {job.prompt_tokens} prompt and {job.output_tokens} output tokens do not "
                 f"fit a replica with room for {limit}"
             )
-        if job.job_id in self._entries:
-            raise ValueError(f"job {job.job_id} is already in the engine")
         self._run_until(now_ms)
         full = job.prompt_tokens // self._kv.block_tokens
         path: Sequence[int] = [*job.blocks[:full], *job.answer_blocks] if self.cls.prefix_cache else ()
@@ -158,7 +153,8 @@ class Engine:
         if entry is None:
             return False
         entry.generated = self.generated(job_id)
-        self._end(entry, now_ms, FinishReason.CANCELLED)
+        self._end(entry, now_ms)
+        self._count.cancelled += 1
         if entry.admitted:
             self._leaving.append(entry)
             if self._phase == _DECODE:
@@ -212,7 +208,7 @@ class Engine:
             held_tokens=kv.held_tokens,
             idle_tokens=kv.idle_tokens,
             capacity_tokens=kv.capacity_tokens,
-            counters=replace(self._count, evicted_blocks=kv.evicted_blocks),
+            counters=copy(self._count),
         )
 
     # Time
@@ -232,7 +228,7 @@ class Engine:
             else:
                 break
         if self._phase == _DECODE:
-            self._take_steps(now_ms)
+            self._step(self._run.take(now_ms))
         self._now_ms = now_ms
 
     def _begin(self, at_ms: float) -> None:
@@ -249,8 +245,7 @@ class Engine:
             tokens = batcher.fill(cls.chunk_tokens - beside, self._steps, at_ms)
         if tokens:
             self._phase = _PREFILL
-            step_ms = cls.mixed_step_ms(beside, tokens) if cls.mixed else cls.prefill_batch_ms(tokens)
-            self._phase_end_ms = at_ms + step_ms * self._slowdown
+            self._phase_end_ms = at_ms + cls.prefill_step_ms(beside, tokens) * self._slowdown
         elif self._decoding:
             self._preempt_for_one_step()
             self._phase = _DECODE
@@ -268,7 +263,7 @@ class Engine:
                 self._prefilled(entry, tokens, end_ms)
             self._batcher.drop_done()
         else:
-            self._take_steps(end_ms)
+            self._step(self._run.take(end_ms))
         if self._leaving:
             for entry in self._leaving:
                 self._free(entry)
@@ -278,7 +273,8 @@ class Engine:
             entry = heapq.heappop(order)[2]
             if self._in_order(entry, self._steps):
                 entry.generated = entry.job.output_tokens
-                self._end(entry, end_ms, FinishReason.DONE)
+                self._end(entry, end_ms)
+                self._count.done += 1
                 self._free(entry)
         self._count.busy_ms += end_ms - self._phase_start_ms
 
@@ -287,7 +283,6 @@ class Engine:
     def _prefilled(self, entry: Entry, tokens: int, at_ms: float) -> None:
         """Share the blocks of a chunk that is computed; the last one of a prompt yields a token."""
         entry.todo -= tokens
-        self._count.computed_tokens += tokens
         if entry.ended:
             return
         filled = entry.prefill_tokens - entry.todo
@@ -336,20 +331,14 @@ class Engine:
         run.planned = min(run.planned, max(run.done, run.steps_until(now_ms)))
         self._phase_end_ms = run.end_ms
 
-    def _take_steps(self, now_ms: float) -> None:
-        """Account for the decode steps that have ended by ``now_ms``."""
-        new = self._run.take(now_ms)
-        if new:
-            self._step(new)
-
     def _step(self, new: int) -> None:
-        """So many decode steps of the whole batch have ended."""
+        """Account for so many decode steps of the whole batch that have ended."""
         tokens = new * len(self._decoding)
         self._steps += new
         self._kv.private_tokens += tokens
         self._kv.make_room()
         # Jobs cancelled meanwhile have left already; the GPU computes them to the boundary.
-        leaving = sum(entry.job.job_id in self._decoding for entry in self._leaving) if self._leaving else 0
+        leaving = sum(entry.job.job_id in self._decoding for entry in self._leaving)
         self._count.generated_tokens += tokens - new * leaving
 
     def _preempt_for_one_step(self) -> None:
@@ -367,16 +356,11 @@ class Engine:
 
     # The end of a job
 
-    def _end(self, entry: Entry, at_ms: float, reason: FinishReason) -> None:
+    def _end(self, entry: Entry, at_ms: float) -> None:
         """Report the end of a job, once."""
-        job = entry.job
         entry.ended = True
-        del self._entries[job.job_id]
-        if reason is FinishReason.DONE:
-            self._count.done += 1
-        else:
-            self._count.cancelled += 1
-        self._events.append(Finished(job.job_id, at_ms, reason, entry.generated, entry.cached_tokens))
+        del self._entries[entry.job.job_id]
+        self._events.append(Finished(entry.job.job_id, at_ms, entry.generated))
 
     def _free(self, entry: Entry) -> None:
         """Take a job out of the batch and give its room back."""

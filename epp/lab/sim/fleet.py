@@ -17,12 +17,12 @@ from epp.keyed_uniform import keyed_uniform
 from epp.lab.sim.client import Client
 from epp.lab.sim.flight import Flight
 from epp.lab.sim.loop import Loop, Rank
+from epp.lab.sim.oracle import Truth
 from epp.lab.sim.prompts import Prompts
 from epp.lab.sim.replica import Replica
 from epp.lab.sim.results import SimResult, WindowResult
 from epp.lab.sim.scenario import Happening
 from epp.lab.sim.signals import SignalFeed
-from epp.lab.sim.truth import Truth
 from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex

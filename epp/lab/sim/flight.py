@@ -16,6 +16,8 @@ from epp.lab.sim.results import SimResult
 from epp.signals.paths import ConnectionTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.lab.sim.fleet import FleetSim
     from epp.lab.sim.job import Finished, FirstToken
     from epp.lab.sim.network import Connection
@@ -38,15 +40,20 @@ class Flight:
 
     def __init__(self, sim: FleetSim, index: int, intended_ms: float) -> None:
         self._sim, self._index, self._intended_ms = sim, index, intended_ms
-        self._sent_ms = sim.loop.now_ms
-        self._decision_id = ""
+        request, now_ms = sim.requests[index], sim.loop.now_ms
+        self._result = SimResult(
+            index=index,
+            session=request.session,
+            user=request.user,
+            intended_ms=intended_ms - sim.start_ms,
+            slip_ms=now_ms - intended_ms,
+            prompt_tokens=request.prompt_tokens,
+        )
         self._targets: list[str] = []  # endpoints still to try
         self._replica: Replica | None = None
         self._connection: Connection | None = None
-        self._down_ms = self._network_ms = self._waited_ms = 0.0
-        self._opened_ms = self._early_ms = self._started_ms = 0.0
-        self._believed = self._cached = self._tries = 0
-        self._ttft_ms: float | None = None
+        self._down_ms = self._opened_ms = self._early_ms = 0.0
+        self._tries = 0
 
     def refused(self, rule: str) -> None:
         """End without an endpoint."""
@@ -54,27 +61,28 @@ class Flight:
 
     def start(self, decision: Decision) -> None:
         """Go to the picked endpoint."""
-        self._decision_id = decision.id
-        self._believed = round(float(decision.fleet.cached_tokens[decision.chosen]))
+        self._result.decision_id = decision.id
+        self._result.believed_cached_tokens = round(float(decision.fleet.cached_tokens[decision.chosen]))
         names = decision.fleet.endpoints
         self._targets = [names[index] for index in (decision.chosen, *decision.fallbacks[:_RETRIES])]
         self._attempt()
 
     def on_first_token(self, event: FirstToken) -> None:
         """It is on its way back."""
-        loop = self._sim.loop
-        self._cached, self._waited_ms = event.cached_tokens, event.waited_ms
-        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._first_token)
+        self._result.cached_tokens, self._result.waited_ms = event.cached_tokens, event.waited_ms
+        self._send_back(self._first_token)
 
     def on_finished(self, event: Finished) -> None:
         """Send the last token on its way back."""
-        loop = self._sim.loop
-        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._completed, event.generated_tokens)
+        self._send_back(self._completed, event.generated_tokens)
 
     def on_broken(self, problem: str) -> None:
         """Send the news on its way back."""
+        self._send_back(self._failed, problem)
+
+    def _send_back(self, action: Callable[..., None], *args: object) -> None:
         loop = self._sim.loop
-        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, self._failed, problem)
+        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, action, *args)
 
     def _attempt(self) -> None:
         sim, index = self._sim, self._index
@@ -87,10 +95,9 @@ class Flight:
             return
         self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
         arrives_ms = loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
-        self._network_ms = arrives_ms - loop.now_ms
+        self._result.network_ms = arrives_ms - loop.now_ms
         self._opened_ms = replica.spec.network.rtt_ms if self._connection.is_new else 0.0
-        self._started_ms = loop.now_ms + self._opened_ms
-        self._early_ms = arrives_ms + self._down_ms - self._started_ms
+        self._early_ms = arrives_ms + self._down_ms - (loop.now_ms + self._opened_ms)
         replica.expect(sim.job(replica, index), arrives_ms, self)
 
     def _not_connected(self) -> None:
@@ -101,18 +108,17 @@ class Flight:
 
     def _first_token(self) -> None:
         sim = self._sim
-        self._ttft_ms = sim.loop.now_ms - self._intended_ms
+        self._result.ttft_ms = sim.loop.now_ms - self._intended_ms
         due_ms = sim.loop.now_ms + sim.options.report_delay_ms
-        sim.loop.at(due_ms, Rank.REPORT, sim.report_first_token, self._decision_id)
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_first_token, self._result.decision_id)
 
     def _completed(self, tokens: int) -> None:
         replica, now_ms = self._replica, self._sim.loop.now_ms
         if replica is not None and self._connection is not None and replica.up:
             replica.connections.release(self._connection, now_ms)
-        request = self._sim.requests[self._index]
         options = self._sim.options
-        cached = self._cached if options.report_cached_tokens else None
-        usage = Usage(request.prompt_tokens, tokens, cached) if options.report_usage else None
+        cached = self._result.cached_tokens if options.report_cached_tokens else None
+        usage = Usage(self._result.prompt_tokens, tokens, cached) if options.report_usage else None
         self._report_end("completed", usage)
         self._end("", tokens)
 
@@ -124,7 +130,7 @@ class Flight:
         sim = self._sim
         due_ms = sim.loop.now_ms + sim.options.report_delay_ms
         travelled = self._travelled() if cause == "completed" else None
-        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._decision_id, cause, usage, travelled)
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._result.decision_id, cause, usage, travelled)
 
     def _travelled(self) -> ConnectionTiming | None:
         """Return what a proxy's log would tell; of several tries nobody knows which one it was of."""
@@ -134,29 +140,11 @@ class Flight:
         return ConnectionTiming(is_new, self._opened_ms if is_new else math.nan, self._early_ms)
 
     def _end(self, error: str, tokens: int) -> None:
-        request, now_ms = self._sim.requests[self._index], self._sim.loop.now_ms
-        e2e_ms = now_ms - self._intended_ms
-        itl_ms = None
-        if not error and self._ttft_ms is not None and tokens > 1:
-            itl_ms = (e2e_ms - self._ttft_ms) / (tokens - 1)
-        self._sim.over(
-            SimResult(
-                index=self._index,
-                session=request.session,
-                user=request.user,
-                intended_ms=self._intended_ms - self._sim.start_ms,
-                slip_ms=self._sent_ms - self._intended_ms,
-                ttft_ms=self._ttft_ms,
-                e2e_ms=e2e_ms,
-                itl_ms=itl_ms,
-                error=error,
-                endpoint="" if self._replica is None else self._replica.spec.address,
-                decision_id=self._decision_id,
-                prompt_tokens=request.prompt_tokens,
-                completion_tokens=tokens,
-                believed_cached_tokens=self._believed,
-                cached_tokens=self._cached,
-                waited_ms=self._waited_ms,
-                network_ms=self._network_ms,
-            )
-        )
+        result = self._result
+        result.e2e_ms = self._sim.loop.now_ms - self._intended_ms
+        result.error, result.completion_tokens = error, tokens
+        if not error and result.ttft_ms is not None and tokens > 1:
+            result.itl_ms = (result.e2e_ms - result.ttft_ms) / (tokens - 1)
+        if self._replica is not None:
+            result.endpoint = self._replica.spec.address
+        self._sim.over(result)

@@ -7,7 +7,6 @@ restart is cold and has a new process start time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections import Counter
@@ -16,12 +15,11 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from epp.errors import ClientError
 from epp.lab.sim import api
-from epp.lab.sim.answers import Answer, error_body
-from epp.lab.sim.driver import DelayLine, EngineDriver
+from epp.lab.sim.answers import Answer, EngineDriver, error_body
 from epp.lab.sim.engine import Engine
 from epp.lab.sim.engine_class import L40S_X2, EngineClass
 from epp.lab.sim.job import EngineState, Job
@@ -94,7 +92,6 @@ class SimReplica:
         self._runner: web.AppRunner | None = None
         self._half_rtt_s = config.rtt_ms / 2000.0
         self._driver: EngineDriver
-        self._line: DelayLine
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -124,7 +121,6 @@ class SimReplica:
             return
         loop = asyncio.get_running_loop()
         self._driver = EngineDriver(Engine(self.config.engine_class, BLOCK_TOKENS), loop)
-        self._line = DelayLine(loop, self._half_rtt_s)
         self._start_time_s = time.time()
         self._ttft, self._e2e, self._finished = Histogram(), Histogram(), Counter[str]()
         runner = web.AppRunner(
@@ -150,7 +146,6 @@ class SimReplica:
         if runner is None:
             return
         self._driver.close()
-        self._line.close()
         for site in list(runner.sites):
             await site.stop()
         for connection in runner.server.connections if runner.server is not None else ():
@@ -220,30 +215,29 @@ class SimReplica:
             f"{'chatcmpl' if chat else 'cmpl'}-{config.name}-{number}",
             words,
             finish_reason,
-            line=self._line,
+            delay_s=self._half_rtt_s,
             on_first=lambda: self._ttft.observe(clock() - arrived_s),
         )
         driver, streamed = self._driver, None
         driver.submit(job, answer)
         try:
             if asked.stream:
-                streamed = await self._open(request, answer)
-            await answer.ended
+                streamed = await self._open(request)
+            async for piece in answer.pieces():
+                if streamed is not None:
+                    await streamed.write(piece)
         finally:  # when the client leaves, this is cancelled and so is the job
             driver.cancel(job.job_id)
         self._e2e.observe(clock() - arrived_s)
         self._finished[finish_reason] += 1
         return _json(200, answer.body()) if streamed is None else streamed
 
-    async def _open(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _open(self, request: web.Request) -> web.StreamResponse:
         """Send the headers, half a round trip after the request was read, as engines do."""
         headers = {"content-type": "text/event-stream; charset=utf-8", "x-served-by": self.config.name}
         response = web.StreamResponse(headers=headers)
         await asyncio.sleep(self._half_rtt_s)
-        with contextlib.suppress(ConnectionResetError):  # the client is leaving: this task will be cancelled
-            await response.prepare(request)
-        if request.transport is not None:
-            answer.open(request.transport, chunked=request.version >= HttpVersion11)
+        await response.prepare(request)
         return response
 
     async def _models(self, _: web.Request) -> web.StreamResponse:

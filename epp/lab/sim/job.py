@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ class Job:
     miss: bool = False
 
 
-class FinishReason(Enum):
-    """Why a job ended."""
-
-    DONE = "done"
-    CANCELLED = "cancelled"
-
-
 @dataclass(frozen=True, slots=True)
 class FirstToken:
     """The first token of a job left the engine.
@@ -59,21 +51,17 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a job: exactly one for each.
+    """The end of a job, complete or cancelled: exactly one for each.
 
     Attributes:
         job_id: the job.
         at_ms: virtual time.
-        reason: done or cancelled.
         generated_tokens: tokens that left the engine.
-        cached_tokens: prompt tokens found in the cache at admission, 0 if never admitted.
     """
 
     job_id: int
     at_ms: float
-    reason: FinishReason
     generated_tokens: int
-    cached_tokens: int
 
 
 EngineEvent = FirstToken | Finished
@@ -86,10 +74,8 @@ class Counters:
     Attributes:
         submitted, done, cancelled: jobs.
         prompt_tokens, cached_tokens: of jobs that reached their first token.
-        computed_tokens: tokens prefilled, including those computed again after a preemption.
         generated_tokens: tokens that left the engine.
         preemptions: times that a running job lost its place to make room in the KV pool.
-        evicted_blocks: blocks that the cache dropped.
         busy_ms: time in which the GPU computed.
     """
 
@@ -98,10 +84,8 @@ class Counters:
     cancelled: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    computed_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    evicted_blocks: int = 0
     busy_ms: float = 0.0
 
 

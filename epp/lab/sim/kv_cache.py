@@ -1,4 +1,4 @@
-"""A replica's KV pool: shared prefix blocks by hash, private tokens of running requests, one capacity.
+"""A replica's KV pool, and where a hybrid model's prefixes can be taken up.
 
 Owns which blocks are present, who holds them and which goes next. Must not know requests, time or batches.
 Rules: a block's hash chains its parent's, so a path is looked up, held and released from the root; a held
@@ -8,23 +8,23 @@ held plus idle plus private tokens never exceed the capacity.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from copy import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class KvCache:
-    """Blocks of ``block_tokens`` tokens each, counted in tokens against ``capacity_tokens``."""
+    """Blocks of ``block_tokens`` tokens each, and private tokens of requests; ``capacity_tokens`` in all."""
 
-    __slots__ = ("_holders", "_idle", "block_tokens", "capacity_tokens", "evicted_blocks", "private_tokens")
+    __slots__ = ("_holders", "_idle", "block_tokens", "capacity_tokens", "private_tokens")
 
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.block_tokens = block_tokens
         self.private_tokens = 0
-        self.evicted_blocks = 0
         self._holders: dict[int, int] = {}
         # Released paths enter leaf first. Whoever holds a child holds its parents, so a parent is always
         # released with or after its children and plain least-recently-used order is leaf first.
@@ -91,7 +91,6 @@ class KvCache:
                 raise RuntimeError(f"KV pool over capacity by {excess} tokens that are all held")
             block = next(iter(self._idle))
             del self._idle[block], self._holders[block]
-            self.evicted_blocks += 1
             excess -= self.block_tokens
 
     def __deepcopy__(self, memo: object) -> KvCache:
@@ -99,3 +98,70 @@ class KvCache:
         twin = copy(self)
         twin._holders, twin._idle = self._holders.copy(), self._idle.copy()  # noqa: SLF001 - of the same class
         return twin
+
+
+class Checkpoints:
+    """Kept states of a hybrid model: one at ``tokens`` belongs to the block that its last token stands in.
+
+    Attention layers keep one entry per token; recurrent layers keep one state per sequence, overwritten by
+    every token, so a prefix is reusable only at positions where a copy was made. Copies and running requests
+    share a fixed number of slots (source [G]: about 225 on the published replicas). A copy is made where a
+    prefill chunk ends and where an answer ends. An equal prompt sent again cannot use the copy at its own
+    end, because its last token must be computed: it falls back to the copy before that.
+
+    Args:
+        slots: states kept, those of running requests included.
+        block_tokens: tokens per hashed block.
+    """
+
+    def __init__(self, slots: int, block_tokens: int) -> None:
+        self.slots, self.block_tokens = slots, block_tokens
+        # Plain dicts and tuples: forks copy them at once.
+        self._order: dict[tuple[int, int], None] = {}  # the least recently used first
+        self._by_block: dict[int, tuple[int, ...]] = {}  # ascending
+
+    def deepest(self, block_of: Callable[[int], int | None], limit_tokens: int) -> int:
+        """Find the deepest position up to ``limit_tokens`` that has a copy, 0 for none; mark it as used.
+
+        Args:
+            block_of: the prompt's block hash by block number, None where the prompt has none.
+            limit_tokens: last position that may be used.
+        """
+        by_block = self._by_block
+        for number in range((limit_tokens - 1) // self.block_tokens, -1, -1):
+            block = block_of(number)
+            if block is not None and (positions := by_block.get(block)):
+                place = bisect_right(positions, limit_tokens)
+                if place:
+                    self._touch((block, positions[place - 1]))
+                    return positions[place - 1]
+        return 0
+
+    def keep(self, block: int, tokens: int, running: int) -> None:
+        """Copy the state at a position; ``running`` requests hold a slot each."""
+        if (block, tokens) not in self._order:
+            self._by_block[block] = tuple(sorted((*self._by_block.get(block, ()), tokens)))
+        self._touch((block, tokens))
+        self.make_room(running)
+
+    def make_room(self, running: int) -> None:
+        """Drop copies, the least recently used first, until the running requests have their slots."""
+        while self._order and len(self._order) + running > self.slots:
+            block, tokens = key = next(iter(self._order))
+            del self._order[key]
+            positions = tuple(kept for kept in self._by_block[block] if kept != tokens)
+            if positions:
+                self._by_block[block] = positions
+            else:
+                del self._by_block[block]
+
+    def __deepcopy__(self, memo: object) -> Checkpoints:
+        """Return an independent copy."""
+        twin = copy(self)
+        twin._order, twin._by_block = self._order.copy(), self._by_block.copy()  # noqa: SLF001 - the same class
+        return twin
+
+    def _touch(self, key: tuple[int, int]) -> None:
+        """Make a copy the last one to go."""
+        self._order.pop(key, None)
+        self._order[key] = None

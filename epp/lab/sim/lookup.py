@@ -36,12 +36,10 @@ class Lookup:
     Attributes:
         model: its name.
         chances: how often it is right, by cell; never, in others.
-        seed: of what it gets right.
     """
 
     model: str
     chances: Mapping[Cell, float]
-    seed: int = 0
 
     def words(self, asked: SimRequest) -> list[str]:
         """Return the answer in tokens, ``[]`` for a prompt that is no lookup."""
@@ -53,9 +51,9 @@ class Lookup:
         cell = Cell(language_of(asked.text), length_bucket(asked.prompt_tokens))
         value = pairs.pop(key)
         name = f"{self.model} {key.decode()}"
-        if pairs and keyed_uniform(self.seed, name, "right") >= self.chances.get(cell, 0.0):
+        if pairs and keyed_uniform(0, name, "right") >= self.chances.get(cell, 0.0):
             others = list(pairs.values())
-            value = others[int(keyed_uniform(self.seed, name, "which") * len(others))]
+            value = others[int(keyed_uniform(0, name, "which") * len(others))]
         text = value.decode()
         return [text[at : at + _CHARS_PER_TOKEN] for at in range(0, len(text), _CHARS_PER_TOKEN)]
 

@@ -35,13 +35,7 @@ class Loop:
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[object, ...]]] = []
 
     def at(self, at_ms: float, rank: Rank, action: Callable[..., None], *args: object) -> None:
-        """Run ``action(*args)`` at a time.
-
-        Raises:
-            ValueError: the time is over.
-        """
-        if at_ms < self.now_ms:
-            raise ValueError(f"time does not run backwards: {at_ms} after {self.now_ms}")
+        """Run ``action(*args)`` at a time that is not over."""
         self._seq += 1
         heapq.heappush(self._heap, (at_ms, rank, self._seq, action, args))
 

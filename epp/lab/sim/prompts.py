@@ -43,17 +43,15 @@ class Prompts:
         self.block_tokens = sizes.pop() if sizes else 1
         self._requests = requests
         # Attempts at one question are many requests with one prompt: its blocks are hashed once.
-        distinct = {id(request.block_ids): request.block_ids for request in requests}
-        ends = dict(
-            zip(distinct, np.cumsum([len(blocks) for blocks in distinct.values()]).tolist(), strict=True)
-        )
-        self._spans = [
-            (ends[id(request.block_ids)] - len(request.block_ids), ends[id(request.block_ids)])
-            for request in requests
-        ]
-        ids = np.fromiter((block % 2**64 for path in distinct.values() for block in path), np.uint64)
-        self._picker = _mix(ids, _PICKER_KEY)
-        self._engine = _mix(ids, _ENGINE_KEY)
+        spans: dict[int, slice] = {}
+        ids: list[int] = []
+        for path in (request.block_ids for request in requests):
+            if id(path) not in spans:
+                spans[id(path)] = slice(len(ids), len(ids) + len(path))
+                ids += (block % 2**64 for block in path)
+        self._spans = [spans[id(request.block_ids)] for request in requests]
+        array = np.array(ids, np.uint64)
+        self._picker, self._engine = _mix(array, _PICKER_KEY), _mix(array, _ENGINE_KEY)
         self._goes_on = _continuations(requests)
 
     def measured(self, index: int) -> RequestInfo:
@@ -78,8 +76,7 @@ class Prompts:
         return Job(index, request.prompt_tokens, request.output_tokens, blocks, answer, miss)
 
     def _slice(self, hashes: NDArray[np.uint64], index: int) -> list[int]:
-        start, end = self._spans[index]
-        blocks: list[int] = hashes[start:end].tolist()
+        blocks: list[int] = hashes[self._spans[index]].tolist()
         return blocks
 
 

@@ -18,7 +18,7 @@ from epp.signals.metrics_text import EngineSample
 
 if TYPE_CHECKING:
     from epp.lab.sim.flight import Flight
-    from epp.lab.sim.job import EngineState, Job
+    from epp.lab.sim.job import Job
     from epp.lab.sim.loop import Loop
     from epp.lab.sim.scenario import ReplicaSpec
 
@@ -82,7 +82,6 @@ class Replica:
         self.changes += 1
         self.up = True
         self._started_s = _EPOCH_S + self._loop.now_ms / 1e3
-        self.engine = Engine(self.spec.engine_class, self._block_tokens)
         self.engine.set_slowdown(self._slowdown, self._loop.now_ms)
 
     def set_slowdown(self, factor: float) -> None:
@@ -93,14 +92,10 @@ class Replica:
             self.engine.set_slowdown(factor, self._loop.now_ms)
             self._run()
 
-    def snapshot(self) -> EngineState:
-        """Return the engine's true state at this moment."""
-        self._run()
-        return self.engine.snapshot()
-
     def sample(self) -> EngineSample:
         """Return what a scrape would find at this moment."""
-        snapshot = self.snapshot()
+        self._run()
+        snapshot = self.engine.snapshot()
         counters = snapshot.counters
         return EngineSample(
             engine="vllm",

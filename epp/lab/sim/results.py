@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from epp.lab.sim.job import Counters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimResult:
-    """One request as its client saw it, and what only a simulator knows of it.
+    """One request as its client saw it, and what only a simulator knows of it; filled in on its way.
 
     Latencies count from the intended send time, like those of `epp.lab.compare.load.RequestResult`, whose
-    fields
-    of the same name mean the same.
+    fields of the same name mean the same.
 
     Attributes:
         index: position in the load: what pairs results of two runs.
@@ -47,18 +46,18 @@ class SimResult:
     user: str
     intended_ms: float
     slip_ms: float
-    ttft_ms: float | None
-    e2e_ms: float
-    itl_ms: float | None
-    error: str
-    endpoint: str
-    decision_id: str
-    prompt_tokens: int
-    completion_tokens: int
-    believed_cached_tokens: int
-    cached_tokens: int
-    waited_ms: float
-    network_ms: float
+    ttft_ms: float | None = None
+    e2e_ms: float = 0.0
+    itl_ms: float | None = None
+    error: str = ""
+    endpoint: str = ""
+    decision_id: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    believed_cached_tokens: int = 0
+    cached_tokens: int = 0
+    waited_ms: float = 0.0
+    network_ms: float = 0.0
 
     @property
     def ok(self) -> bool:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from epp.errors import ConfigError
-from epp.lab.sim.a100 import A100_MODELS
-from epp.lab.sim.engine_class import ENGINE_CLASSES
+from epp.lab.sim.engine_class import A100_MODELS, ENGINE_CLASSES
 from epp.lab.sim.http import SimConfig, SimReplica
 from epp.lab.sim.lookup import Lookup, lookups
 

@@ -33,7 +33,7 @@ class SignalFeed:
 
     def __init__(self, fleet: Fleet, config: Config, loop: Loop, seed: int) -> None:
         self._fleet, self._loop, self._seed = fleet, loop, seed
-        self._probe, self._scrape = config.probe, config.scrape
+        self._probe_s, self._scrape_s = config.probe.interval_s, config.scrape.interval_s
         self._watched: dict[str, int] = {}  # address -> generation: a watch that was stopped stays stopped
         self._generation = 0
 
@@ -42,14 +42,13 @@ class SignalFeed:
         address, loop = replica.spec.address, self._loop
         self._generation += 1
         self._watched[address] = generation = self._generation
-        works: list[tuple[float, str, Callable[[Replica, int], None]]] = [
-            (self._probe.interval_s, "probe", self._send_probe),
-            (self._scrape.interval_s, "scrape", self._send_scrape),
-        ]
-        for interval_s, salt, work in works:
+        for interval_s, salt, work in (
+            (self._probe_s, "probe", self._send_probe),
+            (self._scrape_s, "scrape", self._send_scrape),
+        ):
             if interval_s:
                 first_ms = loop.now_ms + interval_s * 1e3 * keyed_uniform(0, address, salt)
-                loop.at(loop.now_ms, Rank.SIGNAL, work, replica, generation)
+                loop.at(loop.now_ms, Rank.SIGNAL, work, replica)
                 loop.at(first_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_s * 1e3)
 
     def stop(self, replica: Replica) -> None:
@@ -57,21 +56,18 @@ class SignalFeed:
         self._watched.pop(replica.spec.address, None)
 
     def _repeat(
-        self, replica: Replica, generation: int, work: Callable[[Replica, int], None], interval_ms: float
+        self, replica: Replica, generation: int, work: Callable[[Replica], None], interval_ms: float
     ) -> None:
         if self._watched.get(replica.spec.address) == generation:
-            work(replica, generation)
+            work(replica)
             due_ms = self._loop.now_ms + interval_ms
             self._loop.at(due_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_ms)
 
     def _ways(self, replica: Replica, what: str) -> tuple[float, float]:
-        network = replica.spec.network
-        if not network.rtt_ms:
-            return 0.0, 0.0
-        key = f"{what} {self._loop.now_ms} {replica.spec.address}"
+        network, key = replica.spec.network, f"{what} {self._loop.now_ms} {replica.spec.address}"
         return network.one_way_ms(self._seed, key, "up"), network.one_way_ms(self._seed, key, "down")
 
-    def _send_probe(self, replica: Replica, generation: int) -> None:  # noqa: ARG002 - one shape for both
+    def _send_probe(self, replica: Replica) -> None:
         up_ms, down_ms = self._ways(replica, "probe")
         loop = self._loop
         loop.at(loop.now_ms + up_ms + down_ms, Rank.SIGNAL, self._probed, replica, up_ms + down_ms)
@@ -87,7 +83,7 @@ class SignalFeed:
         else:
             self._fleet.health.failure(slot, "probe", now_s)
 
-    def _send_scrape(self, replica: Replica, generation: int) -> None:  # noqa: ARG002 - one shape for both
+    def _send_scrape(self, replica: Replica) -> None:
         up_ms, down_ms = self._ways(replica, "scrape")
         self._loop.at(self._loop.now_ms + up_ms, Rank.SIGNAL, self._read, replica, down_ms)
 
@@ -98,9 +94,7 @@ class SignalFeed:
     def _scraped(self, replica: Replica, sample: EngineSample | None) -> None:
         fleet, now_s = self._fleet, self._loop.now_ms / 1e3
         slot = fleet.slot_of(replica.spec.address)
-        if slot is None:
-            return
-        if sample is None:
+        if slot is None or sample is None:
             return
         if fleet.engine.update(slot, sample, now_s):
             fleet.restart(replica.spec.address, now_s)

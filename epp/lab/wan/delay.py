@@ -3,9 +3,8 @@
     python -m epp.lab.wan.delay < commands
 
 Started by `epp.lab.wan.network` alone, which speaks to it in JSON lines. The first line lists links, each
-with
-its two devices and their namespaces; the answer is one line, ``up``. Every further line replaces the shape
-of one link. The devices vanish with the process, and it ends when its standard input does, so with its
+with its two devices and their namespaces; the answer is one line, ``up``. Every further line replaces the
+shape of one link. The devices vanish with the process, and it ends when its standard input does, so with its
 parent. Real TCP runs over it: handshakes, slow start, loss recovery and congestion control are the kernel's
 own.
 """
@@ -20,9 +19,11 @@ import struct
 import subprocess
 import sys
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-from epp.lab.wan.shape import Line, Shape
+from epp.keyed_uniform import keyed_uniform
 
 # <linux/if_tun.h>: TUNSETIFF; IFF_TUN without the four bytes of packet information.
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x0001 | 0x1000
@@ -31,6 +32,55 @@ _PACKET_BYTES = 65_536
 #: Packets read from one device before the others have their turn.
 _AT_ONCE = 64
 _TX_QUEUE_PACKETS = "10000"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One direction of a link.
+
+    Attributes:
+        delay_ms: how long a packet is under way.
+        loss: share of packets that never arrive, 0 to 1.
+        cut: nothing arrives.
+    """
+
+    delay_ms: float = 0.0
+    loss: float = 0.0
+    cut: bool = False
+
+
+class Line:
+    """One direction of a link at work.
+
+    Args:
+        shape: what it does; may be replaced while packets are under way.
+        seed: which packets are lost.
+    """
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self._seed = shape, seed
+        self._packets: deque[tuple[float, bytes]] = deque()
+        self._taken, self._last_s = 0, 0.0
+
+    def take(self, packet: bytes, now_s: float) -> None:
+        """Let a packet enter the link; no earlier one is overtaken, even where the delay has shrunk."""
+        self._taken += 1
+        if self.shape.cut or keyed_uniform(self._seed, str(self._taken), "loss") < self.shape.loss:
+            return
+        self._last_s = max(now_s + self.shape.delay_ms / 1e3, self._last_s)
+        self._packets.append((self._last_s, packet))
+
+    def arrived(self, now_s: float) -> list[bytes]:
+        """Take out the packets that leave the link by now, in order; those of a cut link never do."""
+        packets = []
+        while self._packets and self._packets[0][0] <= now_s:
+            packets.append(self._packets.popleft()[1])
+        return [] if self.shape.cut else packets
+
+    @property
+    def next_s(self) -> float | None:
+        """Return when the next packet arrives; None for an empty link."""
+        return self._packets[0][0] if self._packets else None
 
 
 def new_tun() -> tuple[int, str]:

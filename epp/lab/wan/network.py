@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from epp.errors import EppError
-from epp.lab.wan.delay import new_tun
+from epp.lab.wan.delay import Shape, new_tun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from epp.lab.wan.shape import Shape
 
 HUB = "hub"
 _PREFIX = "epp-wan-"

@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.lab.compare.trace import TraceRequest, in_time_order
-from epp.lab.workloads.art_chat import Lognormal
-from epp.lab.workloads.content import Content, Prompt
+from epp.lab.workloads.content import Z75, Z95, Content, Lognormal, Prompt, arrivals
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-
-_Z75, _Z95 = 0.6745, 1.6449  # normal quantiles
 
 #: Lowest and highest number of siblings.
 _SIBLINGS = (3, 8)
@@ -61,10 +58,10 @@ class AgentBursts:
     agents_per_min: float = 6.0
     steps: float = 8.0
     fan_out_share: float = 0.35
-    context_tokens: Lognormal = Lognormal(3_000.0, 13_000.0, _Z95)  # noqa: RUF009 - frozen
-    step_tokens: Lognormal = Lognormal(180.0, 1_800.0, _Z95)  # noqa: RUF009 - frozen
-    output_tokens: Lognormal = Lognormal(150.0, 600.0, _Z95)  # noqa: RUF009 - frozen
-    think_s: Lognormal = Lognormal(3.0, 40.0, _Z95)  # noqa: RUF009 - frozen
+    context_tokens: Lognormal = Lognormal(3_000.0, 13_000.0, Z95)  # noqa: RUF009 - frozen
+    step_tokens: Lognormal = Lognormal(180.0, 1_800.0, Z95)  # noqa: RUF009 - frozen
+    output_tokens: Lognormal = Lognormal(150.0, 600.0, Z95)  # noqa: RUF009 - frozen
+    think_s: Lognormal = Lognormal(3.0, 40.0, Z95)  # noqa: RUF009 - frozen
     max_think_s: float = 120.0
     max_prompt_tokens: int = 28_000
 
@@ -74,10 +71,10 @@ SESSIONS = AgentBursts(
     agents_per_min=12.0,
     steps=44.0,
     fan_out_share=0.0,
-    context_tokens=Lognormal(2_900.0, 13_200.0, _Z75),
-    step_tokens=Lognormal(60.0, 1_054.0, _Z95),
-    output_tokens=Lognormal(27.0, 188.0, _Z95),
-    think_s=Lognormal(10.0, 472.0, _Z95),
+    context_tokens=Lognormal(2_900.0, 13_200.0, Z75),
+    step_tokens=Lognormal(60.0, 1_054.0, Z95),
+    output_tokens=Lognormal(27.0, 188.0, Z95),
+    think_s=Lognormal(10.0, 472.0, Z95),
     max_think_s=600.0,
     max_prompt_tokens=24_000,
 )
@@ -109,9 +106,9 @@ class _Generator:
 
     def run(self) -> list[TraceRequest]:
         p, rng = self._p, self._rng
-        agents = int(rng.poisson(p.agents_per_min * p.duration_s / 60.0))
-        for number, start_s in enumerate(np.sort(rng.uniform(0.0, p.duration_s, size=agents))):
-            self._agent(f"a{number}", float(start_s))
+        mean = p.agents_per_min * p.duration_s / 60.0
+        for number, start_s in enumerate(arrivals(rng, mean, 0.0, p.duration_s)):
+            self._agent(f"a{number}", start_s)
         return self._out
 
     def _agent(self, name: str, start_s: float) -> None:

@@ -16,31 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.lab.compare.trace import TraceRequest, in_time_order
-from epp.lab.workloads.content import Content, Prompt
+from epp.lab.workloads.content import Z90, Z95, Content, Lognormal, Prompt, Zipf, arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.random import Generator
-
-_Z90, _Z95 = 1.2816, 1.6449  # normal quantiles
 _HISTORY_MESSAGE_TOKENS = 325  # 650 tokens a turn (table 6.2), half of it the answer
 _TEMPLATES_PER_USER = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Lognormal:
-    """A lognormal given by its median and a higher quantile (standard normal ``z`` of that quantile)."""
-
-    p50: float
-    high: float
-    z: float
-
-    def draw(self, rng: Generator) -> float:
-        """Return one value."""
-        sigma = np.log(self.high / self.p50) / self.z
-        return float(self.p50 * np.exp(sigma * rng.standard_normal()))
-
 
 #: Length of a ping.
 _BOT_TOKENS = 17
@@ -90,11 +72,11 @@ class ArtChat:
     branch: float = 0.04
     template: float = 0.14
     new: float = 0.05
-    prompt_tokens: Lognormal = Lognormal(9_200.0, 20_800.0, _Z95)
-    message_tokens: Lognormal = Lognormal(330.0, 1_510.0, _Z90)  # mean 670
+    prompt_tokens: Lognormal = Lognormal(9_200.0, 20_800.0, Z95)  # noqa: RUF009 - frozen
+    message_tokens: Lognormal = Lognormal(330.0, 1_510.0, Z90)  # noqa: RUF009 - frozen; mean 670
     max_prompt_tokens: int = 24_000
     output_tokens: int = 128
-    gap_s: Lognormal = Lognormal(3.3, 41.0, _Z90)
+    gap_s: Lognormal = Lognormal(3.3, 41.0, Z90)  # noqa: RUF009 - frozen
     closed_loop: bool = False
     nominal_answer_s: float = 2.0
 
@@ -116,11 +98,11 @@ DEMO = ArtChat(
     branch=0.06,
     template=0.11,
     new=0.05,
-    prompt_tokens=Lognormal(7_000.0, 16_000.0, _Z95),
-    message_tokens=Lognormal(450.0, 1_600.0, _Z90),
+    prompt_tokens=Lognormal(7_000.0, 16_000.0, Z95),
+    message_tokens=Lognormal(450.0, 1_600.0, Z90),
     output_tokens=64,
     nominal_answer_s=1.5,
-    gap_s=Lognormal(0.7, 2.0, _Z90),
+    gap_s=Lognormal(0.7, 2.0, Z90),
     closed_loop=True,
 )
 
@@ -156,10 +138,9 @@ class _Generator:
         """Point 1: everybody opens a session (as far as sessions go), the rest fall on few: Zipf."""
         p = self._p
         yield from (int(user) for user in self._rng.permutation(p.users))
-        weights = 1.0 / np.arange(1, p.users + 1) ** p.user_zipf
-        bounds = np.cumsum(weights / weights.sum())
+        further = Zipf(p.users, p.user_zipf)
         while True:
-            yield min(p.users - 1, int(np.searchsorted(bounds, self._rng.random())))
+            yield further.draw(self._rng)
 
     def _session(self, requests: list[TraceRequest], session: str, user: int, length: int) -> None:
         """Point 2: a burst of requests with lognormal gaps."""
@@ -195,10 +176,7 @@ class _Generator:
         """Points 3 and 4: a template or nothing, then new content up to a lognormal length."""
         p, rng = self._p, self._rng
         room = p.max_prompt_tokens - p.output_tokens
-        tokens = p.prompt_tokens.draw(rng)
-        while tokens > room:
-            tokens = p.prompt_tokens.draw(rng)
-        length = max(_BLOCK_TOKENS, int(tokens))
+        length = max(_BLOCK_TOKENS, int(p.prompt_tokens.draw_between(rng, 0.0, room)))
         if rng.random() < p.template / (p.template + p.new):
             owner = -1 if rng.random() < _COMMON_TEMPLATE_SHARE else user
             prompt = self._template(owner, int(rng.integers(_TEMPLATES_PER_USER)))
@@ -233,27 +211,23 @@ class _Generator:
                 return last
             return self._content.grown(last, tokens, (last.tokens, last.tokens + p.output_tokens))
         if kind < p.extend + p.branch:
-            cut = max(_BLOCK_TOKENS, int(last.tokens * rng.uniform(0.3, 0.9)))
             # A branch replaces a whole message of the user's, from a block's edge on.
-            kept = cut // _BLOCK_TOKENS
-            start = kept * _BLOCK_TOKENS
-            turns = tuple(turn for turn in last.turns if turn < start)
-            own = (start,) if len(turns) % 2 == 0 else ()
-            return self._content.grown(Prompt(last.ids[:kept], start, turns), min(start + added, room), own)
+            trunk = self._content.cut(last, max(1, int(last.tokens * rng.uniform(0.3, 0.9)) // _BLOCK_TOKENS))
+            own = (trunk.tokens,) if len(trunk.turns) % 2 == 0 else ()
+            return self._content.grown(trunk, min(trunk.tokens + added, room), own)
         return last
 
     def _bot(self) -> list[TraceRequest]:
         """Point 1: one user with a fixed text of a few tokens, each ping a session of its own."""
-        p, rng = self._p, self._rng
-        count = int(rng.poisson(p.rate_rps * p.duration_s * p.bot_share))
-        prompt = self._content.fresh(_BOT_TOKENS)
+        p, prompt = self._p, self._content.fresh(_BOT_TOKENS)
+        mean = p.rate_rps * p.duration_s * p.bot_share
         return [
             self._content.request(
                 prompt,
-                at_s=float(at_s),
+                at_s=at_s,
                 session=f"bot-{number}",
                 user="bot",
                 output_tokens=_BOT_OUTPUT_TOKENS,
             )
-            for number, at_s in enumerate(np.sort(rng.uniform(0.0, p.duration_s, size=count)))
+            for number, at_s in enumerate(arrivals(self._rng, mean, 0.0, p.duration_s))
         ]

@@ -1,13 +1,76 @@
-"""Prompts as content: an allocator of block ids and what is built from them.
+"""What workloads are made of: prompts as block ids, and draws of lengths, times and who is asked.
 
-Owns: which ids are in use, and how prompts grow by fresh content or by content that exists already. Pure.
+Owns which ids are in use, and how prompts grow by fresh content or by content that exists already. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from epp.lab.compare.trace import TraceRequest
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+Z75, Z90, Z95 = 0.6745, 1.2816, 1.6449  # normal quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """A lognormal given by its median and a higher quantile (standard normal ``z`` of that quantile)."""
+
+    p50: float
+    high: float
+    z: float
+
+    def draw(self, rng: Generator) -> float:
+        """Return one value."""
+        sigma = np.log(self.high / self.p50) / self.z
+        return float(self.p50 * np.exp(sigma * rng.standard_normal()))
+
+    def draw_between(self, rng: Generator, low: float, high: float) -> float:
+        """Return the first value of those drawn that is within the bounds."""
+        value = self.draw(rng)
+        while not low <= value <= high:
+            value = self.draw(rng)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """A distribution by (share below, value) points, log-linear in between.
+
+    Attributes:
+        points: ascending in both, from share 0 to share 1.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def draw(self, rng: Generator) -> float:
+        """Return one value."""
+        shares, values = zip(*self.points, strict=True)
+        return float(np.exp(np.interp(rng.random(), shares, np.log(values))))
+
+
+class Zipf:
+    """Numbers from 0 on of which each is drawn less often than the one before it."""
+
+    def __init__(self, count: int, exponent: float = 1.0) -> None:
+        self.weights = 1.0 / np.arange(1, count + 1) ** exponent
+        self._bounds = np.cumsum(self.weights)
+
+    def draw(self, rng: Generator) -> int:
+        """Return one number."""
+        return int(np.searchsorted(self._bounds, rng.random() * self._bounds[-1]))
+
+
+def arrivals(rng: Generator, mean: float, start_s: float, end_s: float) -> list[float]:
+    """Return the times of a Poisson process that has ``mean`` of them within the bounds, in order."""
+    times_s: list[float] = np.sort(rng.uniform(start_s, end_s, size=int(rng.poisson(mean)))).tolist()
+    return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +96,7 @@ class Content:
         block_tokens: tokens per block.
     """
 
-    block_tokens: int = 64
+    block_tokens: int
     _next_id: int = field(default=0, init=False)
 
     def fresh(self, tokens: int) -> Prompt:
@@ -50,6 +113,11 @@ class Content:
         ids = prompt.ids + tuple(range(self._next_id, self._next_id + missing))
         self._next_id += missing
         return Prompt(ids, max(tokens, prompt.tokens), prompt.turns + turns)
+
+    def cut(self, prompt: Prompt, blocks: int) -> Prompt:
+        """Return the first blocks of a prompt, and the messages that start in them."""
+        tokens = blocks * self.block_tokens
+        return Prompt(prompt.ids[:blocks], tokens, tuple(turn for turn in prompt.turns if turn < tokens))
 
     def request(
         self,

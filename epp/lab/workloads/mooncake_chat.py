@@ -17,28 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.lab.compare.trace import in_time_order
-from epp.lab.workloads.content import Content, Prompt
+from epp.lab.workloads.content import Content, Prompt, Quantiles, arrivals
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
     from epp.lab.compare.trace import TraceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """A distribution by (share below, value) points, log-linear in between.
-
-    Attributes:
-        points: ascending in both, from share 0 to share 1.
-    """
-
-    points: tuple[tuple[float, float], ...]
-
-    def draw(self, rng: Generator) -> float:
-        """Return one value."""
-        shares, values = zip(*self.points, strict=True)
-        return float(np.exp(np.interp(rng.random(), shares, np.log(values))))
 
 
 #: Requests are sent within it.
@@ -95,11 +79,9 @@ def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
     template = content.whole_blocks(_TEMPLATE_TOKENS)
     turns = 1.0 + (1.0 - _SINGLE_SHARE) * _LATER_TURNS
     wanted = p.rate_rps * (_DURATION_S + _LEAD_S) / turns
-    starts = rng.uniform(-_LEAD_S, _DURATION_S, size=int(rng.poisson(wanted)))
     requests: list[TraceRequest] = []
-    for number, start_s in enumerate(np.sort(starts)):
-        name = f"c{number}"
-        at_s, last = float(start_s), template
+    for number, start_s in enumerate(arrivals(rng, wanted, -_LEAD_S, _DURATION_S)):
+        name, at_s, last = f"c{number}", start_s, template
         later = 0 if rng.random() < _SINGLE_SHARE else int(rng.geometric(1.0 / _LATER_TURNS))
         for turn in range(1 + later):
             prompt = _next(rng, content, last) if turn else _opening(rng, content, template)
@@ -123,8 +105,6 @@ def _opening(rng: Generator, content: Content, template: Prompt) -> Prompt:
 def _next(rng: Generator, content: Content, last: Prompt) -> Prompt:
     if rng.random() < _BRANCH_SHARE:
         low, high = _BRANCH_KEPT
-        kept = max(1, int(len(last.ids) * rng.uniform(low, high)))
-        start = kept * _BLOCK_TOKENS
-        trunk = Prompt(last.ids[:kept], start, tuple(t for t in last.turns if t < start))
-        return content.grown(trunk, max(start + 16, last.tokens), (start,))
+        trunk = content.cut(last, max(1, int(len(last.ids) * rng.uniform(low, high))))
+        return content.grown(trunk, max(trunk.tokens + 16, last.tokens), (trunk.tokens,))
     return content.grown(last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng))), (last.tokens,))

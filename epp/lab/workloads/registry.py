@@ -66,8 +66,20 @@ class Workload:
         return self.generate(busier(self.parameters, rate) if rate != 1.0 else self.parameters, seed)
 
 
-def _chat() -> tuple[Workload, ...]:
-    return (
+_shared = shared_prefix.SharedPrefix
+_calls, _groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
+_MIXED = (0.1, 0.3, 0.5, 0.7)
+
+
+def _lodestar(name: str, text: str, parameters: Any, *, tuning: str = "") -> Workload:
+    """Return a load of Lodestar's evaluation (source [L], section 5), at a rate near its pools' best."""
+    makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
+    return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
+
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
         Workload(
             "art-chat", "ART-Chat's tuning window, Apr 5, at full speed", art_chat.generate, art_chat.APR_5
         ),
@@ -97,11 +109,6 @@ def _chat() -> tuple[Workload, ...]:
         Workload(
             "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
         ),
-    )
-
-
-def _returning() -> tuple[Workload, ...]:
-    return (
         Workload(
             "agent-bursts",
             "agents that fan out into siblings at one context, closed loop",
@@ -122,90 +129,65 @@ def _returning() -> tuple[Workload, ...]:
             mooncake_chat.generate,
             mooncake_chat.MooncakeChat(),
         ),
-    )
-
-
-def _groups() -> tuple[Workload, ...]:
-    shared = shared_prefix.SharedPrefix
-    ratios = tuple(
-        Workload(
-            f"shared-{percent}",
-            f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
-            shared_prefix.generate,
-            shared(share=percent / 100.0),
-        )
-        for percent in (10, 30, 50, 70)
-    )
-    return (
-        *ratios,
+        *(
+            Workload(
+                f"shared-{percent}",
+                f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
+                shared_prefix.generate,
+                _shared(share=percent / 100.0),
+            )
+            for percent in (10, 30, 50, 70)
+        ),
         Workload(
             "drift",
             "shared part of prompts 5 % in the first half, 50 % in the second",
             shared_prefix.generate,
-            shared(share=0.05, later_share=0.5),
+            _shared(share=0.05, later_share=0.5),
             tuning="shared-10",
         ),
         Workload(
             "hot-contexts",
             "forty contexts shared by many, replaced every five minutes",
             shared_prefix.generate,
-            shared(rate_rps=7.0, share=0.85, prefixes=40, zipf=1.1, group_life_s=300.0),
+            _shared(rate_rps=7.0, share=0.85, prefixes=40, zipf=1.1, group_life_s=300.0),
         ),
-    )
-
-
-def _lodestar() -> tuple[Workload, ...]:
-    """Return the loads of Lodestar's evaluation (source [L], section 5), at rates near its pools' best."""
-    calls, groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
-    mixed = (0.1, 0.3, 0.5, 0.7)
-
-    def load(name: str, text: str, parameters: Any, *, tuning: str = "") -> Workload:
-        makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
-        return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
-
-    ratios = tuple(
-        load(
-            f"sharing-{round(share * 100)}",
-            f"groups of prompts, {share:.0%} of each common to its group (Lodestar's lengths)",
-            groups(shares=(share,)),
-        )
-        for share in mixed
-    )
-    return (
-        load(
+        _lodestar(
             "toolagent-like",
             "calls of tools and agents as in Mooncake's toolagent trace, lengths divided by 4",
-            replace(calls, rate_rps=22.0),
+            replace(_calls, rate_rps=22.0),
         ),
-        load(
+        _lodestar(
             "toolagent-like-prefill",
             "the same with answers of one token: the prefill side of a disaggregated pool",
-            replace(calls, rate_rps=32.0, prefill_only=True),
+            replace(_calls, rate_rps=32.0, prefill_only=True),
         ),
-        load(
+        _lodestar(
             "toolagent-like-rate",
             "the same calls, 10 a second in the first half, 22 in the second",
-            replace(calls, rate_rps=10.0, later_rate_rps=22.0),
+            replace(_calls, rate_rps=10.0, later_rate_rps=22.0),
             tuning="toolagent-like",
         ),
-        *ratios,
-        load("sharing-mixed", "the four of them in equal parts", groups(shares=mixed)),
-        load(
+        *(
+            _lodestar(
+                f"sharing-{round(share * 100)}",
+                f"groups of prompts, {share:.0%} of each common to its group (Lodestar's lengths)",
+                _groups(shares=(share,)),
+            )
+            for share in _MIXED
+        ),
+        _lodestar("sharing-mixed", "the four of them in equal parts", _groups(shares=_MIXED)),
+        _lodestar(
             "sharing-mixed-prefill",
             "the same with answers of one token",
-            groups(shares=mixed, rate_rps=9.0, prefill_only=True),
+            _groups(shares=_MIXED, rate_rps=9.0, prefill_only=True),
         ),
-        load(
+        _lodestar(
             "sharing-shift",
             "20,000 requests: 5 % common in the first half, other groups with 50 % in the second",
-            groups(requests=20_000, shares=(0.05,), later_shares=(0.5,)),
+            _groups(requests=20_000, shares=(0.05,), later_shares=(0.5,)),
             tuning="sharing-10",
         ),
     )
-
-
-WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (*_chat(), *_returning(), *_groups(), *_lodestar())
 }
 
 

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from epp.lab.compare.trace import TraceRequest, in_time_order
-from epp.lab.workloads.art_chat import Lognormal
-from epp.lab.workloads.content import Content, Prompt
-
-_Z95 = 1.6449
+from epp.lab.workloads.content import Z95, Content, Lognormal, Prompt, Zipf, arrivals
 
 #: Length of a prompt.
-_PROMPT_TOKENS = Lognormal(4_500.0, 14_000.0, _Z95)
+_PROMPT_TOKENS = Lognormal(4_500.0, 14_000.0, Z95)
 #: Longer prompts are drawn again.
 _MAX_PROMPT_TOKENS = 24_000
 #: Answer length.
-_OUTPUT_TOKENS = Lognormal(140.0, 420.0, _Z95)
+_OUTPUT_TOKENS = Lognormal(140.0, 420.0, Z95)
 #: Block size of the ids.
 _BLOCK_TOKENS = 64
 
@@ -55,32 +52,27 @@ def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:
     """Return the load for a seed, in time order; equal arguments give equal bytes."""
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(_BLOCK_TOKENS)
-    bounds = np.cumsum(1.0 / np.arange(1, p.prefixes + 1) ** p.zipf)
+    groups = Zipf(p.prefixes, p.zipf)
     prefixes: dict[tuple[int, int], Prompt] = {}
     phases = rng.random(p.prefixes)
     requests: list[TraceRequest] = []
-    count = int(rng.poisson(p.rate_rps * p.duration_s))
-    for number, at_s in enumerate(np.sort(rng.uniform(0.0, p.duration_s, size=count))):
+    for number, at_s in enumerate(arrivals(rng, p.rate_rps * p.duration_s, 0.0, p.duration_s)):
         late = p.later_share is not None and at_s >= p.duration_s / 2.0
         share = p.later_share if late and p.later_share is not None else p.share
-        group = int(np.searchsorted(bounds, rng.random() * bounds[-1]))
+        group = groups.draw(rng)
         life = int(at_s / p.group_life_s + phases[group]) if p.group_life_s else 0
-        tokens = _PROMPT_TOKENS.draw(rng)
-        while not 16 <= tokens <= _MAX_PROMPT_TOKENS:
-            tokens = _PROMPT_TOKENS.draw(rng)
+        tokens = _PROMPT_TOKENS.draw_between(rng, 16, _MAX_PROMPT_TOKENS)
         # Of a group's content, as long as any prompt, each request takes its share in whole blocks.
         key = (group, life)
         if key not in prefixes:
             prefixes[key] = content.fresh(_MAX_PROMPT_TOKENS)
-        kept = round(share * tokens / _BLOCK_TOKENS)
-        start = kept * _BLOCK_TOKENS
-        prompt = Prompt(prefixes[key].ids[:kept], start, (start,) if kept else (0,))
-        prompt = content.grown(prompt, max(int(tokens), start + 1))
+        common = content.cut(prefixes[key], round(share * tokens / _BLOCK_TOKENS))
+        prompt = content.grown(common, max(int(tokens), common.tokens + 1), (common.tokens,))
         output_tokens = max(8, min(1_024, int(_OUTPUT_TOKENS.draw(rng))))
         name = f"p{number}"
         requests.append(
             content.request(
-                prompt, at_s=float(at_s), session=name, user=f"g{group}.{life}", output_tokens=output_tokens
+                prompt, at_s=at_s, session=name, user=f"g{group}.{life}", output_tokens=output_tokens
             )
         )
     return in_time_order(requests)

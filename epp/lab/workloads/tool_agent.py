@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.lab.compare.trace import in_time_order
-from epp.lab.workloads.content import Content, Prompt
-from epp.lab.workloads.mooncake_chat import Quantiles
+from epp.lab.workloads.content import Content, Prompt, Quantiles, Zipf, arrivals
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -84,7 +83,10 @@ def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
     content = Content(_BLOCK_TOKENS // p.divisor)
     calls = _Calls(p, rng, content)
     requests = []
-    for number, at_s in enumerate(_arrivals(p, rng)):
+    shift_s, later_rps = p.duration_s / 2.0, p.rate_rps if p.later_rate_rps is None else p.later_rate_rps
+    times_s = arrivals(rng, p.rate_rps * shift_s, 0.0, shift_s)
+    times_s += arrivals(rng, later_rps * (p.duration_s - shift_s), shift_s, p.duration_s)
+    for number, at_s in enumerate(times_s):
         who, prompt = calls.next()
         output_tokens = 1 if p.prefill_only else max(1, round(_OUTPUT_TOKENS.draw(rng) / p.divisor))
         name = f"t{number}" if who.startswith("tool") else who
@@ -94,24 +96,16 @@ def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
     return in_time_order(requests)
 
 
-def _arrivals(p: ToolAgent, rng: Generator) -> list[float]:
-    shift_s = p.duration_s / 2.0
-    later = p.rate_rps if p.later_rate_rps is None else p.later_rate_rps
-    out: list[float] = []
-    for start_s, end_s, rate in ((0.0, shift_s, p.rate_rps), (shift_s, p.duration_s, later)):
-        count = int(rng.poisson(rate * (end_s - start_s)))
-        out += np.sort(rng.uniform(start_s, end_s, size=count)).tolist()
-    return out
-
-
 class _Calls:
     """Whose call comes next, and with which prompt."""
 
     def __init__(self, p: ToolAgent, rng: Generator, content: Content) -> None:
         self._p, self._rng, self._content = p, rng, content
-        self._bounds = np.cumsum(1.0 / np.arange(1, p.tools + 1) ** _ZIPF)
+        self._tools = Zipf(p.tools, _ZIPF)
         # Sizes follow the popularity in turn, so that each size has its share of the calls under any seed.
-        self._templates = [content.fresh(blocks * content.block_tokens) for blocks in _dealt(p, rng)]
+        self._templates = [
+            content.fresh(blocks * content.block_tokens) for blocks in _dealt(self._tools, rng)
+        ]
         self._agents: list[tuple[str, Prompt]] = []
         self._born = 0
 
@@ -122,15 +116,12 @@ class _Calls:
             if self._rng.random() < _AGENT_SHARE:
                 user, prompt = self._turn(longest)
             else:
-                tool = self._tool()
+                tool = self._tools.draw(self._rng)
                 template = self._templates[tool]
                 short = len(template.ids) == 1
                 user, prompt = f"tool{tool}", self._grown(template, documents=short)
             if prompt.tokens <= longest:
                 return user, prompt
-
-    def _tool(self) -> int:
-        return int(np.searchsorted(self._bounds, self._rng.random() * self._bounds[-1]))
 
     def _grown(self, prompt: Prompt, *, documents: bool = False) -> Prompt:
         lengths = _DOCUMENT_TOKENS if documents else _OWN_TOKENS
@@ -150,16 +141,15 @@ class _Calls:
 
     def _agent(self) -> tuple[str, Prompt]:
         self._born += 1
-        return f"agent{self._born}", self._templates[self._tool()]
+        return f"agent{self._born}", self._templates[self._tools.draw(self._rng)]
 
 
-def _dealt(p: ToolAgent, rng: Generator) -> list[int]:
+def _dealt(tools: Zipf, rng: Generator) -> list[int]:
     """Return the blocks of each tool's template, the most called first, by shares of calls."""
-    weights = 1.0 / np.arange(1, p.tools + 1) ** _ZIPF
     owed = np.zeros(len(_TEMPLATE_BLOCKS))
     shares = np.array([share for share, _ in _TEMPLATE_BLOCKS])
     out = []
-    for weight in weights:
+    for weight in tools.weights:
         owed += shares / shares.sum() * weight
         pick = int(np.argmax(owed + 1e-6 * rng.random(len(owed))))
         owed[pick] -= weight

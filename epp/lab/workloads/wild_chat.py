@@ -15,17 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from epp.lab.compare.trace import TraceRequest, in_time_order
-from epp.lab.workloads.art_chat import Lognormal
-from epp.lab.workloads.content import Content, Prompt
-
-_Z90 = 1.2816
+from epp.lab.workloads.content import Z90, Content, Lognormal, Prompt, Zipf, arrivals
 
 #: Requests are sent within it.
 _DURATION_S = 1800.0
 #: Mean requests of a user (1.74 per address published).
 _REQUESTS_PER_USER = 1.7
 #: Length of a prompt.
-_PROMPT_TOKENS = Lognormal(380.0, 1_650.0, _Z90)
+_PROMPT_TOKENS = Lognormal(380.0, 1_650.0, Z90)
 #: Longer prompts are cut.
 _MAX_PROMPT_TOKENS = 16_000
 #: Share of users whose prompts start with the common preamble.
@@ -41,13 +38,13 @@ _POPULAR = 40
 #: Their typical length.
 _POPULAR_TOKENS = 900
 #: Answer length (mean 329 and 312 in the published windows).
-_OUTPUT_TOKENS = Lognormal(230.0, 700.0, _Z90)
+_OUTPUT_TOKENS = Lognormal(230.0, 700.0, Z90)
 #: Answers are cut here.
 _MAX_OUTPUT_TOKENS = 1_024
 #: What a second request adds beside the answer.
-_MESSAGE_TOKENS = Lognormal(40.0, 190.0, _Z90)
+_MESSAGE_TOKENS = Lognormal(40.0, 190.0, Z90)
 #: Pause between requests of a user.
-_GAP_S = Lognormal(20.0, 90.0, _Z90)
+_GAP_S = Lognormal(20.0, 90.0, Z90)
 #: Block size of the ids.
 _BLOCK_TOKENS = 64
 
@@ -68,27 +65,28 @@ def generate(parameters: WildChat, seed: int) -> tuple[TraceRequest, ...]:
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(_BLOCK_TOKENS)
     preamble = content.whole_blocks(_PREAMBLE_TOKENS)
-    popular = [_popular(content, rng) for _ in range(_POPULAR)]
-    bounds = np.cumsum(1.0 / np.arange(1, _POPULAR + 1))
+    # Prompts that many send are of ordinary length: one alone must not decide the statistics.
+    low, high = 0.75 * _POPULAR_TOKENS, 1.33 * _POPULAR_TOKENS
+    lengths = [int(_PROMPT_TOKENS.draw_between(rng, low, high)) for _ in range(_POPULAR)]
+    popular = [content.grown(Prompt(), tokens, (0,)) for tokens in lengths]
+    popularity = Zipf(_POPULAR)
     requests: list[TraceRequest] = []
-    users = int(rng.poisson(p.rate_rps * _DURATION_S / _REQUESTS_PER_USER))
-    for user, start_s in enumerate(np.sort(rng.uniform(0.0, _DURATION_S, size=users))):
-        at_s = float(start_s)
-        prompt = Prompt()
+    users = p.rate_rps * _DURATION_S / _REQUESTS_PER_USER
+    for user, start_s in enumerate(arrivals(rng, users, 0.0, _DURATION_S)):
+        at_s, prompt, name = start_s, Prompt(), f"w{user}"
         for turn in range(int(rng.geometric(1.0 / _REQUESTS_PER_USER))):
             output_tokens = min(_MAX_OUTPUT_TOKENS, max(8, int(_OUTPUT_TOKENS.draw(rng))))
             at_s += _GAP_S.draw(rng) if turn else 0.0
             if turn == 0 or rng.random() >= _FOLLOW_SHARE:
                 prompt = _prompt(content, preamble, rng)
                 if rng.random() < _DUPLICATE_SHARE:
-                    prompt = popular[int(np.searchsorted(bounds, rng.random() * bounds[-1]))]
+                    prompt = popular[popularity.draw(rng)]
             else:
                 added = max(4, int(_MESSAGE_TOKENS.draw(rng)))
                 turns = (prompt.tokens, prompt.tokens + output_tokens)
                 prompt = content.grown(prompt, prompt.tokens + output_tokens + added, turns)
             if at_s >= _DURATION_S or prompt.tokens > _MAX_PROMPT_TOKENS:
                 break
-            name = f"w{user}"
             requests.append(
                 content.request(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
             )
@@ -100,11 +98,3 @@ def _prompt(content: Content, preamble: Prompt, rng: np.random.Generator) -> Pro
     if rng.random() < _PREAMBLE_SHARE:
         return content.grown(preamble, preamble.tokens + tokens, (preamble.tokens,))
     return content.grown(Prompt(), tokens, (0,))
-
-
-def _popular(content: Content, rng: np.random.Generator) -> Prompt:
-    """Return a prompt that many send, of ordinary length: one alone must not decide the statistics."""
-    tokens = _PROMPT_TOKENS.draw(rng)
-    while not 0.75 * _POPULAR_TOKENS <= tokens <= 1.33 * _POPULAR_TOKENS:
-        tokens = _PROMPT_TOKENS.draw(rng)
-    return content.grown(Prompt(), int(tokens), (0,))
