@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.envoy import messages as api
-from tests.kit.duplex import CHAT, Gateway, request
+from tests.kit.scripted import CHAT, Gateway, request
 from tests.observe import answers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.kit.duplex import Script
+    from tests.kit.scripted import Script
 
 END = answers.chunk(b"")
 READ, LEFT = "all", "none"
@@ -120,7 +120,7 @@ async def test_requests_of_every_shape_arrive_whole(tmp_path: Path, observe: obj
     # With retries on, Envoy 1.40 sends the body of a request with trailers upstream twice: its router keeps a
     # copy for them, which it takes for buffered when the filter continues with the trailers.
     script = plays(b"one", b"two", end=trailing)
-    async with Gateway(tmp_path, script, retries=0, observe=observe) as gateway:
+    async with Gateway(tmp_path, script, envoy={"retries": 0}, observe=observe) as gateway:
         long = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 3_000_000}]}).encode()
         for body, trailers in ((None, b""), (long, b""), (None, b"x-checksum: 1\r\n"), (long, b"x-c: 1\r\n")):
             reply = await gateway.ask(body, trailers=trailers)

@@ -12,12 +12,26 @@ import pytest_asyncio
 from epp.envoy.settings import Variant
 from tests.kit.engines import Answered, Asked, Engine, EngineServing
 from tests.kit.envoy import require_envoy
+from tests.kit.replicas import CHAT, chat_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FORGED = dict.fromkeys(
+    (
+        "x-gateway-destination-endpoint",
+        "x-gateway-destination-endpoint-served",
+        "x-gateway-destination-endpoint-subset",
+        "x-gateway-destination-endpoint-scores",
+        "x-epp-decision-id",
+        "x-epp-served-model",
+        "x-epp-untried-models",
+    ),
+    "evil",
+)
 
 
 def chat_answer(asked: Asked, **fields: Any) -> bytes:
@@ -169,6 +183,15 @@ async def test_an_answer_longer_than_envoys_buffers_is_restored(serving: EngineS
     answers(serving, long)
     status, body = await serving.chat(model="chat")
     assert (status, body["model"], len(body["padding"])) == (200, "chat", 3_000_000)
+
+
+async def test_an_engines_own_reserved_headers_reach_no_client(serving: EngineServing) -> None:
+    answers(serving, lambda _: Answered([b"{}"], headers={**FORGED, "x-served-by": "engine"}))
+    async with serving.http.post(serving.url + CHAT, json=chat_body("hi", model="chat")) as got:
+        assert got.status == 200
+        assert got.headers["x-served-by"] == "engine"
+        assert "evil" not in got.headers.values()
+        assert len(got.headers.getall("x-epp-decision-id")) == 1
 
 
 @pytest.mark.parametrize(("setting", "asked_for"), [("always", {"include_usage": True}), ("never", None)])
