@@ -12,6 +12,7 @@ from aiohttp import web
 from epp.envoy import filters, listener
 from epp.envoy import messages as api
 from epp.extproc.modes import BodyMode
+from epp.ops.doctor.picker import Page
 from tests.kit.engines import Engine, EngineServing
 
 if TYPE_CHECKING:
@@ -139,5 +140,5 @@ class TwoEngines(EngineServing):
 
     async def seen(self) -> dict[str, int]:
         """How many bodies were seen how."""
-        counts = (await self.picker.page()).by("epp_request_bodies_total", "seen")
+        counts = Page(await self.picker.metrics()).by("epp_request_bodies_total", "seen")
         return {kind: int(count) for kind, count in counts.items() if count}

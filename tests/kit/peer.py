@@ -19,7 +19,6 @@ from tests.kit.conversation import DUPLEX, POST, request_headers, response_heade
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DESTINATION = "x-gateway-destination-endpoint"
 #: Parts that are released together with the stream: Envoy keeps a copy of what waits, but not in full duplex.
 BUFFER_BYTES = 32 * 1024
 

@@ -17,8 +17,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
-from epp.ops.doctor.picker import Page
-from tests.kit.replicas import CHAT, chat_body, quick_config
+from tests.kit.replicas import CHAT, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
 from tests.kit.waiting import until
 
@@ -115,14 +114,17 @@ class PickerProcess:
         """What it has logged."""
         return self._child.log()
 
-    async def page(self) -> Page:
+    async def metrics(self) -> str:
         """Its metrics page."""
         async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/metrics") as answer:
-            return Page(await answer.text())
+            return await answer.text()
 
     async def metric(self, metric_name: str, /, **labels: str) -> float:
-        """The sum of a metric's series with these labels; 0 while it has none."""
-        return (await self.page()).total(metric_name, **labels)
+        """One metric; 0 while it has no series."""
+        try:
+            return metric(await self.metrics(), metric_name, labels)
+        except KeyError:
+            return 0.0
 
     async def ready(self) -> bool:
         """Whether it wants requests."""

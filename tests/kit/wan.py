@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -80,8 +79,6 @@ def running(regions: Mapping[str, Shape]) -> Iterator[Network]:
 def timed(network: Network, region: str, sizes: Sequence[int]) -> list[float]:
     """Seconds for a connect from the hub, then for each body in turn, sent on that one connection."""
     arguments = (sys.executable, "-c", _CLIENT, network.address(region), str(PORT), json.dumps(list(sizes)))
-    done = subprocess.run(
-        network.command(HUB, *arguments), check=True, capture_output=True, timeout=120, env=dict(os.environ)
-    )
+    done = subprocess.run(network.command(HUB, *arguments), check=True, capture_output=True, timeout=120)
     seconds: list[float] = json.loads(done.stdout)
     return seconds
