@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from epp.envoy.settings import Variant
 from tests.kit.picker import Serving
 from tests.kit.records import recorded
+from tests.kit.replicas import chat_body
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+CHAT = chat_body("hello", stream=True)
 
 
 async def read_chunked(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
