@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +34,7 @@ def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_word() -> None:
 
 
 LONG = "n" * 300
+LIST = (sys.executable, "-m", "epp", "lab", "compare", "--list")
 
 
 @pytest.mark.parametrize(
@@ -64,20 +65,15 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_so_is_a_full_disk(environment: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = (sys.executable, "-m", "epp", "lab", "compare", "--list")
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False
+            LIST, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (2, "epp: No space left on device\n")
 
 
 def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[str, str]) -> None:
     with subprocess.Popen(
-        (sys.executable, "-m", "epp", "lab", "compare", "--list"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
+        LIST, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
     ) as command:
         assert command.stdout is not None
         assert command.stderr is not None
@@ -89,11 +85,16 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word(environment: dict[st
 REPLAY = ("lab", "compare", "--workload", "demo", "--seconds", "3", "--warmup", "0", "--seeds", "1")
 
 
+def replayed(out: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Replay a little, the results going to a folder."""
+    command = (sys.executable, "-m", "epp", *REPLAY, "--policy", "random", "--out", str(out))
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
 def test_results_are_written_for_a_reader_who_has_left(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = (sys.executable, "-m", "epp", *REPLAY, "--policy", "random", "--out", str(tmp_path))
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = replayed(tmp_path, stdout=writer)
     os.close(writer)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
@@ -102,9 +103,7 @@ def test_results_are_written_for_a_reader_who_has_left(tmp_path: Path) -> None:
 
 
 def test_a_terminal_of_few_characters_gets_others_for_those_it_lacks(tmp_path: Path) -> None:
-    out = tmp_path / "caf\u00e9"
-    command = (sys.executable, "-m", "epp", *REPLAY, "--policy", "random", "--out", str(out))
     few = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, env=few, capture_output=True, text=True, check=False)
+    done = replayed(tmp_path / "caf\u00e9", env=few, stdout=subprocess.PIPE)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert "caf?/results.json" in done.stdout.replace("\n", "")

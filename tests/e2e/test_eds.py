@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
-from tests.e2e.test_faults import STEADY, under_load, until_seen
-from tests.kit.picker import Serving
+from tests.e2e.test_faults import STEADY
+from tests.kit.picker import Serving, until_seen
 from tests.kit.records import recorded
 from tests.kit.replicas import quick_config
 from tests.kit.waiting import until
@@ -34,9 +34,10 @@ async def health_by_host(serving: Serving) -> dict[str, str]:
 
 
 async def until_held(serving: Serving, wanted: Callable[[dict[str, str]], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not wanted(await health_by_host(serving)):
-            await asyncio.sleep(0.02)
+    async def held() -> bool:
+        return wanted(await health_by_host(serving))
+
+    await until(held, 10)
 
 
 async def test_a_replica_taken_from_the_file_gets_no_request_and_one_put_in_gets_its_share(
@@ -45,23 +46,21 @@ async def test_a_replica_taken_from_the_file_gets_no_request_and_one_put_in_gets
     async with Serving(tmp_path) as serving:
         *left, taken = serving.replicas
         specs = {replica.address: EndpointSpec(address=replica.address) for replica in serving.replicas}
-        stop, tasks, seen = await under_load(serving)
-        await until_seen(seen, 100)
-        serving.write_pool([specs[replica.address] for replica in left])
-        await until_held(serving, lambda hosts: taken.address not in hosts)
-        await until_seen(seen, 40)  # those that were picked before
-        before = taken.requests
-        await until_seen(seen, 200)
-        await serving.picker.kill()
-        await until_seen(seen, 200)  # Envoy alone chooses
-        assert taken.requests == before
-        await serving.picker.start()
-        serving.write_pool(list(specs.values()))
-        await until(lambda: taken.requests >= before + 20)
-        shares = Counter({replica.address: -replica.requests for replica in serving.replicas})
-        await until_seen(seen, 300)
-        stop.set()
-        await asyncio.gather(*tasks)
+        async with serving.under_load() as seen:
+            await until_seen(seen, 100)
+            serving.write_pool([specs[replica.address] for replica in left])
+            await until_held(serving, lambda hosts: taken.address not in hosts)
+            await until_seen(seen, 40)  # those that were picked before
+            before = taken.requests
+            await until_seen(seen, 200)
+            await serving.picker.kill()
+            await until_seen(seen, 200)  # Envoy alone chooses
+            assert taken.requests == before
+            await serving.picker.start()
+            serving.write_pool(list(specs.values()))
+            await until(lambda: taken.requests >= before + 20)
+            shares = Counter({replica.address: -replica.requests for replica in serving.replicas})
+            await until_seen(seen, 300)
         shares.update({replica.address: replica.requests for replica in serving.replicas})
         assert shares[taken.address] > 0.1 * shares.total(), shares
         assert set(seen) == {200}
@@ -92,20 +91,16 @@ async def test_a_pick_that_envoy_cannot_honour_is_counted_logged_once_and_explai
         endpoints = [EndpointSpec(address=replica.address).endpoint() for replica in serving.replicas]
         lost = endpoints[0].address
 
-        async def ask_until(times: int) -> None:
-            async with asyncio.timeout(20):
-                while await picker.metric("epp_picks_not_honoured_total") < times:
+        async with asyncio.timeout(60):
+            for times in (1, 2):
+                serving.envoy.write_endpoints(endpoints[1:])
+                await until_held(serving, lambda hosts: lost not in hosts)
+                while await picker.metric("epp_picks_not_honoured_total") < 5 * times:
                     assert (await serving.chat())[0] == 200
-
-        for times in (1, 2):
-            serving.envoy.write_endpoints(endpoints[1:])
-            await until_held(serving, lambda hosts: lost not in hosts)
-            await ask_until(5 * times)
-            assert picker.log().count(f"Envoy did not honour a pick of {lost}") == times
-            serving.envoy.write_endpoints(endpoints)
-            await until_held(serving, lambda hosts: lost in hosts)
-            before = serving.replicas[0].requests
-            async with asyncio.timeout(20):
+                assert picker.log().count(f"Envoy did not honour a pick of {lost}") == times
+                serving.envoy.write_endpoints(endpoints)
+                await until_held(serving, lambda hosts: lost in hosts)
+                before = serving.replicas[0].requests
                 while serving.replicas[0].requests < before + 5:
                     await serving.chat()
         outcomes = [record for record in recorded(tmp_path / "records") if record["kind"] == "outcome"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
+from signal import SIGCONT, SIGSTOP, SIGUSR1
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from epp.envoy.settings import Variant
 from epp.server.command import STALLED
 from tests.kit.hanging import HANGING
 from tests.kit.picker import Serving
-from tests.kit.replicas import CHAT, MODEL, QUICK, quick_config
+from tests.kit.replicas import QUICK, SLOW, quick_config
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,46 +23,14 @@ if TYPE_CHECKING:
 STEADY = replace(QUICK, decode_curve=((1, 5.0),))
 
 
-async def keep_asking(serving: Serving, stop: asyncio.Event, seen: Counter[int]) -> None:
-    """A client that always has one request under way."""
-    number = 0
-    while not stop.is_set():
-        number += 1
-        status, _ = await serving.chat(f"question {number} " * 20)
-        seen[status] += 1
-
-
-async def under_load(
-    serving: Serving, clients: int = 20
-) -> tuple[asyncio.Event, list[asyncio.Task[None]], Counter[int]]:
-    stop, seen = asyncio.Event(), Counter[int]()
-    tasks = [asyncio.ensure_future(keep_asking(serving, stop, seen)) for _ in range(clients)]
-    return stop, tasks, seen
-
-
-async def until_seen(seen: Counter[int], more: int) -> None:
-    """Wait until so many further requests were answered."""
-    target = seen.total() + more
-    async with asyncio.timeout(30):
-        while seen.total() < target:
-            await asyncio.sleep(0.01)
-
-
 async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_path: Path) -> None:
     slow = [quick_config(name, engine_class=STEADY, answer_tokens=200) for name in "ab"]
     async with Serving(tmp_path, replicas=slow, variant=Variant.FULL_DUPLEX) as serving:
 
         async def stream() -> bool:
-            body = {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": "hi"}],
-                "stream": True,
-                "max_tokens": 100,
-            }
             try:
-                async with serving.http.post(serving.url + CHAT, json=body) as answer:
-                    return (await answer.read()).rstrip().endswith(b"data: [DONE]")
-            except Exception:  # noqa: BLE001  # any way of losing an answer is a lost answer
+                return await serving.streamed("hi", 100)
+            except aiohttp.ClientError:
                 return False
 
         in_flight = [asyncio.ensure_future(stream()) for _ in range(10)]
@@ -69,9 +39,7 @@ async def test_in_full_duplex_a_killed_picker_cuts_answers_in_flight_only(tmp_pa
         assert not any(await asyncio.gather(*in_flight)), (
             "these pass through the picker: they cannot survive it"
         )
-        async with asyncio.timeout(20):
-            while not await stream():
-                await asyncio.sleep(0.1)
+        await until(stream)
         assert await stream()
 
 
@@ -88,7 +56,7 @@ async def test_answers_that_do_not_pass_the_picker_outlive_it(tmp_path: Path, va
 
 
 async def test_a_client_that_leaves_mid_stream_releases_its_lease(tmp_path: Path) -> None:
-    endless = [quick_config("a", engine_class=replace(QUICK, decode_curve=((1, 50.0),)), answer_tokens=4000)]
+    endless = [quick_config("a", engine_class=SLOW, answer_tokens=4000)]
     async with Serving(tmp_path, replicas=endless) as serving:
         address = serving.replicas[0].address
         async with serving.answering(max_tokens=4000) as answer:
@@ -107,10 +75,10 @@ async def test_without_hosts_of_its_own_envoy_refuses_what_a_hung_picker_does_no
 ) -> None:
     options: dict[str, Any] = {"variant": Variant.ORIGINAL_DST, "policy": {"fallbacks": 0}}
     async with Serving(tmp_path, envoy={"message_timeout_ms": 250}, **options) as serving:
-        serving.picker.freeze()
+        serving.picker.signal(SIGSTOP)
         for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
             assert status == 503
-        serving.picker.thaw()
+        serving.picker.signal(SIGCONT)
         assert (await serving.chat("awake"))[0] == 200
 
 
@@ -122,12 +90,14 @@ async def test_requests_that_wait_on_a_hung_picker_wait_no_longer_than_it_lives(
     envoy = {"message_timeout_ms": 250, "picker_keepalive_s": 3600.0}
     options: dict[str, Any] = {"variant": variant, "envoy": envoy, "program": HANGING}
     async with Serving(tmp_path, **options) as serving:
-        serving.picker.hang()
+        serving.picker.signal(SIGUSR1)
         wanted = 500 if variant is Variant.FULL_DUPLEX else 200
         for status, _ in await asyncio.gather(*(serving.chat(f"hung {n}") for n in range(10))):
             assert status == wanted
         assert await serving.picker.ended() == STALLED
         await serving.picker.start()
-        async with asyncio.timeout(20):
-            while (await serving.chat("after"))[0] != 200:
-                await asyncio.sleep(0.1)
+
+        async def served() -> bool:
+            return (await serving.chat("after"))[0] == 200
+
+        await until(served)

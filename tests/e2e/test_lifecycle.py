@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,6 +12,7 @@ from epp.errors import EppError
 from epp.server.accepting import listening_sockets
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.replicas import quick_config
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +22,8 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 async def health(address: str, service: str = "") -> int:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
-    status: int = answer.status
+        request = health_pb2.HealthCheckRequest(service=service)
+        status: int = (await health_pb2_grpc.HealthStub(channel).Check(request)).status
     return status
 
 
@@ -33,9 +32,11 @@ async def test_health_follows_the_pool_and_liveness_does_not(tmp_path: Path) -> 
         names = ("", "envoy.service.ext_proc.v3.ExternalProcessor")
         assert [await health(serving.picker.grpc, name) for name in names] == [SERVING, SERVING]
         (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-        async with asyncio.timeout(10):
-            while await health(serving.picker.grpc) != NOT_SERVING:
-                await asyncio.sleep(0.05)
+
+        async def refused() -> bool:
+            return await health(serving.picker.grpc) == int(NOT_SERVING)
+
+        await until(refused, 10)
         assert await health(serving.picker.grpc, "liveness") == SERVING
 
 

@@ -5,89 +5,47 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from epp.config.pool import EndpointSpec, dump_pool
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings
-from tests.kit.envoy import ScriptedUpstream
-from tests.kit.picker import PickerProcess
-from tests.kit.records import recorded
+from epp.config.pool import EndpointSpec
+from epp.envoy.settings import Variant
+from tests.kit.scripted import Gateway, request
 from tests.observe import answers
-from tests.observe.conftest import Client
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.kit.scripted import Reply
     from tests.observe.answers import Script
 
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 400}], "stream": True})
-NO_PROBES: dict[str, Any] = {"probe": {"interval_s": 0}, "scrape": {"interval_s": 0}}
+DEAD = "127.0.0.1:1"
 
 
-class Deployment:
-    """One picker, one Envoy and replicas that play scripts; the first of them is preferred."""
+class Deployment(Gateway):
+    """One picker, one Envoy that reports, and a replica that plays scripts."""
 
-    def __init__(self, folder: Path, *, dead_first: bool = False) -> None:
-        self._folder, self._dead_first = folder, dead_first
-        self._exit = AsyncExitStack()
+    def __init__(self, folder: Path) -> None:
         self.script: Script = answers.whole(b"{}")
-        self.picker = PickerProcess(folder, **NO_PROBES)
-
-    async def __aenter__(self) -> Self:
-        async def play(_: str, writer: asyncio.StreamWriter) -> None:
-            await self.script(writer)
-
-        self.upstream = await self._exit.enter_async_context(ScriptedUpstream(play))
-        addresses = [self.upstream.endpoint.address]
-        if self._dead_first:
-            addresses.insert(0, "127.0.0.1:1")
-        specs = [
-            EndpointSpec(address=address, rtt_ms=1.0 + 50.0 * at) for at, address in enumerate(addresses)
-        ]
-        (self._folder / "endpoints.yaml").write_bytes(dump_pool(specs))
-        self._exit.push_async_callback(self.picker.stop)
-        await self.picker.start()
-        host, _, port = self.picker.grpc.rpartition(":")
-        settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in specs), listener_port=0, admin_port=0,
-            picker_host=host, picker_port=int(port), message_timeout_ms=5000, report_interval_ms=20,
-            first_token_port=int(self.picker.first_token.rpartition(":")[2]),
-        )  # fmt: skip
-        envoy = EnvoyProcess(settings, folder=self._folder / "envoy")
-        self.envoy = await self._exit.enter_async_context(envoy)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit.aclose()
-
-    async def ask(self) -> Client:
-        host, _, port = self.envoy.listener_url.removeprefix("http://").rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\naccept-encoding: gzip\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()
+        super().__init__(
+            folder,
+            lambda _, writer: self.script(writer),
+            variant=Variant.STANDALONE,
+            envoy={"report_interval_ms": 20},
         )
-        return Client(reader, writer)
 
-    async def whole(self, script: Script) -> Client:
+    async def whole(self, script: Script) -> Reply:
         self.script = script
-        client = await self.ask()
-        await client.read_head()
-        await client.body()
-        client.leave()
-        return client
+        return await self.ask()
 
-    async def outcomes(self, count: int) -> list[dict[str, Any]]:
-        """That many outcomes from the records, in the order in which they were told."""
-        found: list[dict[str, Any]] = []
-        records = self._folder / "records"
-        async with asyncio.timeout(15):
-            while len(found) < count:
-                await asyncio.sleep(0.05)
-                found = [record for record in recorded(records) if record["kind"] == "outcome"]
-        return found
+
+class AfterADeadOne(Deployment):
+    """Its replica comes after one that is preferred and dead."""
+
+    def specs(self) -> list[EndpointSpec]:
+        return [
+            EndpointSpec(address=DEAD, rtt_ms=1.0),
+            EndpointSpec(address=self.upstream.address, rtt_ms=51.0),
+        ]
 
 
 async def test_answers_that_end_well_or_badly(tmp_path: Path) -> None:
@@ -133,15 +91,15 @@ async def test_answers_that_end_well_or_badly(tmp_path: Path) -> None:
     ]
     async with Deployment(tmp_path) as deployment:
         for number, (script, expected) in enumerate(cases, 1):
-            client = await deployment.whole(script)
-            outcome = (await deployment.outcomes(number))[-1]
-            assert outcome["id"] == client.header("x-epp-decision-id")
+            reply = await deployment.whole(script)
+            outcome = await deployment.outcome(number)
+            assert f"x-epp-decision-id: {outcome['id']}\r\n" in reply.head
             for fact, value in expected.items():
                 seen = outcome[fact]
                 assert seen is not None if value is ... else seen == value, (fact, outcome)
             known = {fact for fact in outcome["sources"] if outcome[fact] is None}
             assert not known, "what has a source is known"
-            assert outcome["served"] == outcome["endpoint"] == deployment.upstream.endpoint.address
+            assert outcome["served"] == outcome["endpoint"] == deployment.upstream.address
         assert await deployment.picker.metric("epp_compressed_answers_total") == 1
         assert await deployment.picker.metric("epp_requests_in_flight") == 0
         assert await deployment.picker.metric("llm_d_epp_inflight_requests") == 0
@@ -156,22 +114,22 @@ async def test_clients_that_leave(tmp_path: Path) -> None:
 
     async def never_ends(writer: asyncio.StreamWriter) -> None:
         writer.write(answers.head() + answers.chunk(answers.token("a")))
-        await writer.drain()
         await asyncio.Event().wait()
 
     async with Deployment(tmp_path) as deployment:
         deployment.script = silent
-        client = await deployment.ask()
+        _, writer = await deployment.connect()
+        writer.write(request())
         await asyncio.wait_for(asked.wait(), 10)
-        client.leave()
-        (before,) = await deployment.outcomes(1)
+        writer.transport.abort()
+        before = await deployment.outcome()
         assert (before["cause"], before["ttft_ms"], before["itl_ms"]) == ("client-gone", None, None)
         deployment.script = never_ends
-        client = await deployment.ask()
-        await client.read_head()
-        await client.reader.readuntil(b"\n\n")
-        client.leave()
-        after = (await deployment.outcomes(2))[-1]
+        reader, writer = await deployment.connect()
+        writer.write(request())
+        await reader.readuntil(b'"content": "a"')
+        writer.transport.abort()
+        after = await deployment.outcome(2)
         assert (after["cause"], after["status"], after["cached_tokens"]) == ("client-gone", 200, None)
         assert 0.0 < after["ttft_ms"] <= after["e2e_ms"]
         assert after["sources"]["ttft_ms"] == "envoy"
@@ -179,10 +137,9 @@ async def test_clients_that_leave(tmp_path: Path) -> None:
 
 
 async def test_a_retry_is_told_with_both_endpoints(tmp_path: Path) -> None:
-    async with Deployment(tmp_path, dead_first=True) as deployment:
+    async with AfterADeadOne(tmp_path) as deployment:
         await deployment.whole(answers.stream(answers.token("a"), answers.usage(), answers.DONE))
-        (outcome,) = await deployment.outcomes(1)
-        assert outcome["cause"] == "retried-elsewhere"
-        assert outcome["endpoint"] == "127.0.0.1:1"
-        assert outcome["served"] == deployment.upstream.endpoint.address
+        outcome = await deployment.outcome()
+        assert (outcome["cause"], outcome["endpoint"]) == ("retried-elsewhere", DEAD)
+        assert outcome["served"] == deployment.upstream.address
         assert (outcome["attempts"], outcome["cached_tokens"]) == (2, 1024)

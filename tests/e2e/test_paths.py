@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from epp.ops.doctor.picker import Page
 from tests.kit.picker import Serving
 
 if TYPE_CHECKING:
@@ -20,13 +21,7 @@ async def test_every_request_tells_whether_its_connection_was_there(tmp_path: Pa
             assert status == 200
 
         async def told() -> dict[str, float]:
-            """Requests by connection, over all paths."""
-            found = {"cold": 0.0, "warm": 0.0}
-            for line in (await serving.picker.metrics()).splitlines():
-                for connection in found:
-                    if line.startswith("epp_path_requests_total{") and f'connection="{connection}"' in line:
-                        found[connection] += float(line.rpartition(" ")[2])
-            return found
+            return Page(await serving.picker.metrics()).by("epp_path_requests_total", "connection")
 
         async with asyncio.timeout(30):  # reports come a little later than answers
             while sum((await told()).values()) < COUNT / 2:  # of retried ones nobody knows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,15 +12,17 @@ import pytest
 from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles
 from epp.extproc.modes import BodyMode
+from tests.kit.certificates import self_signed
 from tests.kit.modes import Speech, TwoEngines, speaking
 from tests.kit.picker import CONFIG
+from tests.kit.replicas import CHAT, chat_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+UPLOAD = {"content-type": "multipart/form-data; boundary=b"}
 AHEAD = {"send_body_without_waiting_for_header_response": True}
 LONG = 200_000
 
@@ -30,38 +32,35 @@ async def no_lease_is_left(engines: TwoEngines) -> None:
 
 
 def chat(size: int) -> bytes:
-    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * size}]}).encode()
+    return json.dumps(chat_body("x" * size)).encode()
 
 
 DUPLEX = Speech(
     BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED, fields={"allow_mode_override": False}
 )
+UNREAD = ("unread", "unread", "unread")
+#: Ways of speaking, and what is seen of a short chat, a long one and an upload.
 SPEECHES = {
-    "none": Speech(BodyMode.NONE),
-    "streamed": Speech(BodyMode.STREAMED),
-    "streamed-ahead": Speech(BodyMode.STREAMED, fields=AHEAD),
-    "buffered": Speech(BodyMode.BUFFERED),
-    "buffered, no override": Speech(BodyMode.BUFFERED, fields={"allow_mode_override": False}),
-    "partial": Speech(BodyMode.BUFFERED_PARTIAL),
-    "partial, 64 KiB": Speech(BodyMode.BUFFERED_PARTIAL, buffer_bytes=65536),
-    "streamed, shown": Speech(BodyMode.STREAMED, BodyMode.STREAMED),
-    "full duplex": DUPLEX,
-    "full duplex, left": DUPLEX,
-    "streamed-ahead, 32 KiB": Speech(BodyMode.STREAMED, fields=AHEAD, buffer_bytes=32768),
-}
-#: What is seen of a short chat, a long one and an upload.
-SEEN = {
-    "none": ["unread", "unread", "unread"],
-    "streamed": ["unread", "unread", "unread"],
-    "streamed-ahead": ["whole", "unread", "unread"],
-    "buffered": ["whole", "whole", "unread"],
-    "buffered, no override": ["whole", "whole", "unread"],
-    "partial": ["whole", "whole", "unread"],
-    "partial, 64 KiB": ["whole", "cut", "unread"],
-    "streamed, shown": ["unread", "unread", "unread"],
-    "full duplex": ["whole", "whole", "unread"],
-    "full duplex, left": ["whole", "whole", "unread"],
-    "streamed-ahead, 32 KiB": ["whole", "unread", "unread"],
+    "none": (Speech(BodyMode.NONE), UNREAD),
+    "streamed": (Speech(BodyMode.STREAMED), UNREAD),
+    "streamed-ahead": (Speech(BodyMode.STREAMED, fields=AHEAD), ("whole", "unread", "unread")),
+    "buffered": (Speech(BodyMode.BUFFERED), ("whole", "whole", "unread")),
+    "buffered, no override": (
+        Speech(BodyMode.BUFFERED, fields={"allow_mode_override": False}),
+        ("whole", "whole", "unread"),
+    ),
+    "partial": (Speech(BodyMode.BUFFERED_PARTIAL), ("whole", "whole", "unread")),
+    "partial, 64 KiB": (
+        Speech(BodyMode.BUFFERED_PARTIAL, buffer_bytes=65536),
+        ("whole", "cut", "unread"),
+    ),
+    "streamed, shown": (Speech(BodyMode.STREAMED, BodyMode.STREAMED), UNREAD),
+    "full duplex": (DUPLEX, ("whole", "whole", "unread")),
+    "full duplex, left": (DUPLEX, ("whole", "whole", "unread")),
+    "streamed-ahead, 32 KiB": (
+        Speech(BodyMode.STREAMED, fields=AHEAD, buffer_bytes=32768),
+        ("whole", "unread", "unread"),
+    ),
 }
 
 
@@ -69,9 +68,9 @@ SEEN = {
 async def test_requests_arrive_whole_where_they_were_picked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    speaking(monkeypatch, SPEECHES[name])
-    upload = {"content-type": "multipart/form-data; boundary=b"}
-    cases = [(chat(10), JSON), (chat(LONG), JSON), (b"--b\r\n" + bytes(LONG) + b"\r\n--b--", upload)]
+    speech, seen = SPEECHES[name]
+    speaking(monkeypatch, speech)
+    cases = [(chat(10), JSON), (chat(LONG), JSON), (b"--b\r\n" + bytes(LONG) + b"\r\n--b--", UPLOAD)]
     observe = "none" if name.endswith("left") else "all"
     async with TwoEngines(tmp_path, policy={"name": "session-affinity"}, observe=observe) as engines:
         for _ in range(4):
@@ -84,12 +83,10 @@ async def test_requests_arrive_whole_where_they_were_picked_to(
                 assert engines.got[-1].body == body
             async with engines.http.get(engines.url + "/v1/models") as answer:
                 assert (await answer.json())["served"] == await engines.picked()
-        wanted = {kind: 4 * SEEN[name].count(kind) for kind in set(SEEN[name])} | {"none": 4}
-        assert await engines.seen() == wanted
+        assert await engines.seen() == Counter(4 * seen) | {"none": 4}
         await no_lease_is_left(engines)
 
 
-UPLOAD = {"content-type": "multipart/form-data; boundary=b"}
 #: Ways in which an upload's first bytes must be upstream before its last are sent.
 FLOWING = [
     "none",
@@ -107,7 +104,7 @@ async def test_an_upload_flows_past_the_picker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Ten megabytes of audio; the second half is sent when the first has begun to arrive."""
-    speaking(monkeypatch, SPEECHES[name])
+    speaking(monkeypatch, SPEECHES[name][0])
     half = 5 << 20
     async with TwoEngines(tmp_path, request={"max_body_bytes": 1 << 20}) as engines:
 
@@ -131,7 +128,7 @@ async def test_an_upload_flows_past_the_picker(
 async def test_a_websocket_talks_to_the_endpoint_that_was_picked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    speaking(monkeypatch, SPEECHES[name])
+    speaking(monkeypatch, SPEECHES[name][0])
     observe = "none" if name.endswith("left") else "all"
     async with TwoEngines(tmp_path, observe=observe) as engines:
         for number in range(4):
@@ -152,7 +149,7 @@ async def test_a_websocket_talks_to_the_endpoint_that_was_picked(
 async def test_bodies_that_nobody_asks_about_are_not_buffered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speaking(monkeypatch, SPEECHES["buffered"])
+    speaking(monkeypatch, SPEECHES["buffered"][0])
     async with TwoEngines(tmp_path, policy={"name": "round-robin"}) as engines:
         for _ in range(4):
             async with engines.http.post(engines.url + CHAT, data=chat(LONG), headers=JSON) as answer:
@@ -179,40 +176,14 @@ async def test_in_observability_mode_all_is_decided_and_nobody_waits(
         assert "aborted" not in engines.picker.log()
 
 
-def certificates(folder: Path) -> None:
-    """An authority, and certificates by it for picker and Envoy; one of Envoy's is by nobody."""
-
-    def run(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    run("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    run("req", "-x509", *key, "-keyout", "other.key", "-out", "other.pem", "-subj", "/CN=other")
-    for name in ("picker", "envoy"):
-        ext = ("-addext", f"subjectAltName=DNS:{name}.test")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key")
-        run(
-            "req",
-            "-x509",
-            *key,
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.pem",
-            "-subj",
-            f"/CN={name}",
-            *ext,
-            *signed,
-        )
-
-
 @pytest.mark.parametrize("known", [True, False])
 async def test_ext_proc_over_mutual_tls(tmp_path: Path, known: bool) -> None:
-    certificates(tmp_path)
-    tls = {"cert_file": "picker.pem", "key_file": "picker.key", "client_ca_file": "ca.pem"}
+    for name in ("picker", "envoy", "other"):
+        self_signed(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", name, alternatives=f"DNS:{name}.test")
+    tls = {"cert_file": "picker.pem", "key_file": "picker.key", "client_ca_file": "envoy.pem"}
     mine = "envoy" if known else "other"
     files = TlsFiles(
-        ca_file=str(tmp_path / "ca.pem"),
+        ca_file=str(tmp_path / "picker.pem"),
         cert_file=str(tmp_path / f"{mine}.pem"),
         key_file=str(tmp_path / f"{mine}.key"),
         server_name="picker.test",

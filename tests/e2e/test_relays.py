@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -20,13 +19,13 @@ from tests.kit.envoy import require_envoy
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.records import recorded
 from tests.kit.relays import certificates, relays
-from tests.kit.replicas import CHAT, MODEL, quick_config
+from tests.kit.replicas import CHAT, chat_body, quick_config
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from epp.config.relays import Relays
 
 #: Binds a request to a region.
 HEADER = "x-test-region"
@@ -35,36 +34,35 @@ NAMES = {"near": ("near-0",), "far": ("far-0", "far-1")}
 
 @dataclass
 class Tiers:
-    """One replica near, two far away, a relay for either; killed relays can be started again."""
+    """One replica near, two far away, a relay for either."""
 
     folder: Path
     replicas: dict[str, SimReplica]
-    relays: Relays
-    settings: EnvoySettings
     relay: dict[str, EnvoyProcess]
     envoy: EnvoyProcess
     http: aiohttp.ClientSession
 
     async def ask(self, region: str = "") -> tuple[int, str]:
         """Status, and the replica that answered or else what Envoy said."""
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         headers = {HEADER: region} if region else {}
-        async with self.http.post(self.envoy.listener_url + CHAT, json=body, headers=headers) as answer:
+        async with self.http.post(
+            self.envoy.listener_url + CHAT, json=chat_body("hello", max_tokens=2), headers=headers
+        ) as answer:
             said = await answer.text()
             return answer.status, answer.headers.get("x-served-by", said)
 
     async def outcomes(self, count: int) -> list[tuple[str, Mapping[str, Any]]]:
         """Picks and outcomes on record, once there are so many."""
-        async with asyncio.timeout(30):
-            while True:
-                done = [
-                    (request.decision["endpoints"][request.decision["chosen"]], request.outcome)
-                    for request in join(recorded(self.folder / "records"))
-                    if request.decision is not None and request.outcome is not None
-                ]
-                if len(done) >= count:
-                    return done
-                await asyncio.sleep(0.1)
+
+        def done() -> list[tuple[str, Mapping[str, Any]]]:
+            return [
+                (request.decision["endpoints"][request.decision["chosen"]], request.outcome)
+                for request in join(recorded(self.folder / "records"))
+                if request.decision is not None and request.outcome is not None
+            ]
+
+        await until(lambda: len(done()) >= count)
+        return done()
 
 
 @pytest_asyncio.fixture
@@ -84,15 +82,12 @@ async def tiers(tmp_path: Path) -> AsyncIterator[Tiers]:
             for name in names
         ]
         (tmp_path / "endpoints.yaml").write_bytes(dump_pool(specs))
-        settings = EnvoySettings(
-            endpoints=tuple(spec.endpoint() for spec in specs),
-            relays=known,
-            listener_port=0,
-            admin_port=0,
-            message_timeout_ms=10_000,
-        )
         side = {"cert_file": str(tmp_path / "relay.crt"), "key_file": str(tmp_path / "relay.key")}
-        local = replace(settings, relays=msgspec.structs.replace(known, **side))
+        local = EnvoySettings(
+            endpoints=tuple(spec.endpoint() for spec in specs),
+            relays=msgspec.structs.replace(known, **side),
+            admin_port=0,
+        )
         running = {
             region: await stack.enter_async_context(
                 EnvoyProcess(local, relay=region, folder=tmp_path / f"relay-{region}")
@@ -108,16 +103,10 @@ async def tiers(tmp_path: Path) -> AsyncIterator[Tiers]:
         )
         stack.push_async_callback(picker.stop)
         await picker.start()
-        host, _, port = picker.grpc.rpartition(":")
-        settings = replace(
-            settings,
-            picker_host=host,
-            picker_port=int(port),
-            first_token_port=int(picker.first_token.rpartition(":")[2]),
-        )
+        settings = picker.envoy_settings(specs, relays=known, message_timeout_ms=10_000)
         envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=tmp_path / "global"))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Tiers(tmp_path, replicas, known, local, running, envoy, http)
+        yield Tiers(tmp_path, replicas, running, envoy, http)
 
 
 async def test_outcomes_name_endpoints_and_not_relays(tiers: Tiers) -> None:

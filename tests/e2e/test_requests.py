@@ -10,7 +10,7 @@ import pytest
 
 from epp.envoy.settings import Variant
 from tests.kit.picker import Serving
-from tests.kit.replicas import CHAT, MODEL, quick_config
+from tests.kit.replicas import MODEL, quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +35,9 @@ async def test_the_openai_sdk_streams_unmodified(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
 async def test_a_body_of_20_mb_is_priced_and_arrives_whole(tmp_path: Path, variant: Variant) -> None:
-    roomy = quick_config("a")
+    replicas = [quick_config("a")]
     async with Serving(
-        tmp_path, replicas=[roomy], variant=variant, envoy={"message_timeout_ms": 10_000}
+        tmp_path, replicas=replicas, variant=variant, envoy={"message_timeout_ms": 10_000}
     ) as serving:
         status, body = await serving.chat("0123456789abcdef" * (20 * 1024 * 1024 // 16))
         assert status == 400, "the replica's context is shorter, and it says so itself"
@@ -47,18 +47,8 @@ async def test_a_body_of_20_mb_is_priced_and_arrives_whole(tmp_path: Path, varia
 
 async def test_a_thousand_streams_at_once(tmp_path: Path) -> None:
     async with Serving(tmp_path, envoy={"message_timeout_ms": 10_000}) as serving:
-
-        async def stream(number: int) -> bool:
-            body = {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": f"{number} of a thousand"}],
-                "stream": True,
-                "max_tokens": 8,
-            }
-            async with serving.http.post(serving.url + CHAT, json=body) as answer:
-                return answer.status == 200 and (await answer.read()).rstrip().endswith(b"[DONE]")
-
-        assert all(await asyncio.gather(*(stream(number) for number in range(1000))))
+        streams = (serving.streamed(f"{number} of a thousand", 8) for number in range(1000))
+        assert all(await asyncio.gather(*streams))
         assert await serving.picker.metric("epp_decisions_total", policy="gorgo-ms") == 1000
         await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
         assert sum(replica.requests for replica in serving.replicas) >= 1000

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from epp.envoy.settings import Variant
-from tests.e2e.test_faults import under_load, until_seen
-from tests.kit.picker import Serving
+from tests.kit.picker import Serving, until_seen
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+CLIENTS = 8
 LEFT_ALONE = "epp_endpoint_unavailable"
 
 
@@ -21,18 +20,16 @@ LEFT_ALONE = "epp_endpoint_unavailable"
 async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path, variant: Variant) -> None:
     async with Serving(tmp_path, variant=variant) as serving:
         victim = serving.replicas[0]
-        stop, tasks, seen = await under_load(serving, clients=8)
-        await until_seen(seen, 50)
-        victim.refusal = (429, 60)
-        await serving.picker.until_metric(
-            LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
-        )
-        # Those that were on their way there when its first refusal was known.
-        await until_seen(seen, 2 * len(tasks))
-        failed = seen[429]
-        assert failed > 0
-        await until_seen(seen, 300)
-        stop.set()
-        await asyncio.gather(*tasks)
+        async with serving.under_load(CLIENTS) as seen:
+            await until_seen(seen, 50)
+            victim.refusal = (429, 60)
+            await serving.picker.until_metric(
+                LEFT_ALONE, lambda value: value > 0, endpoint=victim.address, reason="retry-after"
+            )
+            # Those that were on their way there when its first refusal was known.
+            await until_seen(seen, 2 * CLIENTS)
+            failed = seen[429]
+            assert failed > 0
+            await until_seen(seen, 300)
         assert seen[429] == failed, "none fails after the first few"
         assert set(seen) == {200, 429}

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-RSA = ("rsa:2048",)
-EC = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
-
 
 def trusting() -> ssl.SSLContext:
     """A gRPC client that takes any certificate."""
@@ -21,22 +18,19 @@ def trusting() -> ssl.SSLContext:
     return context
 
 
-def self_signed(
-    cert: Path, key: Path, name: str, *, alternatives: str = "IP:127.0.0.1", algorithm: tuple[str, ...] = RSA
-) -> tuple[Path, Path]:
+def self_signed(cert: Path, key: Path, name: str, *, alternatives: str = "IP:127.0.0.1") -> tuple[Path, Path]:
     """A certificate that is valid for two days and its private key, both as PEM; the paths given.
 
     Args:
         cert, key: where they are written, over what is there.
         name: common name.
         alternatives: what it is valid for, as openssl's ``subjectAltName``.
-        algorithm: of the key, as openssl's ``-newkey``.
 
     Raises:
         FileNotFoundError: there is no openssl.
     """
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", *algorithm, "-nodes", "-keyout", str(key), "-out", str(cert),
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(key), "-out", str(cert),
          "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName={alternatives}"],
         check=True, capture_output=True,
     )  # fmt: skip

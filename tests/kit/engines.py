@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
+from epp.config.pool import EndpointSpec
 from tests.kit.picker import CONFIG, Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from epp.config.pool import EndpointSpec
-    from epp.lab.sim.http import SimReplica
-
 
 @dataclass
 class Asked:
     """A request as an engine got it."""
 
+    upstream: str
+    method: str
     path: str
     headers: dict[str, str]
     body: bytes
@@ -52,39 +52,43 @@ class Engine:
         adapters: its endpoint's ``adapters``.
         answer: from a request to the answer.
         asked: requests, in order.
+        begun: set when the first piece of a body is here.
     """
 
-    models: dict[str, str] | list[str]
+    models: dict[str, str] | list[str] = field(default_factory=list)
     adapters: dict[str, str] | list[str] = field(default_factory=list)
     answer: Callable[[Asked], Answered] = lambda _: Answered([b"{}"])
     asked: list[Asked] = field(default_factory=list)
-    port: int = 0
-    _runner: web.AppRunner | None = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    address: str = ""
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=1 << 28)
-        app.router.add_route("*", "/{path:.*}", self._serve)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self.serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = self._runner.addresses[0][1]
+        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None
         await self._runner.cleanup()
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def heard(self, request: web.Request) -> Asked:
+        """Note a request."""
+        body = bytearray()
+        async for piece in request.content.iter_any():
+            self.begun.set()
+            body += piece
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append(Asked(self.address, request.method, request.path, headers, bytes(body)))
+        return self.asked[-1]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request."""
         if request.method != "POST":
             return web.Response(text="ok")
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = Asked(request.path, headers, await request.read())
-        self.asked.append(asked)
-        told = self.answer(asked)
+        told = self.answer(await self.heard(request))
         response = web.StreamResponse(headers={"content-type": told.content_type, **told.headers})
         if told.chunked:
             response.enable_chunked_encoding()
@@ -105,17 +109,12 @@ class EngineServing(Serving):
         # They answer from the test's own event loop, and on a loaded machine making Envoy's configuration holds
         # that up for longer than probes wait: who is ejected then depends on when they are back.
         probe = {**CONFIG["probe"], "timeout_s": 30.0}
-        super().__init__(folder, replicas=(), **{"probe": probe, **options})
+        super().__init__(folder, upstreams=engines, **{"probe": probe, **options})
         self.engines = list(engines)
-        self.replicas = cast("list[SimReplica]", self.engines)
 
-    def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
-        """The endpoints file, each endpoint with its engine's models."""
-        by_address = {engine.address: engine for engine in self.engines}
-        named = []
-        for spec in specs:
-            engine = by_address[spec.address]
-            changes = {"models": engine.models, "adapters": engine.adapters}
-            fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-            named.append(type(spec)(**(fields | changes)))
-        super().write_pool(named)
+    def specs(self) -> list[EndpointSpec]:
+        """The pool, each endpoint with its engine's models."""
+        return [
+            EndpointSpec(address=engine.address, models=engine.models, adapters=engine.adapters)
+            for engine in self.engines
+        ]

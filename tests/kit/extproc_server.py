@@ -1,12 +1,10 @@
 """A throw-away ext_proc server, written against `envoy-data-plane` alone: an independent speaker of the protocol.
 
-It answers every request with one destination, in whatever body modes Envoy says it uses, and can be told to hang.
+It answers every request with one destination, in whatever body modes Envoy says it uses.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -44,7 +42,6 @@ class ExtProcServer:
     Attributes:
         destination: what to answer, an address or a comma list.
         relays: relays to go through, as the picker names them in its metadata.
-        hang: read, never answer.
         port: where it listens, once started; set it before to listen there again.
         headers: request headers of every exchange, in order.
         body_bytes: request body length of every exchange, in order.
@@ -53,12 +50,10 @@ class ExtProcServer:
 
     destination: str = ""
     relays: str = ""
-    hang: bool = False
     port: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
     body_bytes: list[int] = field(default_factory=list)
     served: list[object] = field(default_factory=list)
-    open_streams: int = 0
     _server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,38 +84,25 @@ class ExtProcServer:
             self._server = None
 
     async def _process(self, requests: AsyncIterator[Any], _: object) -> AsyncIterator[Any]:
-        self.open_streams += 1
-        try:
-            async for response in self._answers(requests):
-                yield response
-        finally:
-            self.open_streams -= 1
-
-    async def _answers(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        duplex, length, pieces = False, 0, bytearray()
+        duplex, received = False, bytearray()
         async for request in requests:
-            if self.hang:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.Event().wait()
-                return
             if request.protocol_config is not None:
                 duplex = request.protocol_config.request_body_mode.name == "FULL_DUPLEX_STREAMED"
             if (message := request.request_headers) is not None:
                 self.headers.append(_headers(message))
                 if message.end_of_stream:
                     self.body_bytes.append(0)
-                    yield self._picked(duplex=duplex, in_headers=True)
+                    yield self._picked(in_headers=True)
                 elif not duplex:
                     yield ep.ProcessingResponse(request_headers=ep.HeadersResponse())
             elif (body := request.request_body) is not None:
-                length += len(body.body)
-                pieces += body.body
+                received += body.body
                 if not body.end_of_stream:
                     continue
-                self.body_bytes.append(length)
-                yield self._picked(duplex=duplex, in_headers=duplex)
+                self.body_bytes.append(len(received))
+                yield self._picked(in_headers=duplex)
                 if duplex:
-                    for piece in _streamed(bytes(pieces)):
+                    for piece in _streamed(bytes(received)):
                         yield ep.ProcessingResponse(request_body=piece)
             elif request.response_headers is not None:
                 if request.metadata_context is not None:
@@ -132,29 +114,33 @@ class ExtProcServer:
             elif request.response_trailers is not None:
                 yield ep.ProcessingResponse(response_trailers=ep.TrailersResponse())
 
-    def _picked(self, *, duplex: bool, in_headers: bool) -> Any:
+    def _picked(self, *, in_headers: bool) -> Any:
         """The pick, in answer to the headers or, when buffered, to the body."""
         common, metadata = ep.CommonResponse(clear_route_cache=True), None
         if self.destination:
             header = core.HeaderValue(key=_DESTINATION, raw_value=self.destination.encode())
             common.header_mutation = ep.HeaderMutation(set_headers=[core.HeaderValueOption(header=header)])
-            pick = protobuf.Struct(fields={_DESTINATION: protobuf.Value(string_value=self.destination)})
-            ours = protobuf.Struct(
-                fields={
-                    "decision_id": protobuf.Value(string_value="d-1"),
-                    "relays": protobuf.Value(string_value=self.relays),
+            metadata = _struct(
+                {
+                    "envoy.lb": {_DESTINATION: self.destination},
+                    "epp": {"decision_id": "d-1", "relays": self.relays},
                 }
             )
-            metadata = protobuf.Struct(
-                fields={
-                    "envoy.lb": protobuf.Value(struct_value=pick),
-                    "epp": protobuf.Value(struct_value=ours),
-                }
-            )
-        if in_headers or duplex:
+        if in_headers:
             answer = ep.HeadersResponse(response=common)
             return ep.ProcessingResponse(request_headers=answer, dynamic_metadata=metadata)
         return ep.ProcessingResponse(request_body=ep.BodyResponse(response=common), dynamic_metadata=metadata)
+
+
+def _struct(values: dict[str, Any]) -> Any:
+    return protobuf.Struct(
+        fields={
+            name: protobuf.Value(struct_value=_struct(value))
+            if isinstance(value, dict)
+            else protobuf.Value(string_value=value)
+            for name, value in values.items()
+        }
+    )
 
 
 def _headers(message: Any) -> dict[str, str]:

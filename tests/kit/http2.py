@@ -88,10 +88,10 @@ class Client:
         """Preface and settings."""
         return frames.PREFACE + settings(**values)
 
-    def headers(self, number: int, fields: Fields = REQUEST, *, flags: int = 0, end: bool = False) -> bytes:
+    def headers(self, number: int, fields: Fields = REQUEST, *, end: bool = False) -> bytes:
         """HEADERS in one frame."""
         block: bytes = self.encoder.encode(fields)
-        flags |= frames.END_HEADERS | (frames.END_STREAM if end else 0)
+        flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
         return frames.frame(frames.HEADERS, flags, number, block)
 
     def data(self, number: int, data: bytes, *, end: bool = False, padding: int = -1) -> bytes:

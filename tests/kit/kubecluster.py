@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, server: KubeServer | RealKube, folder: Path) -> None:
         self.server, self._folder = server, folder
         self.real = isinstance(server, RealKube)
-        self.proxy = TcpProxy("127.0.0.1", server.port)
+        self.proxy = TcpProxy(server.port)
         scheme = "https" if self.real else "http"
         self.client = objects.KubeClient(f"{scheme}://127.0.0.1:{server.port}", ADMIN)
         self._scheme = scheme

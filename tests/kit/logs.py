@@ -9,19 +9,11 @@ if TYPE_CHECKING:
     import pytest
 
 
-def own_lines(
-    caplog: pytest.LogCaptureFixture, level: int = logging.INFO, loggers: tuple[str, ...] = ("epp",)
-) -> list[str]:
-    """Messages from a level on, each with its traceback.
-
-    Args:
-        caplog: pytest's fixture.
-        level: lowest level.
-        loggers: first parts of the loggers' names; ``aiohttp`` reports handlers of ours that failed.
-    """
+def own_lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+    """Messages from a level on, each with its traceback."""
     form = logging.Formatter()
     return [
         form.format(record)
         for record in caplog.records
-        if record.name.split(".")[0] in loggers and record.levelno >= level
+        if record.name.split(".")[0] == "epp" and record.levelno >= level
     ]

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
 
-from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy import filters, listener
 from epp.envoy import messages as api
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings, Variant
 from epp.extproc.modes import BodyMode
-from tests.kit.picker import PickerProcess
+from epp.ops.doctor.picker import Page
+from tests.kit.engines import Engine, EngineServing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pytest
 
-__all__ = ["Speech", "TwoEngines", "speaking"]
+    from epp.envoy.settings import EnvoySettings
+    from tests.kit.engines import Asked
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,12 @@ class Speech:
         response: response body mode; headers and trailers are shown where bodies are.
         fields: of the filter's configuration.
         buffer_bytes: Envoy's buffer limit, None for as configured.
-        retouch: changes the filter's configuration further.
     """
 
     request: BodyMode = BodyMode.BUFFERED
     response: BodyMode = BodyMode.NONE
     fields: Mapping[str, Any] = field(default_factory=dict)
     buffer_bytes: int | None = None
-    retouch: Callable[[Any, EnvoySettings], None] | None = None
 
     def external_processor(self, settings: EnvoySettings) -> Any:
         header, body = api.ext_proc.ProcessingModeHeaderSendMode, api.ext_proc.ProcessingModeBodySendMode
@@ -60,8 +55,6 @@ class Speech:
         )
         for name, value in self.fields.items():
             setattr(processor, name, value)
-        if self.retouch is not None:
-            self.retouch(processor, settings)
         return processor
 
     def listener(self, *arguments: Any) -> Any:
@@ -89,112 +82,54 @@ def speaking(monkeypatch: pytest.MonkeyPatch, speech: Speech) -> None:
         monkeypatch.setattr(api.route, "Route", without_limit)
 
 
-@dataclass
-class Got:
-    """A request as an upstream got it."""
+class Echo(Engine):
+    """An upstream that tells who it is, and of a WebSocket says all again."""
 
-    upstream: str
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request."""
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            return await self._talk(request)
+        got = await self.heard(request)
+        told = {"id": "c", "served": self.address, "bytes": len(got.body)}
+        if got.body.startswith(b"{"):
+            told["model"] = got.fields.get("model")
+        return web.json_response(told)
 
-
-class TwoEngines:
-    """Two upstreams that tell who they are, the picker, Envoy.
-
-    Args:
-        folder: holds everything on disk.
-        envoy: fields of the Envoy settings.
-        config: sections of the picker's configuration.
-    """
-
-    def __init__(self, folder: Path, *, envoy: Mapping[str, Any] | None = None, **config: Any) -> None:
-        self.folder, self._changes = folder, envoy or {}
-        #: The upstreams' addresses, once they are there.
-        self.addresses: list[str] = []
-        self.models: list[dict[str, str]] = [{}, {}]
-        self.got: list[Got] = []
-        #: Set when the first piece of a body is upstream.
-        self.begun = asyncio.Event()
-        settings = {"scrape": {"interval_s": 0}, "probe": {"interval_s": 0}, "records": {}, **config}
-        self.picker = PickerProcess(folder, **settings)
-        self._exit = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        try:
-            self.addresses = [await self._exit.enter_async_context(self._upstream()) for _ in range(2)]
-            specs = [
-                EndpointSpec(address=address, models=models)
-                for address, models in zip(self.addresses, self.models, strict=True)
-            ]
-            self.folder.mkdir(exist_ok=True)
-            (self.folder / "endpoints.yaml").write_bytes(dump_pool(specs))
-            self._exit.push_async_callback(self.picker.stop)
-            await self.picker.start()
-            host, _, port = self.picker.grpc.rpartition(":")
-            settings = EnvoySettings(
-                endpoints=tuple(spec.endpoint() for spec in specs),
-                listener_port=0,
-                admin_port=0,
-                picker_host=host,
-                picker_port=int(port),
-                message_timeout_ms=5000,
-                variant=Variant.STANDALONE,
-                first_token_port=0,
-            )
-            envoy = EnvoyProcess(replace(settings, **self._changes), folder=self.folder / "envoy")
-            self.envoy = await self._exit.enter_async_context(envoy)
-            self.url = self.envoy.listener_url
-            self.http = await self._exit.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
-            )
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit.aclose()
-
-    @asynccontextmanager
-    async def _upstream(self) -> AsyncIterator[str]:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            if request.headers.get("upgrade", "").lower() == "websocket":
-                return await self._talk(request, address)
-            body = bytearray()
-            async for piece in request.content.iter_any():
-                self.begun.set()
-                body += piece
-            headers = {name.lower(): value for name, value in request.headers.items()}
-            self.got.append(Got(address, request.method, request.path, headers, bytes(body)))
-            told = {"id": "c", "served": address, "bytes": len(body)}
-            if body.startswith(b"{"):
-                told["model"] = json.loads(body).get("model")
-            return web.json_response(told)
-
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address = f"127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield address
-        finally:
-            await runner.cleanup()
-
-    async def _talk(self, request: web.Request, address: str) -> web.StreamResponse:
-        """A WebSocket that says who it is, then echoes."""
+    async def _talk(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.send_str(address)
+        await socket.send_str(self.address)
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
                 await socket.send_bytes(message.data)
             else:
                 await socket.send_str(message.data)
         return socket
+
+
+class TwoEngines(EngineServing):
+    """Two upstreams that tell who they are, never probed, the picker, Envoy.
+
+    Args:
+        folder: holds everything on disk.
+        options: see `Serving`.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        #: Requests as the upstreams got them, in order.
+        self.got: list[Asked] = []
+        #: Set when the first piece of a body is upstream.
+        self.begun = asyncio.Event()
+        engines = [Echo(asked=self.got, begun=self.begun) for _ in range(2)]
+        # Records would have every body read.
+        # Records would have every body read.
+        quiet = {"scrape": {"interval_s": 0}, "probe": {"interval_s": 0}, "records": {}}
+        super().__init__(folder, engines, **(quiet | options))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The upstreams' addresses."""
+        return [engine.address for engine in self.engines]
 
     async def picked(self) -> str:
         """The endpoint of the newest decision."""
@@ -205,10 +140,5 @@ class TwoEngines:
 
     async def seen(self) -> dict[str, int]:
         """How many bodies were seen how."""
-        kinds = ("whole", "none", "unread", "cut")
-        counts = dict.fromkeys(kinds, 0)
-        for kind in kinds:
-            for mode in ("normal", "observability"):
-                labels = {"seen": kind, "mode": mode}
-                counts[kind] += int(await self.picker.metric("epp_request_bodies_total", **labels))
-        return {kind: count for kind, count in counts.items() if count}
+        counts = Page(await self.picker.metrics()).by("epp_request_bodies_total", "seen")
+        return {kind: int(count) for kind, count in counts.items() if count}

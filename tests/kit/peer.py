@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.extproc.modes import BodyMode
-from epp.pb.ext_proc_pb2 import CommonResponse, HttpBody, HttpTrailers, ProcessingRequest, ProcessingResponse
-from tests.kit.conversation import DUPLEX, POST, request_headers, response_headers, with_modes
+from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingRequest, ProcessingResponse
+from tests.kit import conversation
+from tests.kit.conversation import DUPLEX, with_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DESTINATION = "x-gateway-destination-endpoint"
 #: Parts that are released together with the stream: Envoy keeps a copy of what waits, but not in full duplex.
 BUFFER_BYTES = 32 * 1024
 
@@ -34,10 +34,6 @@ class Shape:
 
     pieces: tuple[bytes, ...] = ()
     trailers: bool = False
-
-    @property
-    def headers_only(self) -> bool:
-        return not self.pieces and not self.trailers
 
     @property
     def body(self) -> bytes:
@@ -74,9 +70,8 @@ class Side:
         """The next message, None when there is none or a reply must come first."""
         if not self.headers_sent:
             self.headers_sent = True
-            if self.shape.headers_only:
-                self.done_sending = True
-            return self._sent("headers", b"", self.shape.headers_only, observing)
+            self.done_sending = not self.shape.pieces and not self.shape.trailers
+            return self._sent("headers", b"", self.done_sending, observing)
         free = observing or self.mode is DUPLEX or (self.ahead and self.mode is BodyMode.STREAMED)
         if self.done_sending or (self.waiting and not free and self.waiting[0][0] == "headers"):
             return None
@@ -112,15 +107,9 @@ class Side:
             self.passed += data
         else:
             self.waiting.append((part, data, end))
-        if part == "headers":
-            if self.name == "request":
-                return request_headers(POST, end=end)
-            return response_headers("200", end=end)
-        message = ProcessingRequest()
-        if part == "body":
-            getattr(message, f"{self.name}_body").CopyFrom(HttpBody(body=data, end_of_stream=end))
-        else:
-            getattr(message, f"{self.name}_trailers").CopyFrom(HttpTrailers())
+        parts: dict[str, dict[str, Any]] = {"headers": {"end": end}, "body": {"data": data, "end": end}}
+        fields = parts.get(part, {})
+        message: ProcessingRequest = getattr(conversation, f"{self.name}_{part}")(**fields)
         return message
 
     def take(self, part: str, reply: ProcessingResponse, *, overrides: bool) -> None:
@@ -134,7 +123,7 @@ class Side:
         _, data, _ = self.waiting.popleft()
         if part == "trailers":
             return None
-        common = reply.request_body.response if self.name == "request" else reply.response_body.response
+        common = getattr(reply, f"{self.name}_body").response
         if common.status == CommonResponse.CONTINUE_AND_REPLACE:
             raise SpuriousError("CONTINUE_AND_REPLACE is for headers")
         mutation = common.body_mutation
@@ -161,13 +150,10 @@ class Side:
             raise SpuriousError(f"a reply to {self.name} headers that nobody waits for")
         self.waiting.popleft()
         self.headers_passed = True
-        common = reply.request_headers.response if self.name == "request" else reply.response_headers.response
+        common = getattr(reply, f"{self.name}_headers").response
         self._headers_change(common)
         if overrides and reply.HasField("mode_override") and self.mode is not DUPLEX and not self.ahead:
-            mode = reply.mode_override
-            self.mode = BodyMode(
-                mode.request_body_mode if self.name == "request" else mode.response_body_mode
-            )
+            self.mode = BodyMode(getattr(reply.mode_override, f"{self.name}_body_mode"))
         if common.status != CommonResponse.CONTINUE_AND_REPLACE:
             if common.HasField("body_mutation"):
                 raise SpuriousError("a body on the headers' reply without CONTINUE_AND_REPLACE")
@@ -192,7 +178,7 @@ class Side:
             self.waiting.clear()
             self.ended = True
             return
-        common = reply.request_body.response if self.name == "request" else reply.response_body.response
+        common = getattr(reply, f"{self.name}_body").response
         if common.body_mutation.WhichOneof("mutation") != "streamed_response":
             raise SpuriousError("in full duplex bodies go back as streamed_response")
         piece = common.body_mutation.streamed_response
@@ -277,8 +263,7 @@ class Peer:
                 self.refused = True
                 continue
             name, _, which = part.partition("_")
-            side = self.request if name == "request" else self.response
-            side.take(which, reply, overrides=self._overrides)
+            getattr(self, name).take(which, reply, overrides=self._overrides)
 
     def finish(self) -> None:
         """The other end has closed in order."""

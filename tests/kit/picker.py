@@ -6,10 +6,9 @@ import asyncio
 import io
 import json
 import os
-import signal
+from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import aiohttp
 
@@ -18,11 +17,12 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
-from tests.kit.replicas import CHAT, MODEL, metric, quick_config
+from tests.kit.replicas import CHAT, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from epp.lab.sim.http import SimConfig
@@ -51,79 +51,68 @@ class PickerProcess:
     """
 
     def __init__(self, folder: Path, *, program: tuple[str, ...] = EPP, **config: Any) -> None:
-        self.folder, self._program = folder, program
-        self._config: dict[str, Any] = {**CONFIG, **config}
-        self._child: Child | None = None
+        self.folder = folder
+        self.config: dict[str, Any] = {**CONFIG, **config}
+        words = ["serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(folder / "ready.json")]
+        self._child = Child("picker", words, folder, program)
         self.grpc = self.http = self.first_token = ""
 
     async def start(self) -> None:
         """Start; a second start listens on the same ports."""
+        listen = self.config["listen"]
         if self.grpc:
-            self._config = {
-                **self._config,
-                "listen": {
-                    **self._config["listen"],
-                    "grpc": self.grpc,
-                    "http": self.http,
-                    "first_token": self.first_token,
-                },
-            }
+            listen = {**listen, "grpc": self.grpc, "http": self.http, "first_token": self.first_token}
         if CHOSEN:
-            self._config["listen"] = {"transport": CHOSEN, **self._config["listen"]}
-        config, ready = self.folder / "epp.yaml", self.folder / "ready.json"
-        config.write_text(json.dumps(self._config))
+            listen = {"transport": CHOSEN, **listen}
+        ready = self.folder / "ready.json"
+        (self.folder / "epp.yaml").write_text(json.dumps({**self.config, "listen": listen}))
         ready.unlink(missing_ok=True)
-        arguments = ["serve", "--config", str(config), "--ready-file", str(ready)]
-        self._child = await Child("picker", arguments, self.folder, self._program).__aenter__()
+        await self._child.__aenter__()
         async with asyncio.timeout(20):
-            while not ready.exists():
-                self._child.check()
-                await asyncio.sleep(0.02)
+            await self._child.until(ready.exists)
         addresses = json.loads(ready.read_text())
         self.grpc, self.http = addresses["grpc"], addresses["http"]
         self.first_token = addresses["first_token"]
 
+    def envoy_settings(self, specs: Sequence[EndpointSpec], **fields: Any) -> EnvoySettings:
+        """An Envoy before it and these endpoints, on ports that the system chooses."""
+        host, _, port = self.grpc.rpartition(":")
+        told: dict[str, Any] = {
+            "listener_port": 0,
+            "admin_port": 0,
+            "picker_host": host,
+            "picker_port": int(port),
+            "message_timeout_ms": 5000,
+            "first_token_port": int(self.first_token.rpartition(":")[2]),
+        }
+        return EnvoySettings(endpoints=tuple(spec.endpoint() for spec in specs), **(told | fields))
+
     async def kill(self) -> None:
         """SIGKILL: no drain, no goodbye."""
-        if self._child is not None:
-            os.kill(self._child.pid, signal.SIGKILL)
-            await self.stop()
+        self._child.kill()
+        await self.stop()
 
-    def hang(self) -> None:
-        """Let the event loop stand still for good; of a picker whose program is `HANGING`."""
-        os.kill(self.pid, signal.SIGUSR1)
-
-    def freeze(self) -> None:
-        """SIGSTOP: it hangs, its sockets stay."""
-        assert self._child is not None
-        os.kill(self._child.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        assert self._child is not None
-        os.kill(self._child.pid, signal.SIGCONT)
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
 
     @property
     def pid(self) -> int:
         """Process id; only while it runs."""
-        assert self._child is not None
         return self._child.pid
 
     async def ended(self) -> int:
         """Wait until it ends by itself, ten seconds at most; its status."""
-        assert self._child is not None
         async with asyncio.timeout(10):
             return await self._child.wait()
 
     async def stop(self) -> None:
         """SIGTERM and wait."""
-        child, self._child = self._child, None
-        if child is not None:
-            await child.__aexit__(None, None, None)
+        await self._child.__aexit__()
 
     def log(self) -> str:
         """What it has logged."""
-        return (self.folder / "picker.log").read_text()
+        return self._child.log()
 
     async def metrics(self) -> str:
         """Its metrics page."""
@@ -137,32 +126,43 @@ class PickerProcess:
         except KeyError:
             return 0.0
 
-    async def until_ready(self, status: int = 200) -> None:
-        """Wait until the readiness page has a status; ten seconds at most."""
-        async with asyncio.timeout(10), aiohttp.ClientSession() as http:
-            while True:
-                async with http.get(f"http://{self.http}/readyz") as answer:
-                    if answer.status == status:
-                        return
-                await asyncio.sleep(0.05)
+    async def ready(self) -> bool:
+        """Whether it wants requests."""
+        async with aiohttp.ClientSession() as http, http.get(f"http://{self.http}/readyz") as answer:
+            return answer.status == 200
 
     async def until_metric(self, metric_name: str, wanted: Callable[[float], bool], /, **labels: str) -> None:
         """Wait until a metric has a value that is wanted; ten seconds at most."""
         value = float("nan")
+
+        async def has() -> bool:
+            nonlocal value
+            return wanted(value := await self.metric(metric_name, **labels))
+
         try:
-            async with asyncio.timeout(10):
-                while not wanted(value := await self.metric(metric_name, **labels)):
-                    await asyncio.sleep(0.05)
+            await until(has, 10)
         except TimeoutError:
             raise AssertionError(f"{metric_name}{labels} stayed {value}\n{self.log()[-2000:]}") from None
 
 
+class Upstream(Protocol):
+    """A server that Envoy sends requests to."""
+
+    @property
+    def address(self) -> str: ...
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 class Serving:
-    """Replicas, picker and Envoy, as an async context manager.
+    """Upstreams, picker and Envoy, as an async context manager.
 
     Args:
         folder: holds everything on disk.
         replicas: one simulated replica each.
+        upstreams: what serves in their place.
         variant: which Envoy configuration; Envoy follows the pool, but with `original-dst`.
         envoy: fields laid over the Envoy settings.
         program: see `PickerProcess`.
@@ -174,52 +174,42 @@ class Serving:
         folder: Path,
         *,
         replicas: Sequence[SimConfig] = (quick_config("a"), quick_config("b"), quick_config("c")),
+        upstreams: Sequence[Upstream] = (),
         variant: Variant = Variant.STANDALONE,
-        envoy: dict[str, Any] | None = None,
+        envoy: Mapping[str, Any] | None = None,
         program: tuple[str, ...] = EPP,
         **config: Any,
     ) -> None:
-        self._folder, self._variant, self._changes = folder, variant, envoy or {}
-        self.replicas = [SimReplica(replica) for replica in replicas]
+        eds_path = "" if variant is Variant.ORIGINAL_DST else str(folder / "eds.json")
+        self.folder, self._changes = folder, {"variant": variant, "eds_path": eds_path, **(envoy or {})}
+        self.replicas = [] if upstreams else [SimReplica(replica) for replica in replicas]
+        self._upstreams = upstreams or self.replicas
         self.picker = PickerProcess(folder, program=program, **config)
         self._exit = AsyncExitStack()
         self.url = ""
 
+    def specs(self) -> list[EndpointSpec]:
+        """The pool."""
+        return [EndpointSpec(address=upstream.address) for upstream in self._upstreams]
+
     async def __aenter__(self) -> Self:
-        try:
-            for replica in self.replicas:
-                await self._exit.enter_async_context(replica)
-            self.write_pool([EndpointSpec(address=replica.address) for replica in self.replicas])
-            self._exit.push_async_callback(self.picker.stop)
+        async with AsyncExitStack() as stack:
+            for upstream in self._upstreams:
+                await stack.enter_async_context(upstream)
+            self.write_pool(self.specs())
+            stack.push_async_callback(self.picker.stop)
             await self.picker.start()
-            host, _, port = self.picker.grpc.rpartition(":")
-            settings = EnvoySettings(
-                endpoints=tuple(
-                    EndpointSpec(address=replica.address).endpoint() for replica in self.replicas
-                ),
-                variant=self._variant,
-                eds_path="" if self._variant is Variant.ORIGINAL_DST else str(self._folder / "eds.json"),
-                listener_port=0,
-                admin_port=0,
-                picker_host=host,
-                picker_port=int(port),
-                message_timeout_ms=2000,
-                first_token_port=int(self.picker.first_token.rpartition(":")[2]),
-            )
-            self.envoy = await self._exit.enter_async_context(
-                EnvoyProcess(replace(settings, **self._changes), folder=self._folder / "envoy")
-            )
+            settings = self.picker.envoy_settings(self.specs(), **self._changes)
+            self.envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
             self.url = self.envoy.listener_url
-            self.http = await self._exit.enter_async_context(
+            self.http = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             )
-            for replica in self.replicas:
+            for spec in self.specs() if self.picker.config["probe"]["interval_s"] else ():
                 await self.picker.until_metric(
-                    "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=replica.address
+                    "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=spec.address
                 )
-        except BaseException:
-            await self._exit.aclose()
-            raise
+            self._exit = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -227,26 +217,49 @@ class Serving:
 
     def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
         """Replace the endpoints file."""
-        (self._folder / "endpoints.yaml").write_bytes(dump_pool(list(specs)))
+        (self.folder / "endpoints.yaml").write_bytes(dump_pool(list(specs)))
 
     @asynccontextmanager
     async def answering(self, max_tokens: int) -> AsyncIterator[aiohttp.ClientResponse]:
         """A streamed answer that has begun to come."""
-        hi = [{"role": "user", "content": "hi"}]
-        body = {"model": MODEL, "messages": hi, "stream": True, "max_tokens": max_tokens}
+        body = chat_body("hi", stream=True, max_tokens=max_tokens)
         async with self.http.post(self.url + CHAT, json=body) as answer:
             await answer.content.readany()
             yield answer
 
     async def chat(self, text: str = "hello", **options: Any) -> tuple[int, Any]:
         """One chat request through Envoy; status and decoded body (bytes when it is not JSON)."""
-        headers = options.pop("headers", {})
-        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **options}
-        data = io.BytesIO(json.dumps(body).encode())
-        headers = {"content-type": "application/json", **headers}
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        data = io.BytesIO(json.dumps(chat_body(text, **{"max_tokens": 4, **options})).encode())
         async with self.http.post(self.url + CHAT, data=data, headers=headers) as answer:
             raw = await answer.read()
             try:
                 return answer.status, json.loads(raw)
             except ValueError:
                 return answer.status, raw
+
+    async def streamed(self, text: str, max_tokens: int) -> bool:
+        """Whether a streamed answer comes to its end."""
+        status, answer = await self.chat(text, stream=True, max_tokens=max_tokens)
+        return status == 200 and bytes(answer).rstrip().endswith(b"data: [DONE]")
+
+    @asynccontextmanager
+    async def under_load(self, clients: int = 20) -> AsyncIterator[Counter[int]]:
+        """Clients that always have one request under way each; the statuses that they see."""
+        stop, seen = asyncio.Event(), Counter[int]()
+
+        async def keep_asking() -> None:
+            while not stop.is_set():
+                status, _ = await self.chat(f"question {seen.total()} " * 20)
+                seen[status] += 1
+
+        tasks = [asyncio.ensure_future(keep_asking()) for _ in range(clients)]
+        yield seen
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def until_seen(seen: Counter[int], more: int) -> None:
+    """Wait until so many further requests were answered."""
+    target = seen.total() + more
+    await until(lambda: seen.total() >= target)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import pytest
 
-from epp.envoy.launch import tied_to_parent
+from epp.envoy.launch import stop, tied_to_parent
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,6 @@ class Prometheus:
 
     def __init__(self, folder: Path, target: str, rules: list[Path]) -> None:
         self._folder, self._target, self._rules = folder, target, rules
-        self._process: asyncio.subprocess.Process | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -67,13 +67,11 @@ class Prometheus:
                 stderr=output,
             )
         try:
-            async with asyncio.timeout(30):
-                while not (found := _LISTENING.search(log.read_text())):
-                    assert self._process.returncode is None, log.read_text()
-                    await asyncio.sleep(0.05)
-                self.url = f"http://{found[1]}"
-                while not await self._ready():  # it listens before its storage is open
-                    await asyncio.sleep(0.05)
+            await until(lambda: self._process.returncode is not None or _LISTENING.search(log.read_text()))
+            found = _LISTENING.search(log.read_text())
+            assert found, log.read_text()
+            self.url = f"http://{found[1]}"
+            await until(self._ready)  # it listens before its storage is open
         except BaseException:
             await self.__aexit__()
             raise
@@ -84,10 +82,7 @@ class Prometheus:
             return answer.status == 200
 
     async def __aexit__(self, *_: object) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.terminate()
-            await process.wait()
+        await stop(self._process, 10)
 
     async def get(self, path: str, **parameters: str) -> Any:
         """The ``data`` of an API answer; an error of Prometheus' fails the test with its words."""
@@ -108,8 +103,6 @@ class Prometheus:
     async def until(self, expression: str) -> None:
         """Wait until an expression has a sample; 30 seconds at most."""
         try:
-            async with asyncio.timeout(30):
-                while not await self.query(expression):
-                    await asyncio.sleep(0.2)
+            await until(lambda: self.query(expression))
         except TimeoutError:
             raise AssertionError(f"{expression} stayed empty") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
@@ -124,14 +125,6 @@ class RawPeer:
         """Whether the other side has hung up."""
         return self._listening.done()
 
-    def stop_reading(self) -> None:
-        """Let the socket fill."""
-        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
-
-    def read_on(self) -> None:
-        """Empty it."""
-        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
-
     async def close(self) -> None:
         """Hang up."""
         self._writer.close()
@@ -192,7 +185,6 @@ class Serving:
 
     async def metric(self, name: str) -> float:
         """A sample of the metrics page, labels included in the name; 0 where there is none."""
-        for line in (await self.app.metrics.page()).decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.rpartition(" ")[2])
-        return 0.0
+        page = (await self.app.metrics.page()).decode()
+        found = re.search(f"^{re.escape(name)} (.+)$", page, re.MULTILINE)
+        return float(found[1]) if found else 0.0

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from epp.config.relays import Relays
-from tests.kit.certificates import EC, self_signed
+from tests.kit.certificates import self_signed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,7 @@ def certificates(folder: Path) -> Path:
     """
     names = {"global": GLOBAL_NAME, "relay": RELAY_NAME, "stranger": "stranger.epp.internal"}
     for file, name in names.items():
-        self_signed(
-            folder / f"{file}.crt", folder / f"{file}.key", name, alternatives=f"DNS:{name}", algorithm=EC
-        )
+        self_signed(folder / f"{file}.crt", folder / f"{file}.key", name, alternatives=f"DNS:{name}")
     (folder / "ca.crt").write_text("".join((folder / f"{file}.crt").read_text() for file in names))
     return folder
 

@@ -10,12 +10,11 @@ class TcpProxy:
     """Forwards to one address.
 
     Args:
-        host: host to forward to.
-        port: port to forward to; may be changed while it runs.
+        target: port on loopback to forward to.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.target = host, port
+    def __init__(self, target: int) -> None:
+        self.target = target
         self.refusing = False
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -43,7 +42,7 @@ class TcpProxy:
             writer.transport.abort()
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection(self.host, self.target)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             writer.transport.abort()
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,10 @@ if TYPE_CHECKING:
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
-    """Wait until a reading is true."""
+    """Wait until a reading is true; it may be awaitable."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+        while True:
+            reading = condition()
+            if await reading if isawaitable(reading) else reading:
+                return
+            await asyncio.sleep(0.01)

@@ -17,6 +17,7 @@ from tests.kit.kubefollow import PATIENCE_S, kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.picker import Serving
 from tests.kit.replicas import MODEL
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +68,7 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
         reasons = await deploying
         assert "install its CRD" in reasons[0]
         assert reasons[1] == "InferencePool llm/pool does not exist"
-        await serving.picker.until_ready()
+        await until(serving.picker.ready)
         picker = serving.picker
         # Until its health check has seen the picker, Envoy balances by itself.
         async with asyncio.timeout(PATIENCE_S):

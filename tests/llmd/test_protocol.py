@@ -18,11 +18,11 @@ from epp.config.pool import dump_pool
 from epp.envoy import filters
 from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles, Variant
-from tests.kit.certificates import EC, self_signed
-from tests.kit.duplex import read_reply, request
+from tests.kit.certificates import self_signed
 from tests.kit.envoy import require_envoy, require_version
 from tests.kit.modes import TwoEngines
 from tests.kit.picker import CONFIG
+from tests.kit.scripted import read_reply, request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,7 +97,7 @@ class Gateway(TwoEngines):
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     require_envoy()
     folder: Path = tmp_path_factory.mktemp("protocol")
-    self_signed(folder / "cert.pem", folder / "key.pem", "picker", algorithm=EC)
+    self_signed(folder / "cert.pem", folder / "key.pem", "picker")
     listen = {**CONFIG["listen"], "tls": {"cert_file": "cert.pem", "key_file": "key.pem"}}
     envoy = {
         "variant": Variant.FULL_DUPLEX,

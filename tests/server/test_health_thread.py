@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ async def test_a_picker_whose_loop_hangs_logs_where_and_ends(tmp_path: Path, tra
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     picker = PickerProcess(tmp_path, program=HANGING, listen=listening(transport))
     await picker.start()
-    picker.hang()
+    picker.signal(signal.SIGUSR1)
     assert await picker.ended() == STALLED
     assert "CRITICAL" in picker.log()
     assert f"in {hang.__name__}" in picker.log()

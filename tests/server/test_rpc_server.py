@@ -279,9 +279,7 @@ async def test_what_does_not_end_is_cut(channel: grpc.aio.Channel, served: Serve
 
 
 async def test_tls_wants_a_clients_certificate_and_http2(tmp_path: Path) -> None:
-    certificates.self_signed(
-        tmp_path / "tls.crt", tmp_path / "tls.key", "localhost", algorithm=certificates.EC
-    )
+    certificates.self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "localhost")
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="tls.crt")
     tls = TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)
     server = RpcServer(Served(BOTH[0]).methods, max_receive_bytes=10**6, max_send_bytes=10**6, tls=tls)

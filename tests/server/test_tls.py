@@ -23,7 +23,7 @@ NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
 
 
 def write_pair(folder: Path, name: str) -> None:
-    certificates.self_signed(folder / "tls.crt", folder / "tls.key", name, algorithm=certificates.EC)
+    certificates.self_signed(folder / "tls.crt", folder / "tls.key", name)
 
 
 FILES = ServerTls(cert_file="tls.crt", key_file="tls.key")

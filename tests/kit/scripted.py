@@ -1,26 +1,26 @@
-"""A real picker behind a real Envoy in full duplex, with an upstream that plays scripts."""
+"""An upstream that plays scripts, behind the real picker and a real Envoy."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from epp.config.pool import EndpointSpec, dump_pool
-from epp.envoy.process import EnvoyProcess
-from epp.envoy.settings import EnvoySettings, Variant
-from tests.kit.picker import PickerProcess
+from epp.envoy.settings import Variant
+from tests.kit.picker import Serving
 from tests.kit.records import recorded
+from tests.kit.replicas import chat_body
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+CHAT = chat_body("hello", stream=True)
 
 
 async def read_chunked(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -52,24 +52,22 @@ class Upstream:
     Attributes:
         script: given reader and writer; what it writes is the answer.
         early: answer before the body is read.
-        heads, bodies, trailers: of the requests, in order.
+        bodies, trailers: of the requests, in order.
     """
 
     script: Script
     early: bool = False
-    heads: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     trailers: list[bytes] = field(default_factory=list)
     address: str = ""
-    _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
 
-    async def stop(self) -> None:
-        assert self._server is not None
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -77,13 +75,9 @@ class Upstream:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ValueError):
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
-                if head.startswith((b"GET /health", b"GET /metrics")):
-                    writer.write(b"HTTP/1.1 404 none\r\ncontent-length: 0\r\n\r\n")
-                    continue
-                self.heads.append(head)
                 if self.early:
                     await self.script(reader, writer)
                 body, trailers = await read_body(head, reader)
@@ -91,11 +85,8 @@ class Upstream:
                 self.trailers.append(trailers)
                 if not self.early:
                     await self.script(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
-            pass
-        finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
+        self._writers.discard(writer)
+        writer.transport.abort()
 
 
 @dataclass
@@ -109,67 +100,24 @@ class Reply:
     cut: bool
 
 
-class Gateway:
-    """Upstream, picker and Envoy.
+class Gateway(Serving):
+    """Upstream, which is never probed, picker and Envoy.
 
     Args:
         folder: holds everything on disk.
         script: what the upstream answers.
-        retries: of Envoy's route.
-        envoy: further fields of the Envoy settings.
-        config: sections of the picker's configuration.
+        options: see `Serving`; Envoy's variant is full duplex.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        script: Script,
-        *,
-        retries: int = 2,
-        envoy: Mapping[str, Any] | None = None,
-        **config: Any,
-    ) -> None:
-        self.folder, self._retries, self._changes = folder, retries, envoy or {}
+    def __init__(self, folder: Path, script: Script, **options: Any) -> None:
         self.upstream = Upstream(script)
-        scrape = {"interval_s": 0, **config.pop("scrape", {})}
-        self.picker = PickerProcess(folder, scrape=scrape, probe={"interval_s": 0}, **config)
-        self._exit = AsyncExitStack()
-        self._port = 0
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.upstream.start()
-            self._exit.push_async_callback(self.upstream.stop)
-            spec = EndpointSpec(address=self.upstream.address)
-            (self.folder / "endpoints.yaml").write_bytes(dump_pool([spec]))
-            self._exit.push_async_callback(self.picker.stop)
-            await self.picker.start()
-            host, _, port = self.picker.grpc.rpartition(":")
-            settings = EnvoySettings(
-                endpoints=(spec.endpoint(),),
-                variant=Variant.FULL_DUPLEX,
-                listener_port=0,
-                admin_port=0,
-                picker_host=host,
-                picker_port=int(port),
-                message_timeout_ms=10_000,
-                retries=self._retries,
-            )
-            settings = replace(settings, **self._changes)
-            envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
-            self.envoy = await self._exit.enter_async_context(envoy)
-            self._port = int(self.envoy.listener_url.rpartition(":")[2])
-        except BaseException:
-            await self._exit.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit.aclose()
+        quiet = {"scrape": {"interval_s": 0}, "probe": {"interval_s": 0}, "variant": Variant.FULL_DUPLEX}
+        super().__init__(folder, upstreams=[self.upstream], **(quiet | options))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to Envoy."""
-        return await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return await asyncio.open_connection(host, int(port), limit=1 << 20)
 
     async def ask(
         self, body: bytes | None = None, *, trailers: bytes = b"", method: str = "POST", path: str = ""
@@ -188,9 +136,7 @@ class Gateway:
 
     async def outcome(self, count: int = 1) -> dict[str, Any]:
         """The newest outcome, once there are so many."""
-        async with asyncio.timeout(15):
-            while len(self.outcomes()) < count:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(self.outcomes()) >= count)
         return self.outcomes()[-1]
 
 
