@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.lab.sim.engine import Engine
@@ -113,6 +113,16 @@ def test_every_job_ends_once_and_tokens_are_conserved(plan: list[Arrival]) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(arrivals, st.floats(1.0, 50.0))
+@example(
+    [
+        Arrival(0.0, 1, 1, 0, None),
+        Arrival(0.0, 191, 86, 0, None),
+        Arrival(0.0, 191, 1, 1, 157.0),
+        Arrival(92.0, 1, 1, 0, None),
+        Arrival(72.0, 1, 1, 0, None),
+    ],
+    1.0,
+)  # a run that is broken off had ended before
 def test_looking_changes_nothing(plan: list[Arrival], poll_ms: float) -> None:
     looked, engine_looked = play(plan, poll_ms)
     alone, engine_alone = play(plan, None)

@@ -128,7 +128,7 @@ def completed(
                 yield futures[future], future.result()
         except BrokenProcessPool as error:
             raise EppError(
-                "a worker process was ended from outside; fewer --workers need less memory"
+                "a worker process was ended from outside; fewer workers need less memory"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -182,13 +182,13 @@ class Engine:
         if self._events:
             return self._now_ms
         if self._phase != _IDLE:
-            return self._phase_end_ms
+            return max(self._phase_end_ms, self._now_ms)  # a run that is broken off may have ended before
         return max(self._arriving[0][0], self._now_ms) if self._arriving else None
 
     def next_token_ms(self) -> float | None:
         """Return when the next token can appear: the next decode step's end, or the next event."""
         if self._phase == _DECODE and not self._events:
-            return min(self._run.next_ms, self._phase_end_ms)
+            return max(min(self._run.next_ms, self._phase_end_ms), self._now_ms)
         return self.next_event_ms()
 
     def generated(self, job_id: int) -> int:

@@ -312,7 +312,7 @@ def hit_ratios(context: Context) -> Findings:
             f"of the cached tokens expected of them engines had: {told}",
             "requests are sent after caches that are gone, or never were",
             "is prefix caching on there (see what is said of the engines)? does somebody else fill the cache?"
-            " is kv_capacity_tokens larger than the cache, or does prefix.block_tokens not fit the model?",
+            " is kv_capacity_tokens larger than the cache, or does prefix.block_bytes not fit the model?",
         )
 
 
