@@ -154,7 +154,7 @@ class RequestInfo(Struct, frozen=True):
         session: the client's session as it may be recorded, ``""`` when it names none.
         choices: how many answers to the prompt it asks for.
         text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
-            others (`epp.apis.canonical.text_bytes`) and where the tokens were counted.
+            others and where the tokens were counted.
         regions: regions allowed, None for any.
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.

@@ -107,6 +107,15 @@ def names(mirror: Reflector[Any]) -> list[str]:
     return sorted(pod.metadata.name for pod in mirror.objects.values())
 
 
+async def test_too_old_lists_again_and_keeps_what_it_had_meanwhile() -> None:
+    gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
+    script, mirror, seen = await play(a_list("a", version=5), [gone], a_list("b", version=9))
+    assert names(mirror) == ["b"]
+    assert seen.failures["pods", "gone"] == 1
+    assert "watch" not in script.asked[2]
+    assert mirror.problem is None, "told 410 is nothing wrong"
+
+
 async def test_it_lists_by_pages_then_watches_from_there_with_bookmarks() -> None:
     script, mirror, _ = await play(a_list("a", version=5, more="next"), a_list("b", version=5), [])
     first, second, watch = script.asked[:3]

@@ -31,6 +31,28 @@ def served(picker: Picker, ask: RequestInfo, usage: Usage, now_s: float, **end: 
     return outcome
 
 
+def test_the_lease_goes_where_the_request_went() -> None:
+    picker = picker_of()
+    ledger, other = picker.fleet.ledger, "10.0.0.2:8000"
+    slot = picker.fleet.slot_of(other)
+    assert slot is not None
+    served(picker, ask_of(1), NO_USAGE, 0.0, served=other)  # holds the prompt by now
+    decision = picker.pick(ask_of(2), 1.0, WALL_S)
+    chosen = picker.fleet.slot_of(decision.endpoint)
+    assert chosen is not None
+    if chosen == slot:
+        slot, other = next((s, e.address) for s, e in picker.fleet.members if s != slot)
+    picker.response_started(decision.id, 200, other)
+    assert (ledger.running_requests[chosen], ledger.running_requests[slot]) == (0.0, 1.0)
+    assert ledger.pending_uncached_tokens[slot] == decision.request.prompt_tokens, (
+        "nothing of it is cached there"
+    )
+    picker.served(decision.id, other)
+    assert ledger.running_requests[slot] == 1.0
+    picker.end(decision.id, "completed", 2.0)
+    assert not ledger.block.any()
+
+
 def test_what_a_stream_shows_is_an_outcome_with_its_sources() -> None:
     outcome = served(picker_of(), ask_of(1, stream=True), Usage(2560, 21, 0), 0.0)
     assert outcome.ttft_ms == pytest.approx(100.0)

@@ -26,9 +26,9 @@ from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
 from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings, Variant
+from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import child, cpu_s, picker
 from epp.lab.bench.recorded import LAST, TOKEN, bodies
-from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
     import argparse

@@ -131,7 +131,7 @@ def completed(
                 "a worker process was ended from outside; fewer workers need less memory"
             ) from error
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 # ---- tuning ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -221,11 +222,12 @@ class SimReplica:
         driver, streamed = self._driver, None
         driver.submit(job, answer)
         try:
-            if asked.stream:
-                streamed = await self._open(request)
-            async for piece in answer.pieces():
-                if streamed is not None:
-                    await streamed.write(piece)
+            with suppress(ConnectionResetError):  # the client has left, and this is not cancelled yet
+                if asked.stream:
+                    streamed = await self._open(request)
+                async for piece in answer.pieces():
+                    if streamed is not None:
+                        await streamed.write(piece)
         finally:  # when the client leaves, this is cancelled and so is the job
             driver.cancel(job.job_id)
         self._e2e.observe(clock() - arrived_s)

@@ -2,8 +2,7 @@
 
     result = run_window(requests, parse_fleet("l40s-x2@20,l40s-x2@102,l40s-x2@211"), "gorgo", seed=1)
 
-* ``requests``: any sequence of `epp.lab.compare.trace.TraceRequest` (or of anything that looks like one, see
-  `epp.lab.sim.scenario.TraceRequest`), in time order.
+* ``requests``: any sequence of `epp.lab.compare.trace.TraceRequest`, or what looks like one, in time order.
 * ``fleet``: `FleetSpec`: replicas and a schedule of what happens to them. `regional_fleet` is the published
   one, `parse_fleet` reads one from text.
 * ``policy``: a registered policy's or an oracle's name, or the object.
