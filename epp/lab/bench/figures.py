@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from epp import __version__
 from epp.errors import EppError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 #: The most that a figure should be, on a machine of two cores. Those of a whole picker are the least that
@@ -49,8 +49,10 @@ GOALS = {
     "idle/100 endpoints": 3.0,
 }
 
-#: The nearest value from above: between the last two of few samples there is nothing to read.
-percentile = partial(np.percentile, method="higher")
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Return the q-th percentile (0..100), the nearest value from above, as samples are few."""
+    return float(np.percentile(values, q, method="higher"))
 
 
 class Figure(msgspec.Struct):
