@@ -24,7 +24,7 @@ from epp.lab.sim.loop import Rank
 from epp.lab.sim.run import policy_named, run_window
 from epp.lab.sim.scenario import WindowOptions, parse_fleet, regional_fleet
 from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, generate
-from epp.lab.workloads.content import Lognormal
+from epp.lab.workloads.content import Z90, Z95, Lognormal
 from epp.learn.reward_model.samples import ended_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.calibrate import Deployment
@@ -318,8 +318,8 @@ class Cell:
 #: Prompts of a few hundred tokens, as of a chat that begins anew each time.
 SHORT = replace(
     APR_5,
-    prompt_tokens=Lognormal(900.0, 3_500.0, 1.6449),
-    message_tokens=Lognormal(120.0, 600.0, 1.2816),
+    prompt_tokens=Lognormal(900.0, 3_500.0, Z95),
+    message_tokens=Lognormal(120.0, 600.0, Z90),
     max_prompt_tokens=8_000,
 )
 REGIONS = regional_fleet(L40S_X2)

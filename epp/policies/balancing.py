@@ -26,6 +26,13 @@ _USED = WeightSpec(1.0, 0.0, 5.0)
 _QUEUED = WeightSpec(1.0, 0.0, 5.0)
 
 
+def _draws(policy: str, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
+    """Draw a number in [0, 1) for each endpoint."""
+    return np.array(
+        [keyed_uniform(seed, request.decision_id, f"{policy}:{name}") for name in fleet.endpoints]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRobin(Policy):
     """Turns over the endpoints in the order given.
@@ -63,23 +70,17 @@ class Random(Policy):
         seed: int,
     ) -> Ranking:
         """One keyed draw per endpoint."""
-        draws = self._draws(request, fleet, seed)
+        draws = _draws(self.name, request, fleet, seed)
         return Ranking(draws, {"draw": draws})
 
-    def _draws(self, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
-        """One number in [0, 1) for each endpoint."""
-        return np.array(
-            [keyed_uniform(seed, request.decision_id, f"{self.name}:{name}") for name in fleet.endpoints]
-        )
-
     @staticmethod
-    def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Softmax | Pair:
+    def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Softmax:
         """One among equals."""
         return Softmax(np.zeros(len(ranking.costs)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class PowerOfTwo(Random):
+class PowerOfTwo(Policy):
     """The less loaded of two endpoints drawn at random (Mitzenmacher, 2001).
 
     ``cost`` is a place: of the pair drawn first the one with less load is 0 and the other 1 (both 0 when
@@ -103,7 +104,7 @@ class PowerOfTwo(Random):
     ) -> Ranking:
         """Places, with the load and the draws as terms."""
         load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
-        draws = self._draws(request, fleet, seed)
+        draws = _draws(self.name, request, fleet, seed)
         outside = places(draws) >= 2.0
         costs = places(outside, np.where(outside, draws, load))
         return Ranking(costs, {"load": load, "draw": draws})

@@ -100,15 +100,15 @@ class FileRecorder:
 
     def decision(self, decision: Decision) -> None:
         """Queue a decision; it is encoded in the writer's thread."""
-        self._take(decision, 0.0)
+        self._put(decision, 0.0)
 
     def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
         """Queue an outcome."""
-        self._take(outcome, at_wall_s)
+        self._put(outcome, at_wall_s)
 
     def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
         """Queue a verdict; those on requests that are not recorded are not, either."""
-        self._take(verdict, at_wall_s)
+        self._put(verdict, at_wall_s)
 
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
@@ -121,7 +121,8 @@ class FileRecorder:
         """Estimated size of what is not on disk yet."""
         return self._put_bytes - self._taken_bytes
 
-    def _take(self, subject: _Subject, at_wall_s: float) -> None:
+    def _put(self, subject: _Subject, at_wall_s: float) -> None:
+        """Queue what is to be recorded, unless sampling leaves it out or the queue is full."""
         if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
             return
         size = _size(subject)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import Basis, Decision
+from epp.schedule.decision import ASKED, Basis, Decision
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
@@ -80,19 +80,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         policy=record["policy"],
         request=RequestInfo(
             decision_id=record["id"],
-            model=request["model"],
-            prompt_tokens=request["prompt_tokens"],
-            body_bytes=request["body_bytes"],
-            max_output_tokens=request["max_output_tokens"],
-            affinity_key=request["affinity_key"],
-            prefix_key=request["prefix_key"],
-            sequence=request["sequence"],
-            expected_output_tokens=request["expected_output_tokens"],
-            prefix_sharing=request["prefix_sharing"],
-            usual_first_token_ms=request["usual_first_token_ms"],
-            language=request["language"],
-            task=request["task"],
-            tried_models=tuple(request["tried_models"]),
+            **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
             api=record["api"],
             text_bytes=record["text_bytes"],
         ),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 
 #: What a record says of a request by itself.
-_ASKED = (
+ASKED = (
     "model",
     "prompt_tokens",
     "body_bytes",
@@ -179,7 +179,7 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "weights_version": decision.weights_version,
         "seed": decision.seed,
         "tie_band": decision.tie_band,
-        "request": {name: getattr(request, name) for name in _ASKED},
+        "request": {name: getattr(request, name) for name in ASKED},
         "stream": request.stream,
         "session": request.session,
         "blocks": blocks,

@@ -301,10 +301,8 @@ class Core:
 
     def _steered(self, named: str, request: HttpRequest) -> tuple[str, ...]:
         """List the endpoints of the pool that the steering header names, of those that the hint allows."""
-        allowed, steered = (
-            self._hinted(request),
-            self.picker.filters.addresses(self._understood(parse_entries((named,)))),
-        )
+        allowed = self._hinted(request)
+        steered = self.picker.filters.addresses(self._understood(parse_entries((named,))))
         return steered if allowed is None else tuple(address for address in steered if address in allowed)
 
     def _other_addresses(self, request: HttpRequest) -> dict[str, str]:

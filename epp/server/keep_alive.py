@@ -229,8 +229,8 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"more than {MAX_BODY_BYTES} bytes of metrics")
 
 
-def client_tls(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
-    """What a connection is opened with; reads files, so it may block.
+def client_tls(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
+    """Make what a connection is opened with; reads files, so it may block.
 
     Args:
         ca_file: who signs certificates of the other side, the system's CAs when empty.

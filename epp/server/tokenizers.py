@@ -270,12 +270,7 @@ class ServedTokenizers:
         if known is not None:
             log.info("tokens of %s are counted by the tokenizer of %s", name, root)
             return known
-        # imported here: who estimates needs none of it
-        from epp.tokens.load import (  # noqa: PLC0415
-            INSTALL,
-            find,
-            load_model,
-        )
+        from epp.tokens.load import INSTALL, find, load_model  # noqa: PLC0415  # not for estimates
 
         if len(self._by_root) >= MAX_TOKENIZERS:
             raise LookupError(f"{MAX_TOKENIZERS} tokenizers are loaded already")

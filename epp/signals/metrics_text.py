@@ -229,8 +229,6 @@ def number(text: bytes) -> float:
         return math.nan
 
 
-__all__ = ["EngineSample", "MetricsReader", "parse_metrics"]
-
 #: Enough for the largest exposition of a large engine, several times over.
 MAX_BYTES = 4 * 1024 * 1024
 #: Longest line looked at; info metrics with a whole configuration in their labels take a few thousand.

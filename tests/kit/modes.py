@@ -122,7 +122,6 @@ class TwoEngines(EngineServing):
         self.begun = asyncio.Event()
         engines = [Echo(asked=self.got, begun=self.begun) for _ in range(2)]
         # Records would have every body read.
-        # Records would have every body read.
         quiet = {"scrape": {"interval_s": 0}, "probe": {"interval_s": 0}, "records": {}}
         super().__init__(folder, engines, **(quiet | options))
 

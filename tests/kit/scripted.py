@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from epp.envoy.settings import Variant
 from tests.kit.picker import Serving
 from tests.kit.records import recorded
-from tests.kit.replicas import chat_body
+from tests.kit.replicas import CHAT, chat_body
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-CHAT = chat_body("hello", stream=True)
 
 
 async def read_chunked(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -144,10 +142,10 @@ def request(
     body: bytes | None = None, *, trailers: bytes = b"", method: str = "POST", path: str = ""
 ) -> bytes:
     """A chat request; with ``trailers`` it is chunked; ``body`` None is a small prompt, GET has none."""
-    head = f"{method} {path or '/v1/chat/completions'} HTTP/1.1\r\nhost: test\r\n".encode()
+    head = f"{method} {path or CHAT} HTTP/1.1\r\nhost: test\r\n".encode()
     if method == "GET":
         return head + b"\r\n"
-    data = json.dumps(CHAT).encode() if body is None else body
+    data = json.dumps(chat_body("hello", stream=True)).encode() if body is None else body
     head += b"content-type: application/json\r\n"
     if trailers or not data:
         chunks = b"%x\r\n%b\r\n" % (len(data), data) if data else b""

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.config.load import parse_config
 from epp.extproc.types import Cause, HttpRequest, Refusal
 from epp.ops.explain import explain
 from epp.schedule.decision import Source, to_record
 from epp.server.access_log import Report, Termination
-from epp.server.app import App
 from epp.signals.health import State
 from epp.types import Endpoint
+from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
 from tests.kit.requests import decide
@@ -39,7 +38,7 @@ class Deployment:
     clock: ManualClock = field(default_factory=lambda: ManualClock(100.0))
 
     def __post_init__(self) -> None:
-        self.app = App(parse_config("{}", "epp.yaml"), self.folder, "epp.yaml", self.clock)
+        self.app = app_of(self.folder, self.clock)
         self.core, self.fleet = self.app.core, self.app.picker.fleet
         self.app.picker.set_pool(POOL, self.clock.mono_s())
         for number, endpoint in enumerate(POOL):

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, Refusal
-from epp.server.app import App
 from epp.types import Endpoint
+from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
 from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from epp.server.app import App
 
 POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -25,8 +26,8 @@ REASON = "x-llm-d-request-dropped-reason"
 
 
 def app(folder: Path, endpoints: tuple[str, ...] = POOL, **protocol: Any) -> App:
-    config = {"protocol": protocol, "policy": {"fallbacks": 1}, "pool": {"warmup_s": 0}}
-    made = App(parse_config(json.dumps(config), "epp.yaml"), folder, "epp.yaml", ManualClock(1000.0))
+    clock = ManualClock(1000.0)
+    made = app_of(folder, clock, protocol=protocol, policy={"fallbacks": 1}, pool={"warmup_s": 0})
     made.picker.set_pool([Endpoint(address) for address in endpoints], 0.0)
     return made
 

@@ -22,24 +22,20 @@ from rich.table import Table
 
 from epp.lab.compare.stats import percentile
 from epp.lab.demo.example import example_parser, run_example
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.scenario import regional_fleet
-from epp.lab.tuner_life import BEGIN_WALL_S, Life, Rehearsals, defaults_of, rules_of
-from epp.lab.workloads.art_chat import APR_5, generate
+from epp.lab.tuner_life import BEGIN_WALL_S, HOME, Life, Rehearsals, defaults_of, rules_of
 from epp.learn.tuner import machine
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from epp.lab.compare.trace import TraceRequest
     from epp.learn.tuner.state import State
 
 POLICY = "gorgo-ms"
 #: Prices prefill at a third of what is good, and the slower steps of others at four times. These two weights
 #: are tuned, the others stay as configured: a small search finds what there is in one go.
 START = {"prefill_weight": 1.0, "decode_weight": 4.0}
-RATE_RPS, STRETCH_S = 1.4, 3 * 3600.0
+STRETCH_S = 3 * 3600.0
 #: Requests of each measurement of a rehearsal.
 WINDOW_REQUESTS = 1000
 
@@ -59,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """Let a tuner live, and print and write what became of it."""
     weights_off = arguments.start == "off"
-    fleet, rules = regional_fleet(L40S_X2), rules_of(POLICY)
+    rules = rules_of(POLICY)
     rules = replace(rules, bounds={name: rules.bounds[name] for name in START})
     rehearsals = Rehearsals(
         POLICY,
-        fleet,
+        HOME.fleet,
         rules,
         seed=arguments.seed,
         budget=arguments.measurements,
@@ -80,15 +76,10 @@ def show(arguments: argparse.Namespace) -> int:
         printed = len(life.notes)
         return state.phase == "frozen"
 
-    def load(number: int) -> tuple[TraceRequest, ...]:
-        recipe = replace(APR_5, duration_s=STRETCH_S, rate_rps=RATE_RPS)
-        requests = generate(recipe, (arguments.seed * 1000 + number) % 2**32)
-        return tuple(replace(request, after=None) for request in requests)
-
     life = Life(
         policy=POLICY,
-        fleet=lambda _: fleet,
-        load=load,
+        fleet=lambda _: HOME.fleet,
+        load=lambda number: HOME.load((arguments.seed * 1000 + number) % 2**32, STRETCH_S),
         state=machine.start(POLICY, START if weights_off else defaults_of(POLICY), rules, BEGIN_WALL_S),
         rules=rules,
         rehearse=rehearsals,

@@ -150,7 +150,7 @@ def _of_second_arm(record: Mapping[str, Any]) -> bool:
 
 def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:
     values = [float(o[fact]) for o in outcomes if o.get(fact) is not None and (o.get("status") or 0) < 400]
-    return percentile(values, 95) if values else math.nan
+    return percentile(values, 95)
 
 
 def _fleet(decisions: Sequence[Mapping[str, Any]], least_tokens: int, notes: list[str]) -> FleetSpec:
