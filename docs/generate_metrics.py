@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the table of metrics: ``python docs/generate_metrics.py``."""
+"""Writes docs/metrics.md from the table of metrics: ``python -m docs.generate_metrics``."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-_MAX_SEGMENTS = 64
+_MAX_JPEG_SEGMENTS = 64
 #: Start-of-frame markers of JPEG (ITU-T T.81, table B.1), all of which carry the size.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 #: No encoder in use writes larger sides; larger numbers are garbage.
 _MAX_SIDE = 1 << 20
 _WEBP_SIDE = 0x3FFF
@@ -66,8 +66,8 @@ class Base64File:
 def image_size(file: Base64File) -> tuple[int, int] | None:
     """Return width and height in pixels, from the headers of PNG, JPEG, GIF and WebP without decoding.
 
-    Work is bounded: a few small reads at known places, at most `_MAX_SEGMENTS` of them. None for whatever is
-    torn, unknown or absurd.
+    Work is bounded: a few small reads at known places, at most `_MAX_JPEG_SEGMENTS` of them. None for
+    whatever is torn, unknown or absurd.
     """
     head, width, height = file.read(0, 30), 0, 0
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -88,11 +88,11 @@ def image_size(file: Base64File) -> tuple[int, int] | None:
 
 def _jpeg(file: Base64File) -> tuple[int, int]:
     offset = 2
-    for _ in range(_MAX_SEGMENTS):
+    for _ in range(_MAX_JPEG_SEGMENTS):
         mark, marker, size, _, height, width = unpack_from(">BBHBHH", file.read(offset, 9))
         if mark != 0xFF:
             break
-        if marker in _FRAMES:
+        if marker in _JPEG_FRAMES:
             return width, height
         offset += 1 if marker == 0xFF else 2 + size  # fill bytes may precede a marker
     return 0, 0

@@ -37,7 +37,7 @@ _FLAGS = {
     "upstream_ca_file": "--upstream-ca",
     "upstream_idle_timeout_s": "--upstream-idle-timeout",
 }
-"""Settings of Envoy's that are flags, and what an operator has written where one cannot be."""
+"""Field of `EnvoySettings` -> the flag that sets it; errors about the field name the flag."""
 
 #: What Envoy waits for the picker beside the time in which a tokenizer may count.
 _BESIDE_COUNT_MS = 200

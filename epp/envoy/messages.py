@@ -1,8 +1,8 @@
 """The Envoy API's packages under short names, and the messages that several builders here make.
 
-Owns the import of `envoy_data_plane`. Importing its modules makes pydantic warn about the way
-they were generated; those warnings are about generated code that we neither own nor can change, so they are
-silenced during the import and only then.
+Owns the import of `envoy_data_plane`. Importing its modules makes pydantic warn about the way they were
+generated; those warnings are about generated code that we neither own nor can change, so they are silenced
+during the import and only then.
 
 All builders of this folder import the API from here. Without the extra ``envoy`` the import succeeds and the
 first use raises: commands that may render nothing, and every ``--help``, work all the same.

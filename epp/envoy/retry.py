@@ -1,4 +1,4 @@
-"""Response headers: what of the decision's metadata clients are told; and what engines need not see.
+"""Headers: what clients are told of a decision, and what engines need not see.
 
 The picker writes the metadata (`epp.server.core`) and reads the request's headers (`epp.apis.tried`)
 under the same names; a test with a real Envoy holds them together.
@@ -23,7 +23,7 @@ ASKED = ("x-epp-tried-models", "x-epp-task")
 
 
 def decision_headers(settings: EnvoySettings) -> list[api.core.HeaderValueOption]:
-    """Tell the id, and the retry protocol's headers where asked for; none that a decision does not tell."""
+    """Set the decision's id and, where asked for, the retry protocol's headers, where a decision has them."""
     told = {DECISION_HEADER: "decision_id", **(TOLD if settings.served_model_header else {})}
     return [
         api.set_header(name, f"%DYNAMIC_METADATA({DECISION_NAMESPACE}:{field})%")

@@ -47,8 +47,8 @@ class TlsFiles:
     """TLS by files in PEM.
 
     Attributes:
-        ca_file: who signs the peer's certificate; ``""`` asks no certificate of a client, and for an upstream
-            means the system's certificate authorities.
+        ca_file: who signs the peer's certificate; for an upstream ``""`` means the system's certificate
+            authorities.
         cert_file: own certificate chain, ``""`` for none.
         key_file: own private key, ``""`` for none.
         server_name: SNI and certificate name of an upstream, ``""`` for its host.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Cause(Enum):
-    """Event, said once per stream, after which no other comes: how its exchange ended, as far as that tells.
+    """Event, the last of a stream and said once: how its exchange ended, as far as the stream tells.
 
     Where responses are not shown, STREAM_END and CLIENT_GONE do not tell a finished answer from a client that
     left: Envoy 1.40 closes the stream in order for both (96 of 100 and more). Access logs know.

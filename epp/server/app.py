@@ -34,7 +34,7 @@ from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
 from epp.server.response_sampling import Sampler, section_of
-from epp.server.tls import TlsFiles
+from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.tokens.estimate import EstimateCounter
 
@@ -124,7 +124,7 @@ class App:
         self._cluster = self._build_cluster()
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
-        self._tls = TlsFiles(base, source)
+        self._tls = Certificates(base, source)
         self._sampler = Sampler(section_of(config.observe), clock)
         self._build_listeners()
         self._show_state(shedding, served)

@@ -20,7 +20,7 @@ from epp.server.cluster import require_library
 from epp.server.files import read_file
 from epp.server.learned import shadows
 from epp.server.process import hash_secret
-from epp.server.tls import TlsFiles
+from epp.server.tls import Certificates
 from epp.server.tokenizers import load_models
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
             run_file(config.overrides_file, parse_weights, policy=policy.name, bounds=bounds)
     run(shadows, config.shadow, source)
     for key in ("tls", "http_tls", "first_token_tls"):
-        run(TlsFiles(base, source).context, getattr(config.listen, key), f"listen.{key}")
+        run(Certificates(base, source).context, getattr(config.listen, key), f"listen.{key}")
     run(load_models, config.tokens, base, source)
     run_file(policy.model_file, parse_reward_model)
     run_file(config.capability.file, parse_capability)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
-    from epp.server.tls import TlsFiles
+    from epp.server.tls import Certificates
     from epp.transport.messages import Room
 
 _ENVELOPE_BYTES = 1024 * 1024
@@ -61,7 +61,7 @@ class GrpcServer:
     def __init__(
         self,
         config: Config,
-        tls: TlsFiles,
+        tls: Certificates,
         core: Core,
         metrics: Metrics,
         source: str,

@@ -46,7 +46,7 @@ _OPTIONS = (
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_connection_idle_ms", 300_000),  # as on the built-in transport
 )
-#: Within it gRPC cancels a call of which it has said that no more messages come, where that was a reset.
+#: gRPC says of a call that was reset first that no more messages come, and cancels it within so long.
 _RESET_S = 0.02
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.server.accepting import Acceptor, Watched
     from epp.server.metrics import Metrics
-    from epp.server.tls import TlsFiles
+    from epp.server.tls import Certificates
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
@@ -95,7 +95,7 @@ class HealthThread:
     def __init__(
         self,
         listen: Listen,
-        tls: TlsFiles,
+        tls: Certificates,
         source: str,
         *,
         metrics: Metrics,

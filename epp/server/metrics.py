@@ -4,7 +4,7 @@ Counts live on the event loop and cost a list increment; `Value.inc` alone may b
 the metrics are is in `epp.server.metrics_table`. The page is written a metric at a time, so that no request
 waits for it.
 
-Of each request is counted from its decision to its end; of it the hot path is two calls, `decided` and
+Each request is counted from its decision to its end. On the hot path that is two calls, `decided` and
 `finished`, each a dictionary look-up and a handful of list increments. Names of models come from clients:
 those that the pool serves become labels, and so do the first `MAX_STRANGE_MODELS` of the others, as one model
 has some 400 series; the rest are ``other``. Priorities are those of InferenceObjectives, of which the first

@@ -245,7 +245,7 @@ class RpcConnection(asyncio.Protocol):
         return self._last_number > 0
 
     def unused_s(self) -> float:
-        """Seconds since a stream was last seen open, at its begin or by this; 0 while one is."""
+        """Seconds since a stream was last seen open, as it began or at an earlier call; 0 while one is."""
         now_s = self._time_s()
         if self._connection.streams:
             self.used_s = now_s

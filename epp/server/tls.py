@@ -91,7 +91,7 @@ class Pair:
             log.info("new certificate from %s", self._file)
 
 
-class TlsFiles:
+class Certificates:
     """The certificates of all listeners.
 
     Args:
@@ -99,7 +99,7 @@ class TlsFiles:
         source: name of the configuration file, for errors.
 
     Attributes:
-        watched: files that are to be watched; those of a listener from when it was made.
+        watched: files that are to be watched; a listener's once its `context` or `credentials` was made.
     """
 
     def __init__(self, base: Path, source: str) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 
 
-_AGES = "engine_age_ms"
+_AGE_COLUMN = "engine_age_ms"
 
 
 class Columns(Struct, frozen=True):
@@ -65,8 +65,8 @@ class Columns(Struct, frozen=True):
     def age_ms(self, now_s: float) -> Floats:
         """Return the age of the metrics by endpoint; where there are none the largest known."""
         ages_ms: Floats = (now_s - self.updated_s) * 1e3
-        if _AGES in self.unknown:
-            ages_ms[self.unknown[_AGES]] = np.fmax.reduce(ages_ms, initial=0.0)
+        if _AGE_COLUMN in self.unknown:
+            ages_ms[self.unknown[_AGE_COLUMN]] = np.fmax.reduce(ages_ms, initial=0.0)
         return ages_ms
 
 
@@ -100,7 +100,7 @@ class Measured:
             unknown = _fill(values)
         without = np.isnan(updated_s)
         if without.any():
-            unknown[_AGES] = without
+            unknown[_AGE_COLUMN] = without
         sources = rtt.sources(now_s)[rows].copy()
         kept = self._kept = Columns(rows, versions, values, unknown, updated_s, sources)
         for shared in (values, sources):
@@ -125,7 +125,7 @@ def _from(column: str, count: int) -> slice:
 
 # Where a snapshot's block has what each store knows.
 _RTT, _CACHED, _UNCACHED = map(NUMERIC_COLUMNS.index, ("rtt_ms", "cached_tokens", "uncached_tokens"))
-_AGE, _HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, ("engine_age_ms", "hit_ratio", "success"))
+_AGE, _HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, (_AGE_COLUMN, "hit_ratio", "success"))
 _LEDGER, _ENGINE = _from("queued_tokens", 5), _from("engine_running", 4)
 _RATES, _PATHS = _from("prefill_base_ms", 4), _from("cold_chance", 3)
 

@@ -89,7 +89,8 @@ def _ties(canonical: bytes, rendered: bytes) -> tuple[list[int], list[int]]:
     return ours, theirs
 
 
-LEAST_BYTES = 512
+#: Bytes of the shortest chunk, but for a text's last.
+_LEAST_CHUNK_BYTES = 512
 #: Markers beyond this many are left out: each costs a search through every prompt.
 MAX_MARKERS = 24
 
@@ -115,7 +116,7 @@ def _reaches_into(other: str, marker: str) -> bool:
     return any(end.startswith(marker) or marker.startswith(end) for end in ends)
 
 
-def split_points(text: bytes, markers: Sequence[bytes], least_bytes: int = LEAST_BYTES) -> list[int]:
+def split_points(text: bytes, markers: Sequence[bytes], least_bytes: int = _LEAST_CHUNK_BYTES) -> list[int]:
     """Find where the chunks of a text end, the last at its end; none for the empty text."""
     size, position = len(text), least_bytes
     ends: list[int] = []

@@ -1,4 +1,4 @@
-"""The learner's files: a process that dies at any write, a full disk, torn files, a second learner."""
+"""The learner's files: a process that dies at any write, a full disk, torn files, a second learner. And when a model is proposed for trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network: its gradient, its bounds, and that dropout is of the training alone."""
+"""The learner's numerics: the network's gradient, the choice of what is kept, the estimate off policy."""
 
 from __future__ import annotations
 

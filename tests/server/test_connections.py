@@ -15,7 +15,7 @@ from epp.config.address import split_address
 from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import GRPC_SECTION, TlsFiles
+from epp.server.tls import GRPC_SECTION, Certificates
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.clock import ManualClock
@@ -130,7 +130,7 @@ async def test_a_connection_that_never_carried_a_call_makes_room_before_those_th
 
 
 async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None:
-    context = TlsFiles(tmp_path, "epp.yaml").context(ServerTls(self_signed=True), GRPC_SECTION)
+    context = Certificates(tmp_path, "epp.yaml").context(ServerTls(self_signed=True), GRPC_SECTION)
     server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000, tls=context, max_connections=2)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
@@ -155,7 +155,7 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
         {},
         max_receive_bytes=1000,
         max_send_bytes=1000,
-        tls=TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION),
+        tls=Certificates(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION),
     )
     address = await server.start("127.0.0.1:0")
     clients = []

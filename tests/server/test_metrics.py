@@ -203,7 +203,7 @@ def test_llm_ds_gauges_of_the_pool() -> None:
 
 
 def test_the_page_of_the_docs_is_fresh() -> None:
-    assert PAGE.read_text() == page(), "run python docs/generate_metrics.py"
+    assert PAGE.read_text() == page(), "run python -m docs.generate_metrics"
 
 
 def test_every_metric_that_code_names_is_one_of_the_table() -> None:

@@ -20,7 +20,7 @@ from epp.server.grpc import grpc_methods
 from epp.server.health import HealthState
 from epp.server.metrics import Metrics
 from epp.server.rpc_server import RpcServer
-from epp.server.tls import GRPC_SECTION, TlsFiles
+from epp.server.tls import GRPC_SECTION, Certificates
 from tests.kit import certificates
 from tests.kit.conversation import request_body
 from tests.kit.logs import own_lines
@@ -281,7 +281,7 @@ async def test_what_does_not_end_is_cut(channel: grpc.aio.Channel, served: Serve
 async def test_tls_wants_a_clients_certificate_and_http2(tmp_path: Path) -> None:
     certificates.self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "localhost")
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="tls.crt")
-    tls = TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)
+    tls = Certificates(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)
     server = RpcServer(Served(BOTH[0]).methods, max_receive_bytes=10**6, max_send_bytes=10**6, tls=tls)
     address = await server.start("127.0.0.1:0")
     cert, key = (tmp_path / "tls.crt").read_bytes(), (tmp_path / "tls.key").read_bytes()

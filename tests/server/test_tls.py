@@ -12,7 +12,7 @@ from cryptography import x509
 
 from epp.config.listen import ServerTls
 from epp.errors import ConfigError
-from epp.server.tls import GRPC_SECTION, Pair, TlsFiles, self_signed
+from epp.server.tls import GRPC_SECTION, Certificates, Pair, self_signed
 from tests.kit import certificates
 from tests.kit.apps import app_of
 from tests.kit.logs import own_lines
@@ -45,14 +45,14 @@ def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None
     write_pair(tmp_path, "x")
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
-        TlsFiles(tmp_path, "epp.yaml").context(FILES, GRPC_SECTION)
+        Certificates(tmp_path, "epp.yaml").context(FILES, GRPC_SECTION)
 
 
 def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
     write_pair(tmp_path, "x")
     (tmp_path / "tls.key").write_bytes(self_signed(NOW)[0])
     with pytest.raises(ConfigError, match="not a certificate and its key"):
-        TlsFiles(tmp_path, "epp.yaml").credentials(FILES)
+        Certificates(tmp_path, "epp.yaml").credentials(FILES)
 
 
 async def presented(address: str) -> str:
@@ -103,4 +103,4 @@ def test_a_client_ca_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("no certificates")
     mutual = ServerTls(cert_file="tls.crt", key_file="tls.key", client_ca_file="ca.crt")
     with pytest.raises(ConfigError, match="client_ca_file"):
-        TlsFiles(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)
+        Certificates(tmp_path, "epp.yaml").context(mutual, GRPC_SECTION)

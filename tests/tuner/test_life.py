@@ -1,4 +1,4 @@
-"""What a start with a persisted state makes of other bounds, other weights and other settings."""
+"""A candidate's life in the machine, and what a start under other bounds, weights or settings makes of its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rehearsals: a deployment's records simulated, searched and judged, in the process and as a child."""
+"""Rehearsals: a deployment's records simulated, searched and judged, in the process and as a child. And the search by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of bursty blocks judged again and again, as the machine does: who is promoted."""
+"""What is counted, what each verdict needs, and who is promoted over rows of bursty blocks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _T = TypeVar("_T")
-Length = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Length = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _DAY_MS = 86_400_000.0
@@ -101,7 +101,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise TraceError(str(error)) from error
 
 
-def decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _T:
+def _decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a line of a format.
 
     Raises:
@@ -122,8 +122,8 @@ MOONCAKE_TICK_MS = 3000.0
 
 class _MooncakeRow(msgspec.Struct):
     timestamp: float
-    input_length: Length
-    output_length: Length
+    input_length: _Length
+    output_length: _Length
     hash_ids: list[int]
     session_id: str = ""
 
@@ -150,9 +150,9 @@ def read_mooncake(
     """
     decoder = msgspec.json.Decoder(_MooncakeRow)
     rows = [
-        (number, decode_line(line, number, decoder)) for number, line in enumerate(lines, 1) if line.strip()
+        (number, _decode_line(line, number, decoder)) for number, line in enumerate(lines, 1) if line.strip()
     ]
-    block_tokens = _block_tokens(row for _, row in rows)
+    block_tokens = _mooncake_block_tokens(row for _, row in rows)
     if block_tokens % scale:
         raise TraceError(f"scale {scale} does not divide the block of {block_tokens} tokens")
     start_ms = rows[0][1].timestamp if rows else 0.0
@@ -170,7 +170,7 @@ def read_mooncake(
         )
 
 
-def _block_tokens(rows: Iterable[_MooncakeRow]) -> int:
+def _mooncake_block_tokens(rows: Iterable[_MooncakeRow]) -> int:
     longest = max(rows, key=lambda row: (len(row.hash_ids), row.input_length), default=None)
     if longest is None or not longest.hash_ids or not longest.input_length:
         return MOONCAKE_BLOCK_TOKENS
@@ -227,7 +227,7 @@ def read_canonical(lines: Iterable[str]) -> Iterator[TraceRequest]:
     index = 0
     for number, line in enumerate(lines, 1):
         if line.strip():
-            request = decode_line(line, number, decoder)
+            request = _decode_line(line, number, decoder)
             if request.after is not None and not 0 <= request.after < index:
                 raise TraceError(f"line {number}: waits for request {request.after}, which has not come yet")
             index += 1
@@ -238,8 +238,7 @@ def read_canonical(lines: Iterable[str]) -> Iterator[TraceRequest]:
 
 #: Answer length where neither the engine nor the client said one.
 DEFAULT_OUTPUT_TOKENS = 128
-_BLOCK_TOKENS = 256  # where no record has blocks
-
+_RECORDER_BLOCK_TOKENS = 256  # where no record has blocks
 
 _BlockTokens = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -292,7 +291,7 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
     if not decisions:
         raise TraceError("no recorded decision has a prompt: nothing can be replayed")
     sizes = [d.block_tokens for d in decisions if d.blocks and d.block_tokens > 0]
-    block_tokens = max(1, round(statistics.median(sizes))) if sizes else _BLOCK_TOKENS
+    block_tokens = max(1, round(statistics.median(sizes))) if sizes else _RECORDER_BLOCK_TOKENS
     start_s = min(d.at for d in decisions)
     numbers: dict[str, int] = {}
     requests = []

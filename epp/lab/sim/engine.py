@@ -143,7 +143,7 @@ class Engine:
         return events
 
     def cancel(self, job_id: int, now_ms: float) -> bool:
-        """Return the end a job early; False if it is not here (any more).
+        """End a job early; False if it is not here (any more).
 
         Its `Finished` event carries ``now_ms``. What the GPU is computing at that moment runs on to its next
         boundary, and only then is the job's room free.

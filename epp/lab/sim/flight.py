@@ -30,7 +30,7 @@ _RETRIES = 2
 
 
 class Flight:
-    """A request under way; the `Listener` of its job.
+    """A request under way; hears from its replica what becomes of its job.
 
     Args:
         sim: whose request it is.
@@ -68,7 +68,7 @@ class Flight:
         self._attempt()
 
     def on_first_token(self, event: FirstToken) -> None:
-        """It is on its way back."""
+        """Send the first token on its way back."""
         self._result.cached_tokens, self._result.waited_ms = event.cached_tokens, event.waited_ms
         self._send_back(self._first_token)
 

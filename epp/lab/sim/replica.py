@@ -1,7 +1,8 @@
 """One simulated replica: its engine, its connections, its lives.
 
-Owns what is under way there. Must not know picker or client: whoever sends gives callbacks. A replica that
-dies takes its engine with it; one that revives has a new one, cold, and a new start time.
+Owns what is under way there. Must not know picker or client: whoever sends gives a `Flight`, which
+hears. A replica that dies takes its engine with it; one that revives has a new one, cold, and a new start
+time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is simulated: replicas and the way to them, what happens to them, and how the load is sent.
 
-Values only. Must not know how any of it is simulated. A fleet is also one line
-of text (`parse_fleet`): ``l40s-x2@20,h100@102*2`` is three replicas, each a class and its round trip in ms.
+Values only. Must not know how any of it is simulated. A fleet is also one line of text (`parse_fleet`):
+``l40s-x2@20,h100@102*2`` is three replicas, each a class and its round trip in ms.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Generated agent traffic: a planner that fans out into siblings, all starting from one context at once.
 
-Shape: agents arrive as a Poisson process. An agent's context grows step by step; every few steps it fans out:
-siblings start within a fraction of a second, share the whole context and add a task each, work for some turns
-of their own, and their last answers are folded back into the context. What makes it hard: the first sibling
-has not prefilled the common context when the others must be placed. The prefix they share (tools and system
-prompt) is partly common to all agents. Lengths follow Claude Code sessions divided by 8
+Shape: agents arrive as a Poisson process. An agent's context grows step by step; every few steps it fans
+out: siblings start within a fraction of a second, share the whole context and add a task each, work for
+some turns of their own, and their last answers are folded back into the context. What makes it hard: the
+first sibling has not prefilled the common context when the others must be placed. The prefix they share
+(tools and system prompt) is partly common to all agents. Lengths follow Claude Code sessions divided by 8
 (source [T]: new tokens a turn p50 718 / 8, prefix 15k / 8, output p50 217).
 """
 
@@ -147,7 +147,7 @@ class _Generator:
         return folded
 
     def _send(self, thread: _Thread, user: str) -> int | None:
-        """Return one request; its answer's tokens, or None when the thread has to stop here."""
+        """Send one request; its answer's tokens, or None when the thread has to stop here."""
         p = self._p
         if thread.at_s >= p.duration_s or thread.prompt.tokens > p.max_prompt_tokens:
             return None

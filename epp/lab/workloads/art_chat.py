@@ -1,7 +1,7 @@
 """Generated chat traffic with the structure of the ART-Chat windows.
 
-The recipe is that of source [T] (points in comments) as parameters and a generator. Pure:
-all randomness comes from one numpy Generator made from the given seed.
+The recipe is that of source [T] (points in comments) as parameters and a generator. Pure: all randomness
+comes from one numpy Generator made from the given seed.
 
 Shape: one bot pings all the time; every other user, some far busier than others, opens sessions. A session is
 a burst of requests: its first prompt is new or starts with a template of the user's, the next ones repeat the

@@ -1,7 +1,7 @@
 """Generated assistant chat with the statistics of Mooncake's conversation trace, prompts up to 24k tokens.
 
-Its figures are of the published trace's rows up to 24k, counted as source [T] counts them.
-Pure: one numpy Generator from the given seed.
+Its figures are of the published trace's rows up to 24k, counted as source [T] counts them. Pure: one numpy
+Generator from the given seed.
 
 Shape: Poisson arrivals of conversations, all starting with one template of a block. Most have one request,
 the others come back minutes later, when much else has been through the caches: what can be reused depends on

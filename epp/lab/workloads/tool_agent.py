@@ -1,10 +1,10 @@
 """Generated calls of agents and tools with the statistics of Mooncake's toolagent trace, up to 22k tokens.
 
-Its targets are published figures of the trace's 23,608 requests in an hour (source [T];
-the rows themselves are not needed): input mean 8,590, quartiles 3,227, 6,345 and 7,470 tokens; of it in
-blocks seen more than once a mean of 5,755, quartiles 2,048, 6,144 and 6,144; the rest mean 2,834, quartiles
-266, 560 and 1,103; output mean 182, quartiles 13, 30 and 356; 59 % of input reusable. Templates of 12, 5
-and 1 blocks of 512 tokens are what was seen of its prefixes. Pure: one numpy Generator from the given seed.
+Its targets are published figures of the trace's 23,608 requests in an hour (source [T]; the rows themselves
+are not needed): input mean 8,590, quartiles 3,227, 6,345 and 7,470 tokens; of it in blocks seen more than
+once a mean of 5,755, quartiles 2,048, 6,144 and 6,144; the rest mean 2,834, quartiles 266, 560 and 1,103;
+output mean 182, quartiles 13, 30 and 356; 59 % of input reusable. Templates of 12, 5 and 1 blocks of 512
+tokens are what was seen of its prefixes. Pure: one numpy Generator from the given seed.
 
 Shape: Poisson arrivals. Most requests are a tool's template, long and always the same, and a little text of
 their own; some of them documents that nobody sends again. The others are turns of agents whose context

@@ -1,7 +1,7 @@
 """Generated short public chat: many strangers, few requests each, content shared between users.
 
-The recipe is that of source [T], last paragraph, with the figures of its table 6.1. Pure:
-all randomness comes from one numpy Generator made from the given seed.
+The recipe is that of source [T], last paragraph, with the figures of its table 6.1. Pure: all randomness
+comes from one numpy Generator made from the given seed.
 
 Shape: Poisson arrivals of users who send one or two requests each. Some prompts start with a preamble that
 everybody's share, some repeat a popular prompt word for word; few of a user's further requests go on from the

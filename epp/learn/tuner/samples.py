@@ -115,7 +115,7 @@ def sample_of(
     Args:
         decision: the record.
         outcome: its outcome; None for a request that was given up waiting for.
-        now_wall_s: how long a request without an outcome has been waited for, as Unix time.
+        now_wall_s: Unix time until which a request without an outcome has been waited for.
 
     Returns:
         None when the request says nothing about the policy.

@@ -1,6 +1,7 @@
 """What is counted of the requests of one arm in one block, and the four rates that are compared.
 
-Owns thresholds (frozen before a trial), tallies, and what counts as slow or failed. Pure; plain data.
+Owns thresholds (frozen before a trial), tallies, the bins that latencies are counted in, the baseline, and
+what counts as slow or failed. Pure; plain data.
 
 Rules
 - What failed or never got a first token is slow, in TTFT and E2E alike: dropping requests cannot pay.
