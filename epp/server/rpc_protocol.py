@@ -50,6 +50,8 @@ _MAX_THROTTLED = 64
 _MAX_ENDS = 32
 #: An idle connection that was ended closes within this, or is aborted.
 _CLOSE_S = 1.0
+#: One that failed is left so long for the other side to read why: closing it while bytes come resets it.
+_LINGER_S = 0.1
 #: The socket takes no more: so much is with it.
 _HIGH_WATER_BYTES = 1024 * 1024
 #: Frames that do not wait, beyond that.
@@ -87,6 +89,7 @@ class RpcConnection(asyncio.Protocol):
         self._paused = False
         #: Whether it is not read because its peer is over the budget.
         self._throttled = False
+        self._lingering = False
         self._later: asyncio.TimerHandle | None = None
         self._begins: asyncio.TimerHandle | None = None
         self._last_number, self.used_s = 0, self._time_s()
@@ -129,7 +132,7 @@ class RpcConnection(asyncio.Protocol):
             if self._left:
                 self._end_some()
             return
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._lingering:
             return
         now_s = self._time_s()
         if self._throttled:
@@ -263,7 +266,7 @@ class RpcConnection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what was sent, unless a read is being played: then it is written with the rest."""
-        if self._playing or self._transport is None:
+        if self._playing or self._transport is None or self._lingering:
             return
         output = self._connection.output()
         if output and not self._transport.is_closing():
@@ -274,8 +277,19 @@ class RpcConnection(asyncio.Protocol):
                 self._transport.abort()
             elif unread is None and self._connection.sender.corked:  # there is more, and the socket takes it
                 self._loop.call_soon(self._write_on)
-        if self._connection.finished:
+        if self._connection.failed and self._transport.can_write_eof() and not self._transport.is_closing():
+            self._linger(self._transport)
+        elif self._connection.finished:
             self._transport.close()
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Say no more and read no more, and close a little later."""
+        self._lingering = True
+        transport.write_eof()
+        if not self._paused:
+            self._paused = True
+            transport.pause_reading()
+        self._loop.call_later(_LINGER_S, self.abort)
 
     def _play(self, events: Sequence[CallEvent], until_s: float = math.inf) -> None:
         """Pass events to the handlers, and write what they send; what is not played in time is left.
@@ -303,7 +317,8 @@ class RpcConnection(asyncio.Protocol):
                     self.flush()
                     self._playing = True
         self._playing = False
-        if self._connection.failed and self._transport is not None and not self._transport.is_closing():
+        ends = self._connection.failed and not self._lingering
+        if ends and self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
             words = "a connection from %s was ended: %s"
             log.info(words, peer, self._connection.failed, extra=REPEATED)

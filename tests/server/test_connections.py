@@ -16,10 +16,11 @@ from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
+from epp.transport import frames
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.clock import ManualClock
-from tests.kit.http2 import message
+from tests.kit.http2 import message, settings
 from tests.kit.rawpeer import RawPeer, Serving
 from tests.kit.waiting import until
 
@@ -198,6 +199,22 @@ async def test_a_connection_without_streams_for_minutes_is_drained(tmp_path: Pat
     server._end_long_idle()
     assert used.goaway is None, "its stream was open a moment ago"
     await serving.stop()
+
+
+async def test_who_is_still_sending_reads_why_its_connection_ends() -> None:
+    server = RpcServer({}, max_receive_bytes=1000, max_send_bytes=1000)
+    address = await server.start("127.0.0.1:0")
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(split_address(address)) as client:
+        client.setblocking(False)
+        ping = frames.frame(frames.PING, 0, 3, bytes(8))  # of a stream
+        client.sendall(frames.PREFACE + settings() + ping[:-1])
+        read = b""
+        while b"type 6 on stream 3" not in read:
+            read += await loop.sock_recv(client, 1 << 16)
+        client.sendall(ping[-1:])
+        assert await loop.sock_recv(client, 1) == b""
+    await server.stop(0)
 
 
 async def test_a_connection_that_is_taken_in_the_turn_of_a_stop_is_closed(
