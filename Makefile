@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,11 @@ $(VENV)/.installed: pyproject.toml
 TEST_WORKERS ?= 3
 test: setup ## all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+RUNS ?= 5
+test-random: setup ## all tests in random order, RUNS times (40 minutes)
+	for run in $$(seq $(RUNS)); do \
+	  $(BIN)/python -m pytest -p randomly -n $(TEST_WORKERS) --dist loadfile || exit; done
 
 # The oldest Envoy that comes in a wheel; docs/envoy-versions.md says what it lacks.
 ENVOY_OLDEST := 1.36.2
