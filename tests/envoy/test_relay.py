@@ -46,6 +46,7 @@ class Tiers:
     relay: dict[str, EnvoyProcess]
     envoy: EnvoyProcess
     folder: Path
+    stack: AsyncExitStack
 
     async def ask(self, *, body: bytes = b"{}", headers: dict[str, str] | None = None) -> Answer:
         return await ask(self.envoy.listener_url, body=body, headers=headers)
@@ -54,6 +55,14 @@ class Tiers:
         """What the picker answers from now on."""
         self.picker.destination = ",".join(replica.address for replica in replicas)
         self.picker.relays = ",".join(self.relays.addresses(region)[0] for region in through)
+
+    async def recovered(self, region: str) -> None:
+        """Wait until a pick of that region is served there: nothing of it is ejected any more."""
+        for replica in self.replicas[region]:
+            self.pick(replica, through=(region,))
+            async with asyncio.timeout(60):
+                while (await self.ask()).served != replica.address:
+                    await asyncio.sleep(0.1)
 
     async def logged(self, field: str, value: str | int) -> dict[str, Any]:
         """The global Envoy's access-log line with that in it, once it is written."""
@@ -96,7 +105,7 @@ async def tiers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiers
             for region in (NEAR, FAR)
         }
         envoy = await stack.enter_async_context(EnvoyProcess(chosen, folder=folder / "global"))
-        yield Tiers(picker, replicas, known, local, running, envoy, folder)
+        yield Tiers(picker, replicas, known, local, running, envoy, folder, stack)
 
 
 async def test_a_pick_is_served_by_the_endpoint_picked(tiers: Tiers) -> None:
@@ -132,6 +141,7 @@ async def test_a_dead_endpoint_is_replaced_within_its_region(tiers: Tiers) -> No
         await dead.start()
     assert (answer.status, answer.served, answer.body_bytes) == (200, alive.address, 100_001)
     assert (await tiers.logged("received_bytes", 100_001))["served"] == alive.address
+    await tiers.recovered(FAR)
 
 
 async def test_a_region_without_a_live_endpoint_hands_over_to_the_next(tiers: Tiers) -> None:
@@ -145,6 +155,7 @@ async def test_a_region_without_a_live_endpoint_hands_over_to_the_next(tiers: Ti
         for replica in tiers.replicas[FAR]:
             await replica.start()
     assert (answer.status, answer.served) == (200, near.address)
+    await tiers.recovered(FAR)
 
 
 async def test_a_client_cannot_choose(tiers: Tiers) -> None:
@@ -214,9 +225,6 @@ async def test_a_relay_killed_and_back(tiers: Tiers) -> None:
     for _ in range(5):
         answer = await tiers.ask()
         assert (answer.status, answer.served) == (200, far.address)
-    async with (
-        EnvoyProcess(tiers.settings, relay=NEAR, folder=tiers.folder / "near-again"),
-        asyncio.timeout(60),
-    ):
-        while (await tiers.ask()).served != near.address:
-            await asyncio.sleep(0.1)
+    again = EnvoyProcess(tiers.settings, relay=NEAR, folder=tiers.folder / "near-again")
+    await tiers.stack.enter_async_context(again)
+    await tiers.recovered(NEAR)
