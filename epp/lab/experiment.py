@@ -243,9 +243,9 @@ class _List(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for name in names():
             experiment = find(name)
-            print(f"{name:<18}{experiment.minutes:>6.0f} min  {experiment.question}")
+            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
         print(
-            "Minutes of one core; --jobs N shares them among N. What was run is kept: a stop loses one run."
+            "Minutes of one core, about; --jobs N shares them among N. What was run is kept: a stop loses a run."
         )
         parser.exit()
 

@@ -95,4 +95,5 @@ def test_the_list_says_how_long_each_experiment_takes(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == names()
     for line in lines[:-1]:
+        assert float(line.split()[1]) > 0, line
         assert line.endswith(find(line.split()[0]).question)
