@@ -244,9 +244,7 @@ class _List(argparse.Action):
         for name in names():
             experiment = find(name)
             print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
-        print(
-            "Minutes of one core, about; --jobs N shares them among N. What was run is kept: a stop loses a run."
-        )
+        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
         parser.exit()
 
 
