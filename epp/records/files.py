@@ -168,7 +168,7 @@ def placed_records(place: Path, damaged: list[Place] | None = None) -> Iterator[
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
     """
-    damaged, number = [] if damaged is None else damaged, 0
+    damaged = [] if damaged is None else damaged
     for path in record_files(place):
         tail, number = Tail(path), 0
         for number, line in enumerate(tail.lines(), 1):

@@ -261,16 +261,20 @@ class App:
             ("override", "overrides", config.overrides_file),
         ):
             if name:
-                file = AppliedFile(
-                    path := self._base / name,
-                    label,
-                    metrics,
-                    parse=partial(weights.update, layer, source=str(path)),
-                    apply=weights_changed,
-                    kept="the last good values stay",
-                    last_good=beside.with_name(f"{beside.stem}.last-good-{label}.yaml"),
+                path, kept = self._base / name, "the last good values stay"
+                update = partial(weights.update, layer, source=str(path))
+                last_good = beside.with_name(f"{beside.stem}.last-good-{label}.yaml")
+                files.append(
+                    AppliedFile(
+                        path,
+                        label,
+                        metrics,
+                        parse=update,
+                        apply=weights_changed,
+                        kept=kept,
+                        last_good=last_good,
+                    )
                 )
-                files.append(file)
         if config.capability.file:
             path = self._base / config.capability.file
             parse = partial(read_chances, source=str(path))
