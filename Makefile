@@ -138,7 +138,7 @@ bench-long: setup ## an index of 100M cached tokens; a soak of a million request
 	$(BIN)/epp bench long-index
 	$(BIN)/epp bench soak
 
-LAB := $(BIN)/epp lab experiment
+LAB := $(BIN)/epp lab experiments
 JOBS ?= 2
 bench-policies: setup ## policies and what knowledge is worth, in the simulator (half an hour; goes on where it was)
 	$(LAB) policies --jobs $(JOBS)

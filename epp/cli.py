@@ -61,7 +61,7 @@ COMMANDS = (
     Command(
         ("lab", "trace"), "epp.lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"
     ),
-    Command(("lab", "experiment"), "epp.lab.experiment", "run an experiment: cells, entries, seeds, a table"),
+    Command(("lab", "experiments"), "epp.lab.experiment", "run an experiment: cells, entries, seeds, table"),
     Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
     Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
     Command(

@@ -65,7 +65,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         ("epp bench envoy", "envoy"),
         ("epp bench tokens --tokenizer .", "tokenizers"),
         ("epp envoy render --config plain.yaml", "envoy"),
-        ("epp lab experiment laar --seeds 1", "laar"),
+        ("epp lab experiments laar --seeds 1", "laar"),
         ("python -m epp.lab.demo.lodestar", "envoy"),
         ("epp serve --config tls.yaml", "tls"),
         ("epp serve --config kubernetes.yaml", "kubernetes"),

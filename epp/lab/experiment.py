@@ -1,4 +1,4 @@
-"""`epp lab experiment`: cells x entries x seeds, kept runs, and a table with intervals.
+"""`epp lab experiments`: cells x entries x seeds, kept runs, and a table with intervals.
 
 A run is known by its cell, entry and seed, so an experiment that was stopped goes on where it was. Entries of
 a cell meet the same seeds: ratios to the baseline are paired.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import pkgutil
 import shlex
 import subprocess
@@ -43,6 +44,7 @@ class Experiment:
         on_request: cells and entries that run only when they are named.
         events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
         ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
+        minutes: CPU time of the usual cells, entries and seeds, as the command reports it; for the list.
     """
 
     question: str
@@ -54,16 +56,18 @@ class Experiment:
     on_request: Sequence[str] = ()
     events: Sequence[str] = ()
     ranges: Sequence[str] = ()
+    minutes: float = math.nan
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The figures of one cell, entry and seed; NaN where a run has none."""
+    """The figures of one cell, entry and seed, NaN where a run has none; and the CPU time that it took."""
 
     cell: str
     entry: str
     seed: int
     commit: str
     figures: dict[str, float | None]
+    cpu_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -74,6 +78,18 @@ class Run(msgspec.Struct, frozen=True):
         """Return one figure."""
         value = self.figures.get(measure)
         return math.nan if value is None else value
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Makes a run, and measures its CPU time in seconds with that of the processes it started."""
+
+    run: Callable[[str, str, int], Mapping[str, float]]
+
+    def __call__(self, cell: str, entry: str, seed: int) -> tuple[Mapping[str, float], float]:
+        before_s = sum(os.times()[:4])
+        figures = self.run(cell, entry, seed)
+        return figures, sum(os.times()[:4]) - before_s
 
 
 def execute(
@@ -102,9 +118,11 @@ def execute(
     missing = [key for key in keys if key not in done]
     kept.parent.mkdir(parents=True, exist_ok=True)
     commit = current_commit()
-    for number, (at, figures) in enumerate(completed(experiment.run, missing, workers=jobs), 1):
+    work = _Timed(experiment.run)
+    for number, (at, (figures, cpu_s)) in enumerate(completed(work, missing, workers=jobs), 1):
         key = missing[at]
-        done[key] = run = Run(*key, commit, {name: float(value) for name, value in figures.items()})
+        floats: dict[str, float | None] = {name: float(value) for name, value in figures.items()}
+        done[key] = run = Run(*key, commit, floats, round(cpu_s, 2))
         with kept.open("ab") as file:
             file.write(msgspec.json.encode(run) + b"\n")
         print(f"{number} of {len(missing)}: {', '.join(map(str, key))}", file=sys.stderr, flush=True)
@@ -219,16 +237,34 @@ def names() -> list[str]:
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
 
 
+class _List(argparse.Action):
+    """Prints each experiment, how long it takes, and its question, then exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        for name in names():
+            experiment = find(name)
+            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
+        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
+    parser.add_argument("--list", action=_List, nargs=0, help="each experiment and how long it takes")
     parser.add_argument("name", choices=names(), help="of the experiment")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="NAME --help lists them")
 
 
+def find(name: str) -> Experiment:
+    """Find the experiment of a name."""
+    module = import_module(f"{experiments.__name__}.{name.replace('-', '_')}")
+    found: Experiment = module.EXPERIMENT
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the experiment."""
-    module = import_module(f"{experiments.__name__}.{arguments.name.replace('-', '_')}")
-    return main(arguments.name, module.EXPERIMENT, arguments.options)
+    return main(arguments.name, find(arguments.name), arguments.options)
 
 
 def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
@@ -237,7 +273,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     Raises:
         EppError: a cell or entry is unknown.
     """
-    parser = argparse.ArgumentParser(prog=f"epp lab experiment {name}")
+    parser = argparse.ArgumentParser(prog=f"epp lab experiments {name}")
     parser.description = experiment.question
     parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
@@ -253,8 +289,10 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     runs = execute(
         experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
     )
-    print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([name, *argv])}\n")
-    print(f"commit {', '.join(sorted({run.commit for run in runs}))}; seeds 0 to {seeds[-1]}\n")
+    print(f"{experiment.question}\n\n    epp lab experiments {shlex.join([name, *argv])}\n")
+    minutes = sum(run.cpu_s for run in runs) / 60
+    commits = ", ".join(sorted({run.commit for run in runs}))
+    print(f"commit {commits}; seeds 0 to {seeds[-1]}; {minutes:.1f} min of CPU\n")
     print(table(experiment, runs))
     return 0
 

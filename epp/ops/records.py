@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from epp.errors import EppError
-from epp.records.files import Tail, parse_line, read_records, record_files
+from epp.records.files import Place, Tail, parse_line, read_records, record_files
 from epp.records.model_files import ModelVersions
 from epp.records.schema import MAX_WAITING, Joined, join
 from epp.records.verify import verify
@@ -189,29 +189,36 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
         type=Path,
-        help="folder with the versions of the reward model (the folder above the records, and models in it)",
+        help="folder with the versions of the reward model, or file of one (the folder above the records, and"
+        " models in it)",
     )
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Run recorded decisions again and print what differs; 1 when anything does.
+    """Run recorded decisions again and print what differs; 1 when anything does, or a line is damaged.
 
     Raises:
-        EppError: there was nothing to verify, which proves nothing.
+        EppError: there was nothing to verify, which proves nothing; or no such models.
     """
+    damaged: list[Place] = []
     query = _query_of(arguments)
     wanted = (
         record
-        for record in read_records(arguments.folder)
+        for record in read_records(arguments.folder, damaged)
         if record["kind"] == "decision" and query.decision(record)
     )
     above = arguments.folder.resolve().parent
     if arguments.folder.is_file():
         above = above.parent
-    folders = [above, above / "models"] if arguments.models is None else [arguments.models]
-    verdict = verify(wanted, ModelVersions(folders))
+    places = [above, above / "models"] if arguments.models is None else [arguments.models]
+    if arguments.models is not None and not arguments.models.exists():
+        raise EppError(f"--models {arguments.models} does not exist: name a folder of models, or one's file")
+    models = ModelVersions(places)
+    verdict = verify(wanted, models)
+    for version, path in models.used.items():
+        print(f"reward model {version} is {path}")
     for version, count in verdict.models_gone.items():
-        where = " or ".join(map(str, folders))
+        where = " or ".join(map(str, places))
         print(f"{count} decisions of reward model {version} not verifiable: it is not in {where}")
     if not verdict.decisions:
         raise EppError(f"no decisions in {arguments.folder} that can be run again: nothing was verified")
@@ -221,7 +228,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
         print(f"... and {len(verdict.differences) - _SHOWN_DIFFERENCES} more")
     same = "all identical" if not verdict.differences else f"{len(verdict.differences)} differ"
     print(f"{verdict.decisions} decisions run again: {same}")
-    return 1 if verdict.differences else 0
+    if damaged:
+        print(f"{len(damaged)} damaged lines prove nothing, the first is {damaged[0]}")
+    return 1 if verdict.differences or damaged else 0
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:

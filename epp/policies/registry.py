@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from epp.policies.base import Drawn
 
+_POINTS = sorted(entry_points(group="epp.policies"), key=lambda point: point.name)
 #: Entry points by the name of the policy they load; a policy's module is imported when it is first created.
-POLICIES: dict[str, EntryPoint] = {
-    point.name: point for point in sorted(entry_points(group="epp.policies"), key=lambda point: point.name)
-}
+POLICIES: dict[str, EntryPoint] = {point.name: point for point in _POINTS}
 
 _PARAMS = "policy.params"
 
@@ -54,8 +53,11 @@ def create(
         key: dotted path of the name in that file, for the error; parameters stand in `policy.params`.
 
     Raises:
-        ConfigError: unknown policy or parameter, or a value that the policy refuses.
+        ConfigError: unknown policy or parameter, a value that the policy refuses; two of the name.
     """
+    if len(places := sorted({point.value for point in _POINTS if point.name == name})) > 1:
+        problem = f"{len(places)} installed policies are called {name}: {', '.join(places)}"
+        raise ConfigError(source, key, problem, "rename or uninstall one")
     if name not in POLICIES:
         raise ConfigError(source, key, f"unknown policy {name!r}", _nearest(name, POLICIES))
     try:

@@ -98,6 +98,9 @@ class Tail:
 
     Args:
         path: a file of records, compressed when its name ends in ``.zst``.
+
+    Attributes:
+        damaged: whether it can be decompressed no further.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,6 +108,7 @@ class Tail:
         self._rest = b""
         self._offset = 0
         self._decompressor: Any = None
+        self.damaged = False
         self._broken: tuple[type[Exception], ...] = ()
         if path.name.endswith(".zst"):
             module = zstandard(path)
@@ -138,38 +142,43 @@ class Tail:
                 try:
                     data = self._decompressor.decompress(data)
                 except self._broken:  # damaged from here on; what came before was good
+                    self.damaged = True
                     return
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from lines
 
 
-def read_records(place: Path) -> Iterator[dict[str, Any]]:
+def read_records(place: Path, damaged: list[Place] | None = None) -> Iterator[dict[str, Any]]:
     """Yield all records of a folder or a file, file by file, oldest first.
 
-    Lines that are not whole are skipped and logged in one warning at the end. Files of several processes may
+    Damaged lines are skipped, put into ``damaged``, and logged in one warning at the end; half a line at the
+    end of a file, which a killed writer leaves, is none. Files of several processes may
     overlap in time: sort by ``at`` where that matters.
 
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
     """
-    for _, record in placed_records(place):
+    for _, record in placed_records(place, damaged):
         yield record
 
 
-def placed_records(place: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def placed_records(place: Path, damaged: list[Place] | None = None) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield records as `read_records` does, each with the line that it stands in.
 
     Raises:
         EppError: there is nothing to read, or it was written under another schema.
     """
-    damaged: list[Place] = []
+    damaged = [] if damaged is None else damaged
     for path in record_files(place):
-        for number, line in enumerate(Tail(path).lines(), 1):
+        tail, number = Tail(path), 0
+        for number, line in enumerate(tail.lines(), 1):
             record = parse_line(line, path)
             if record is None:
                 damaged.append(Place(path, number))
             else:
                 yield Place(path, number), record
+        if tail.damaged:
+            damaged.append(Place(path, number + 1))
     if damaged:
         log.warning("%d damaged lines were skipped, the first is %s", len(damaged), damaged[0])
 

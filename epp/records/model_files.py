@@ -151,33 +151,39 @@ def _bytes(values: NDArray[np.generic], kind: str) -> bytes:
 
 
 class ModelVersions:
-    """Models in folders, each read once.
+    """Models in folders or files, each read once.
 
     Args:
-        folders: where to look, in this order; those that do not exist have none.
+        places: where to look, in this order: folders of versions, or files of one model whatever their names;
+            those that do not exist have none.
+
+    Attributes:
+        used: file of each model that was found, by version.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
+    def __init__(self, places: Sequence[Path]) -> None:
+        self._places = places
+        self.used: dict[str, Path] = {}
         self._found: dict[str, RewardModel | None] = {}
 
     def get(self, version: str) -> RewardModel | None:
-        """Find a model by version; None when none of the folders has it whole."""
+        """Find a model by version; None when none of the places has it whole."""
         if version not in self._found:
             self._found[version] = self._look(version)
         return self._found[version]
 
     def _look(self, version: str) -> RewardModel | None:
-        for folder in self._folders:
+        for place in self._places:
             try:
-                pattern = version_path(folder / "*.json", version).name
+                pattern = version_path(place / "*.json", version).name
             except ValueError:
                 return None
-            for path in sorted(folder.glob(pattern)):
+            for path in [place] if place.is_file() else sorted(place.glob(pattern)):
                 try:
                     model = parse_reward_model(path.read_bytes(), str(path))
                 except (OSError, ConfigError):
                     continue
                 if model.version == version:
+                    self.used[version] = path
                     return model
         return None

@@ -22,7 +22,7 @@ from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections, located
 from epp.server.core import Core
-from epp.server.files import WatchedFile, applying, watch
+from epp.server.files import AppliedFile, WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
@@ -254,6 +254,8 @@ class App:
             if changed:
                 log.info("weights in force: %s", weights.current.values)
 
+        # Beside the tuner's file, because the operator's may be mounted read-only.
+        beside = self._base / (config.weights_file or config.overrides_file)
         for layer, label, name in (
             ("tuner", "weights", config.weights_file),
             ("override", "overrides", config.overrides_file),
@@ -261,12 +263,23 @@ class App:
             if name:
                 path, kept = self._base / name, "the last good values stay"
                 update = partial(weights.update, layer, source=str(path))
-                files.append(applying(path, label, metrics, parse=update, apply=weights_changed, kept=kept))
+                last_good = beside.with_name(f"{beside.stem}.last-good-{label}.yaml")
+                files.append(
+                    AppliedFile(
+                        path,
+                        label,
+                        metrics,
+                        parse=update,
+                        apply=weights_changed,
+                        kept=kept,
+                        last_good=last_good,
+                    )
+                )
         if config.capability.file:
             path = self._base / config.capability.file
             parse = partial(read_chances, source=str(path))
             apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
-            files.append(applying(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
+            files.append(AppliedFile(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
         return files if self._learning is None else files + self._learning.files()
 
     def not_ready(self) -> str:

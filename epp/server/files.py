@@ -8,11 +8,13 @@ contents applied on the event loop. Owns what was last seen of each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import stat
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from epp.errors import ConfigError
 from epp.threads import in_daemon_thread
@@ -44,7 +46,7 @@ def read_file(path: Path) -> bytes | None:
         return None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return _bounded(file, path)
     finally:
@@ -63,24 +65,33 @@ def required_file(path: Path, fix: str = "") -> bytes:
     except FileNotFoundError as error:
         raise ConfigError(str(path), "", "the file does not exist", fix) from error
     except OSError as error:
-        raise ConfigError(str(path), "", str(error)) from error
+        raise ConfigError(str(path), "", error.strerror or str(error)) from error
 
 
 def _bounded(file: BinaryIO, path: Path) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise OSError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+        raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES} bytes", str(path))
     return content
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old or the new content, never a mixture."""
+    """Write a file so that readers see the old or the new content, also after a crash.
+
+    Raises:
+        OSError: it is not on disk.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 class WatchedFiles:
@@ -100,7 +111,7 @@ class WatchedFiles:
         on_contents: Callable[[tuple[bytes | None, ...]], None],
         on_fault: Callable[[], None] = lambda: None,
     ) -> None:
-        self._paths, self._names = paths, ", ".join(map(str, paths))
+        self._paths, self.names = paths, ", ".join(map(str, paths))
         self._on_contents, self._on_fault = on_contents, on_fault
         self._signature: tuple[tuple[int, int, int] | None, ...] = ()
         self._contents: tuple[bytes | None, ...] = ()
@@ -141,7 +152,7 @@ class WatchedFiles:
         return change is not None
 
     def _report(self, problem: str) -> None:
-        log.error("cannot read %s: %s; the last content stays in force", self._names, problem)
+        log.error("cannot read a file: %s; the last content stays in force", problem)
         self._on_fault()
 
     def _apply(self, contents: tuple[bytes | None, ...]) -> None:
@@ -149,7 +160,7 @@ class WatchedFiles:
             self._on_contents(contents)
         except Exception:  # a fault of ours: the files must go on being watched
             log.exception(
-                "%s cannot be taken, by a fault of the picker: its content has no effect", self._names
+                "%s cannot be taken, by a fault of the picker: its content has no effect", self.names
             )
             self._on_fault()
 
@@ -167,16 +178,8 @@ class WatchedFile(WatchedFiles):
         self.path = path
 
 
-def applying(
-    path: Path,
-    label: str,
-    metrics: Metrics,
-    *,
-    parse: Callable[[bytes | None], _Value],
-    apply: Callable[[_Value], None],
-    kept: str,
-) -> WatchedFile:
-    """Watch a file whose good contents are put in force, and whose bad ones change nothing.
+class AppliedFile(WatchedFile, Generic[_Value]):
+    """A file whose good contents are put in force, and whose bad ones change nothing.
 
     Args:
         path: the file.
@@ -185,19 +188,70 @@ def applying(
         parse: reads a content, None for a file that does not exist; raises ConfigError.
         apply: puts in force what was read.
         kept: what stays in force when the content is bad, for the log.
+        last_good: where the last good content is kept, for a start that finds the file unusable.
     """
 
-    def take(text: bytes | None) -> None:
-        try:
-            value = parse(text)
-        except ConfigError as error:
-            metrics.file_failed(label)
-            log.error("%s; %s in force", error, kept)  # noqa: TRY400
-            return
-        metrics.file_good(label, there=text is not None)
-        apply(value)
+    def __init__(
+        self,
+        path: Path,
+        label: str,
+        metrics: Metrics,
+        *,
+        parse: Callable[[bytes | None], _Value],
+        apply: Callable[[_Value], None],
+        kept: str,
+        last_good: Path | None = None,
+    ) -> None:
+        super().__init__(path, self._take, self._failed)
+        self._label, self._metrics, self._kept, self._last_good = label, metrics, kept, last_good
+        self._parse, self._put = parse, apply
+        self._good: bytes | None = None
+        self._on_disk: bytes | None = None
+        self._looked = self._in_force = False
 
-    return WatchedFile(path, take, partial(metrics.file_failed, label))
+    def look(self) -> Callable[[], None] | None:
+        """Read or write the last good content, then look as `WatchedFiles.look` does."""
+        path, looked, self._looked = self._last_good, self._looked, True
+        try:
+            if path is not None and not looked:
+                self._good = self._on_disk = read_file(path)
+            elif path is not None and self._good != self._on_disk:
+                self._on_disk = self._good
+                if self._good is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    replace_file(path, self._good)
+        except OSError as error:
+            log.warning("the last good content of %s is not kept: %s", self.path, error)
+        return super().look()
+
+    def _take(self, text: bytes | None) -> None:
+        try:
+            value = self._parse(text)
+        except ConfigError as error:
+            log.error("%s; %s in force", error, self._kept)  # noqa: TRY400
+            self._failed()
+            return
+        if text is None and self._good is not None:
+            log.warning("%s is gone: nothing of it is in force any more", self.path)
+            self._metrics.file_failed(self._label)
+        else:
+            self._metrics.file_good(self._label, there=text is not None)
+        self._good, self._in_force = text, True
+        self._put(value)
+
+    def _failed(self) -> None:
+        self._metrics.file_failed(self._label)
+        if self._good is None or self._in_force:
+            return
+        self._in_force = True
+        try:
+            value = self._parse(self._good)
+        except ConfigError as error:
+            log.error("the last good content in %s: %s", self._last_good, error)  # noqa: TRY400
+            return
+        log.warning("the last good content, in %s, is in force", self._last_good)
+        self._put(value)
 
 
 async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
@@ -211,7 +265,7 @@ async def _watch(file: WatchedFiles, poll_s: float) -> None:
         try:
             change = await in_daemon_thread(file.look)
         except OSError as error:  # no thread
-            change = file.fault(str(error))
+            change = file.fault(f"{file.names}: {error}")
         if change is not None:
             change()
 

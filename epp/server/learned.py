@@ -23,7 +23,7 @@ from epp.policies.registry import create
 from epp.records.model_files import parse_reward_model
 from epp.schedule.decision import Basis, rerun
 from epp.schedule.model_watch import ModelWatch
-from epp.server.files import WatchedFile, applying
+from epp.server.files import AppliedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
+    from epp.server.files import WatchedFile
     from epp.server.metrics import Metrics
     from epp.server.process import Tasks
 
@@ -122,8 +123,8 @@ class Learning:
             return None if text is None else parse_reward_model(text, source)
 
         kept = "the last good model stays"
-        file = applying(self._file, "model", self._metrics, parse=parse, apply=self.feed.apply, kept=kept)
-        return [file]
+        apply = self.feed.apply
+        return [AppliedFile(self._file, "model", self._metrics, parse=parse, apply=apply, kept=kept)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""

@@ -277,7 +277,7 @@ TABLE: tuple[Row, ...] = (
     _gauge(
         "epp_file_ok",
         "file",
-        "1 while a watched file's content is in force, 0 while an older one is; eds is written, for Envoy.",
+        "1 while a watched file's content is in force, 0 if refused or gone; eds is written, for Envoy.",
     ),
     _gauge("epp_kubernetes_ok", "resource", "1 while the API server lets the resource be followed."),
     _counter(

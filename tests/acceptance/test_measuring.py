@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def test_an_experiment_prints_its_table_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    words = ("lab", "experiment", "wan", "--kept", str(tmp_path / "runs.jsonl"), "--seeds")
+    words = ("lab", "experiments", "wan", "--kept", str(tmp_path / "runs.jsonl"), "--seeds")
     first = run(*words, "1", "--entries", "gorgo,least-load")
     assert "| three regions | least-load |" in first
     kept = (tmp_path / "runs.jsonl").read_text(encoding="utf-8").splitlines()

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.acceptance.kit import http, run, serving, until
+from tests.acceptance.kit import Stack, http, run, serving, until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.acceptance.kit import Stack
 
 DECISION = "x-epp-decision-id"
 
@@ -58,6 +56,17 @@ def test_a_changed_record_does_not_verify(stack: Stack, tmp_path: Path) -> None:
     run("records", "verify", str(copy), status=1)
 
 
+def test_a_damaged_line_does_not_verify_and_a_torn_last_one_does(stack: Stack, tmp_path: Path) -> None:
+    stack.chat("to be damaged")
+    until(lambda: recorded(stack))
+    lines = max((stack.folder / "records").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+    copy, text = tmp_path / lines.name, lines.read_text(encoding="utf-8")
+    copy.write_text(text + text[:40], encoding="utf-8")
+    run("records", "verify", str(copy))
+    copy.write_text(text[:40] + "\n" + text, encoding="utf-8")
+    assert f"{copy}, line 1" in run("records", "verify", str(copy), status=1)
+
+
 def test_records_hold_no_prompt(stack: Stack) -> None:
     stack.chat("a very secret sentence")
     until(lambda: recorded(stack))
@@ -89,6 +98,25 @@ def test_the_operators_word_wins_over_the_tuners(tmp_path: Path) -> None:
         (tmp_path / "weights.yaml").write_text("{torn", encoding="utf-8")
         until(lambda: stack.metric("epp_file_ok", file="weights") == 0)
         assert "rtt_weight 0.2" in explained(stack)
+
+
+def test_a_picker_that_restarts_on_a_torn_file_has_the_last_good_weights(tmp_path: Path) -> None:
+    with Stack(tmp_path) as stack:
+        stack.start_replicas("a")
+        stack.write_pool()
+        stack.start_picker(policy={"name": "gorgo"})
+        asked = ("weights", "show", "--url", stack.picker_url)
+        stack.write("weights.yaml", {"policy": "gorgo", "weights": {"rtt_weight": 0.7}})
+        stack.write("overrides.yaml", {"weights": {"queue_weight": 0.2}})
+        until(lambda: all(words in stack.epp(*asked) for words in ("0.7  (tuner)", "0.2  (override)")))
+        until(lambda: len([*tmp_path.glob("weights.last-good-*")]) == 2)
+        (tmp_path / "weights.yaml").write_text("{torn", encoding="utf-8")
+        stack.picker.stop()
+        stack.start_picker(policy={"name": "gorgo"})
+        said = stack.epp(*asked, status=1)
+        assert "rtt_weight = 0.7  (tuner)" in said
+        assert "the weights file is gone or refused" in said
+        assert "0.7" not in stack.epp("weights", "show", "--config", "epp.yaml", status=1)
 
 
 def test_weights_out_of_bounds_are_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ async def test_faults_of_a_deployment_are_named(tmp_path: Path) -> None:
             )
         whats = " | ".join(said(await doctor(serving)))
         for words in (
-            "the weights file cannot be used",
+            "the weights file is gone or cannot be used",
             "ejected: ",
             f"no metrics from {serving.replicas[0].address}",
             "does not hold 127.0.0.1:9",

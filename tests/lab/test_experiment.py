@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from epp.cli import main as cli
 from epp.errors import EppError
-from epp.lab.experiment import Experiment, execute, interval, main, table
+from epp.lab.experiment import Experiment, execute, find, interval, main, names, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,5 +83,17 @@ def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "Is new faster?" in out
     assert "| huge | new |" in out
+    assert " min of CPU" in out
     with pytest.raises(EppError, match="no 'hug'; there are near, far, huge"):
         main("try", EXPERIMENT, ["--cells", "hug"])
+
+
+def test_the_list_says_how_long_each_experiment_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli(["lab", "experiments", "--list"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == names()
+    for line in lines[:-1]:
+        assert float(line.split()[1]) > 0, line
+        assert line.endswith(find(line.split()[0]).question)

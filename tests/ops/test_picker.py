@@ -67,7 +67,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"epp_file_ok{file='weights'}": 0}, "the weights file cannot be used"),
+        ({"epp_file_ok{file='weights'}": 0}, "the weights file is gone or cannot be used"),
         ({"epp_endpoint_unavailable{endpoint='b:1',reason='ejected'}": 1}, "ejected: b:1"),
         ({"epp_endpoint_unavailable{endpoint='b:1',reason='ejected'}": None}, "does not know b:1"),
         ({"epp_health_panicking": 1}, "ejections are ignored"),

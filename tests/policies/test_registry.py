@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         create(name, source="epp.yaml")
     assert caught.value.source == "epp.yaml"
+    assert caught.value.key == "policy.name"
+
+
+def test_two_policies_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = EntryPoint("gorgo", "theirs:Gorgo", "epp.policies")
+    monkeypatch.setattr("epp.policies.registry._POINTS", [POLICIES["gorgo"], theirs])
+    with pytest.raises(ConfigError, match=r"epp\.policies\.gorgo:Gorgo, theirs:Gorgo") as caught:
+        create("gorgo")
     assert caught.value.key == "policy.name"
 
 

@@ -85,7 +85,17 @@ def test_the_command_finds_the_versions_above_the_records(
     assert "12 decisions run again: all identical" in capsys.readouterr().out
     keep(tmp_path / "elsewhere", MODEL, OTHER)
     assert command("records", "verify", tmp_path / "records", "--models", tmp_path / "elsewhere") == 0
-    assert "24 decisions run again: all identical" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "24 decisions run again: all identical" in out
+    file = version_path(tmp_path / "elsewhere" / "reward.json", OTHER.version)
+    assert f"reward model {OTHER.version} is {file}" in out
+    file.rename(tmp_path / "other.json")
+    assert command("records", "verify", tmp_path / "records", "--models", tmp_path / "other.json") == 0
+    out = capsys.readouterr().out
+    assert f"reward model {OTHER.version} is {tmp_path / 'other.json'}" in out
+    assert "12 decisions run again: all identical" in out
+    with pytest.raises(EppError, match="nowhere does not exist"):
+        command("records", "verify", tmp_path / "records", "--models", tmp_path / "nowhere")
 
 
 def test_people_are_told_predictions_and_who_judged() -> None:

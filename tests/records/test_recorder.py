@@ -14,7 +14,7 @@ import pytest
 
 from epp.errors import EppError
 from epp.records import recorder
-from epp.records.files import Tail, read_records, record_files
+from epp.records.files import Place, Tail, read_records, record_files
 from epp.records.schema import join
 from epp.records.writer import RecordWriter
 from tests.kit.records import HASHER, decided, outcome_of, record_all, recorder_to
@@ -135,8 +135,10 @@ def test_a_torn_end_costs_the_torn_line_only(tmp_path: Path, compress: str, cut:
     another = writer(tmp_path)
     another.append(line(99))
     another.close()
+    damaged: list[Place] = []
+    assert [*read_records(tmp_path, damaged)][-1]["n"] == 99, "a later process is read on"
+    assert not damaged, "a torn end is usual"
     log.close()
-    assert numbers(tmp_path)[-1] == 99, "a later process is read on"
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -157,13 +159,29 @@ def test_damaged_lines_are_skipped_and_a_foreign_schema_is_told(tmp_path: Path) 
     log = writer(tmp_path)
     log.append(line(1) + b"\xff\xfe\n{]\n[1]\n3\n{}\n" + line(2))
     log.close()
-    assert numbers(tmp_path) == [1, 2]
+    damaged: list[Place] = []
+    assert [record["n"] for record in read_records(tmp_path, damaged) if "n" in record] == [1, 2]
     assert log.path is not None
+    assert damaged == [Place(log.path, number) for number in range(3, 8)]
     log.path.write_bytes(b'{"schema":999,"kind":"file"}\n')
     with pytest.raises(EppError, match="schema 999"):
         list(read_records(tmp_path))
     with pytest.raises(EppError, match=r"not a folder of records: No such file .*records\.folder"):
         list(read_records(tmp_path / "nowhere"))
+
+
+def test_a_file_that_can_be_decompressed_no_further_is_damaged(tmp_path: Path) -> None:
+    log = writer(tmp_path, compress=True)
+    for number in range(5):
+        log.append(line(number))
+    log.close()
+    assert log.path is not None
+    content = bytearray(log.path.read_bytes())
+    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
+    log.path.write_bytes(content)
+    damaged: list[Place] = []
+    assert len([*read_records(tmp_path, damaged)]) < 6
+    assert damaged
 
 
 class FullDisk:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.server.files import WatchedFile, read_file, replace_file
+from epp.errors import ConfigError
+from epp.server.files import AppliedFile, WatchedFile, read_file, replace_file
+from epp.server.metrics import Metrics
 from epp.server.process import Tasks
 from tests.kit.logs import own_lines
+from tests.kit.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,12 +75,77 @@ def test_each_fault_of_a_file_is_reported_once_and_its_last_content_stays(
     become(lambda: path.write_text("good"), 0)
     become(path.mkdir, 1)
     become(lambda: os.mkfifo(path), 1)
-    assert f"{path} is no regular file" in own_lines(caplog)[-1]
+    (said,) = own_lines(caplog)[-1:]
+    assert "not a regular file" in said
+    assert said.count(str(path)) == 1
     assert seen == [b"good"]
     become(lambda: path.write_text("good"), 1)
     become(path.mkdir, 2)
     become(lambda: path.write_text("better"), 2)
     assert seen == [b"good", b"good", b"better"]
+
+
+def applied(folder: Path) -> tuple[AppliedFile[str], list[str], Callable[[], float | None]]:
+    """Watch a file whose good contents are numbers."""
+    seen: list[str] = []
+    metrics = Metrics()
+
+    def parse(content: bytes | None) -> str:
+        if content is not None and not content.isdigit():
+            raise ConfigError("number", "", "is no number")
+        return "nothing" if content is None else content.decode()
+
+    file = AppliedFile(
+        folder / "number",
+        "number",
+        metrics,
+        parse=parse,
+        apply=seen.append,
+        kept="",
+        last_good=folder / "kept",
+    )
+    return file, seen, lambda: shown(metrics, "epp_file_ok", file="number")
+
+
+def test_a_start_that_finds_a_file_torn_goes_on_with_the_last_good_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for content in (b"3", b"4", b"5 torn"):
+        (tmp_path / "number").write_bytes(content)
+        file, seen, ok = applied(tmp_path)
+        file.check()
+        file.check()
+    assert (seen, ok()) == (["4"], 0.0)
+    assert f"the last good content, in {tmp_path / 'kept'}, is in force" in caplog.text
+    (tmp_path / "number").write_bytes(b"6")
+    file.check()
+    (tmp_path / "number").write_bytes(b"7 torn")
+    file.check()
+    assert seen == ["4", "6"], "while it runs what is in force stays"
+    (tmp_path / "number").unlink()
+    (tmp_path / "number").mkdir()
+    file, seen, ok = applied(tmp_path)
+    file.check()
+    assert (seen, ok()) == (["6"], 0.0), "nor is one that cannot be read a fall to defaults"
+
+
+def test_a_file_that_is_deleted_is_warned_of_and_keeps_its_series(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, seen, ok = applied(tmp_path)
+    file.check()
+    assert (seen, ok(), own_lines(caplog)) == (["nothing"], None, []), "it was never there"
+    (tmp_path / "number").write_bytes(b"3")
+    file.check()
+    file.check()
+    (tmp_path / "number").unlink()
+    restarted, after, still = applied(tmp_path)
+    for watched_file, found, state in ((file, seen, ok), (restarted, after, still)):
+        watched_file.check()
+        assert (found[-1], state()) == ("nothing", 0.0)
+        assert f"{tmp_path / 'number'} is gone" in own_lines(caplog)[-1]
+    file.check()
+    assert not (tmp_path / "kept").exists(), "a deletion is no fault, to be undone by the next start"
 
 
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

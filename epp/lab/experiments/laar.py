@@ -221,5 +221,6 @@ EXPERIMENT = Experiment(
     entries=("laar", "laar-paper", "least-load", "session-affinity"),
     measures=("TTCA s", "s per right answer", "right", "attempts", "hit share"),
     run=run,
+    minutes=2,
     seeds=20,
 )

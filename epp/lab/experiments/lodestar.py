@@ -213,6 +213,7 @@ EXPERIMENT = Experiment(
     entries=(*ENTRIES, *ABLATIONS),
     measures=("mean TTFT ms", "TTFT p99 ms", "mean TTFT ms, cold start", "recovered s", "first model s"),
     run=run,
+    minutes=10,
     seeds=3,
     on_request=tuple(ABLATIONS),
 )

@@ -80,5 +80,6 @@ EXPERIMENT = Experiment(
     measures=("killed",),
     events=("killed",),
     run=run,
+    minutes=55,
     seeds=60,
 )

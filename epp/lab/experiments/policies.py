@@ -120,6 +120,7 @@ EXPERIMENT = Experiment(
     entries=_all_entries(),
     measures=("TTFT p95 ms", "E2E p95 s", "hit share", "hottest share"),
     run=run,
+    minutes=5,
     seeds=4,
     on_request=(
         *(name for name in NAMES if name not in STEADY_CELLS),

@@ -86,5 +86,6 @@ EXPERIMENT = Experiment(
     entries=(*KNOWN, ORACLE),
     measures=("TTFT p95 ms", "E2E p95 s", "hit share"),
     run=run,
+    minutes=5,
     seeds=4,
 )

@@ -112,5 +112,6 @@ EXPERIMENT = Experiment(
     measures=("p95_ms", "worst_window_p95_ms", "thawed_h", "promoted", "frozen"),
     events=("promoted", "frozen"),
     run=run,
+    minutes=10,
     seeds=3,
 )

@@ -52,5 +52,6 @@ EXPERIMENT = Experiment(
     measures=("promoted", "ended", "ended_in_screen", "hours"),
     events=("promoted", "ended", "ended_in_screen"),
     run=run,
+    minutes=4,
     seeds=50,
 )

@@ -182,5 +182,6 @@ EXPERIMENT = Experiment(
     ),
     ranges=("rtt_weight", "queue_weight", "steps", "samples", "best_score_s"),
     run=run,
+    minutes=5,
     seeds=50,
 )

@@ -56,5 +56,6 @@ EXPERIMENT = Experiment(
     measures=("ttft_p95_ms", "e2e_p95_ms", "promoted", "frozen", "hours"),
     events=("promoted", "frozen"),
     run=run,
+    minutes=360,
     seeds=9,
 )

@@ -97,4 +97,5 @@ EXPERIMENT = Experiment(
     entries=tuple(TABLES),
     measures=("TTFT p50 ms", "TTFT p99 ms", "local share"),
     run=run,
+    minutes=0.1,
 )

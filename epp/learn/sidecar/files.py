@@ -9,6 +9,7 @@ Beside ``weights.yaml``, which the tuner writes:
 * ``weights.requests.json`` - what operators asked a running tuner for; commands write it, in turns by
   ``weights.requests.lock``.
 * ``weights.unreadable`` - a weights file that was found torn, put aside.
+* ``weights.last-good-weights.yaml``, ``weights.last-good-overrides.yaml`` - what pickers took last.
 * ``overrides.yaml`` - pins; the operator's, whose commands write it in turns by ``overrides.pins.lock``.
 
 Beside ``reward.json``, which the learner writes:
@@ -23,14 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from epp.errors import EppError
 from epp.records.files import DAMAGED
-from epp.server.files import read_file
+from epp.server.files import read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,18 +80,7 @@ class Files:
             OSError: it is not on disk.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        # One name for all writers, who hold a lock: what a killed one left is written over.
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_file(path, content)
 
     def remove(self, path: Path) -> None:
         """Take a file away; one that is not there is fine."""

@@ -168,7 +168,7 @@ def read_pins(setup: Setup) -> Mapping[str, float]:
     try:
         text = read_file(setup.overrides)
     except OSError as error:
-        raise ConfigError(str(setup.overrides), "", str(error)) from error
+        raise ConfigError(str(setup.overrides), "", error.strerror or str(error)) from error
     if text is None:
         return {}
     return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from epp.config.load import check_weights
-from epp.config.plan import Split
+from epp.config.plan import INCUMBENT, Split
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.files import Files, exclusive
 from epp.learn.sidecar.setup import Given
@@ -23,6 +23,8 @@ from epp.learn.tuner.command import obey
 from epp.learn.tuner.settings import TunerKeys
 from epp.learn.tuner.status import history_lines
 from epp.learn.tuner.tuner import read_pins, read_state
+from epp.ops.doctor.picker import Page
+from epp.ops.picker_http import answered
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 #: A file that is mounted by itself (``subPath``) cannot be renamed over: that is "busy".
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY)
+_WRITTEN = "epp_weights_written_timestamp_seconds"
 _NOTE = "# Weights pinned by the operator (`epp weights pin`); they win over the tuner's.\n"
 
 
@@ -42,13 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their flags."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     help_of = {
-        "show": "every weight in force and where it comes from",
+        "show": "every weight and where it comes from, by the files or of a running picker (--url)",
         "pin": "fix weights by hand; they win over the tuner's",
         "unpin": "give weights back to the tuner",
         "history": "the weights so far",
         "rollback": "earlier weights again, search frozen",
     }
     leaves = {name: actions.add_parser(name, help=text, description=text) for name, text in help_of.items()}
+    leaves["show"].add_argument("--url", help="ask a running picker, e.g. http://127.0.0.1:9090")
     leaves["pin"].add_argument("pins", nargs="+", metavar="NAME=VALUE", help="weights to pin")
     leaves["unpin"].add_argument("names", nargs="*", metavar="NAME", help="weights to unpin")
     leaves["unpin"].add_argument(
@@ -69,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked."""
+    if getattr(arguments, "url", None):
+        return _show_picker(arguments.url)
     setup = setups.read_setup(arguments, looking=True)
     match arguments.action:
         case "show":
@@ -93,8 +99,30 @@ def run(arguments: argparse.Namespace) -> int:
     return obey(setup, "rollback", reason=arguments.reason, number=arguments.number)
 
 
+def _show_picker(url: str) -> int:
+    """Print what a running picker has in force; 1 where one of its files is not.
+
+    Raises:
+        EppError: no picker answers.
+    """
+    with answered(url, "metrics") as answer:
+        page = Page(answer.read().decode())
+    for policy in page.by(_WRITTEN, "policy"):
+        print(f"policy {policy}, version {', '.join(page.by(_WRITTEN, 'version', policy=policy))}")
+    arms = [arm for arm in page.by("epp_weight", "arm") if arm != INCUMBENT]
+    for name, value in sorted(page.by("epp_weight", "name", arm=INCUMBENT).items()):
+        sources = ", ".join(page.by("epp_weight", "source", arm=INCUMBENT, name=name))
+        others = [f"  {arm}: {page.total('epp_weight', arm=arm, name=name):.6g}" for arm in arms]
+        print(f"{name} = {value:.6g}  ({sources})" + "".join(others))
+    files = page.by("epp_file_ok", "file")
+    bad = [name for name in ("weights", "overrides") if not files.get(name, 1.0)]
+    for name in bad:
+        print(f"the {name} file is gone or refused; the picker's log says why", file=sys.stderr)
+    return 1 if bad else 0
+
+
 def _show(setup: Setup) -> int:
-    """Print what a picker with these files has in force; 1 when one of them is refused."""
+    """Print what a picker that starts with these files has in force; 1 when one of them is refused."""
     book = Given(setup.config, setup.config_file, TunerKeys()).book(setup.policy)
     refused = False
     for layer, path in (("tuner", setup.paths.weights), ("override", setup.overrides)):

@@ -46,7 +46,7 @@ class Page:
     def __contains__(self, name: object) -> bool:
         return name in self._samples
 
-    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+    def by(self, name: str, label: str, /, **labels: str) -> dict[str, float]:
         """Sum the series with these labels by a further one."""
         sums: dict[str, float] = {}
         for found, value in self._samples.get(name, ()):
@@ -55,7 +55,7 @@ class Page:
                 sums[key] = sums.get(key, 0.0) + value
         return sums
 
-    def total(self, name: str, **labels: str) -> float:
+    def total(self, name: str, /, **labels: str) -> float:
         """Sum the series with these labels, 0 when there is none."""
         return sum(self.by(name, "", **labels).values())
 
@@ -99,8 +99,8 @@ def files(context: Context) -> Findings:
     for file, state in states.items():
         if not state:
             yield error(
-                f"the {file} file cannot be used; an older content is in force",
-                "what is written there has no effect",
+                f"the {file} file is gone or cannot be used",
+                "what is written there has no effect: an older content is in force, or none",
                 "the picker's log names file, key and fix",
             )
     if good := [file for file, value in states.items() if value]:
