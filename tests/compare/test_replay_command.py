@@ -126,9 +126,10 @@ class TestSimulated:
         assert (first.pace, second.pace, first.max_in_flight) == (0.5, 1.5, 64)
         assert second.tuning == Source(workload="art-chat")
         (cell,) = command.cells_of(
-            parsed("--trace", "x/some.jsonl.gz", "--tune", "5", "--max-in-flight", "0")
+            parsed("--trace", "x/some.jsonl.gz", "--tune", "5", "--max-in-flight", "0", "--from", "9")
         )
         assert (cell.name, cell.source.part, cell.max_in_flight) == ("some", "judge", None)
+        assert cell.source.from_s == 9.0
 
     def test_the_judged_is_lodestar_if_first_or_the_usual_one(self) -> None:
         assert command.candidate_of(None, ["lodestar", "gorgo"]) == "lodestar"

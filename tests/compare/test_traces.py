@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def row(timestamp: int, tokens: int, *ids: int) -> str:
+def row(timestamp: int, tokens: int, *ids: int | str, **names: object) -> str:
     figures = {"timestamp": timestamp, "input_length": tokens, "output_length": 40, "hash_ids": list(ids)}
-    return json.dumps(figures)
+    return json.dumps(figures | names)
 
 
 def request(at_ms: float, after: int | None = None, think_ms: float = 0.0, tokens: int = 100) -> TraceRequest:
@@ -53,12 +54,44 @@ AZURE = (
 
 
 class TestMooncake:
-    def test_rows_keep_their_figures_and_spread_within_their_tick(self) -> None:
-        trace = list(read_mooncake(MOONCAKE, seed=3))
+    def test_rows_on_ticks_spread_within_theirs_and_keep_their_order(self) -> None:
+        trace = list(read_mooncake(MOONCAKE, seed=3, tick_ms=3000.0))
         assert [r.prompt_tokens for r in trace] == [700, 513, 900, 400, 512]
         assert [r.at_ms // 3000 for r in trace] == [0, 0, 0, 1, 1]
-        assert len({r.at_ms for r in trace}) == 5
-        assert trace == list(read_mooncake(MOONCAKE, seed=3)) != list(read_mooncake(MOONCAKE, seed=4))
+        times = [r.at_ms for r in trace]
+        assert times == sorted(set(times))
+        other = list(read_mooncake(MOONCAKE, seed=4, tick_ms=3000.0))
+        assert trace == list(read_mooncake(MOONCAKE, seed=3, tick_ms=3000.0)) != other
+
+    @pytest.mark.parametrize(
+        ("times", "spread"),
+        [
+            # As in the published trace: a tick may be some milliseconds early or late.
+            ([max(0, 3000 * (i // 9) - (i // 9) % 3) for i in range(180)], True),
+            ([137 * i + i % 7 for i in range(180)], False),  # milliseconds
+            ([1000 * i for i in range(180)], False),  # one a second: nobody shares a time
+            ([701 * (i // 9) ** 2 for i in range(180)], False),  # bursts, but on no step
+            ([0, 0, 3000, 3000], False),  # too few to say
+        ],
+    )
+    def test_times_are_kept_unless_they_stand_on_ticks(self, times: list[int], spread: bool) -> None:
+        found = [r.at_ms for r in read_mooncake([row(at, 600, 0, i) for i, at in enumerate(times)])]
+        assert (found != [at - times[0] for at in times]) == spread
+
+    def test_rows_keep_their_users_and_share_sessions_within_them(self) -> None:
+        names: list[dict[str, object]] = [
+            {"token_hash": "ada", "session_id": None},
+            {"token_hash": "bob"},
+            {"token_hash": "ada"},
+            {"user_id": 7, "session_id": "s"},
+            {"session_id": "t", "token_hash": ""},
+        ]
+        ids = ("9c9f", "5aed")
+        trace = list(read_mooncake([row(10 * i, 400, *ids, **of) for i, of in enumerate(names)]))
+        assert [r.user for r in trace] == ["ada", "bob", "ada", "7", "t"]
+        assert trace[0].session == trace[2].session != trace[1].session
+        assert [r.session for r in trace[3:]] == ["s", "t"]
+        assert len({r.block_ids for r in trace}) == 1
 
     def test_scaling_divides_lengths_and_blocks_alike(self) -> None:
         by_ids = {r.block_ids: r for r in read_mooncake(MOONCAKE, scale=4)}
@@ -106,6 +139,19 @@ class TestFlightRecords:
         assert len(load_trace(tmp_path)) == 2
         assert load_trace(path) == load_trace(tmp_path)
 
+    def test_sessions_that_waited_for_answers_wait_again(self) -> None:
+        def records(*at_s: float, e2e_ms: float | None = 900.0) -> list[dict[str, Any]]:
+            decisions = [self.decision(f"{at}", at, session="s") for at in at_s]
+            return decisions + [{"kind": "outcome", "id": d["id"], "e2e_ms": e2e_ms} for d in decisions]
+
+        def waits(trace: Sequence[TraceRequest]) -> list[tuple[int | None, float]]:
+            return [(r.after, round(r.think_ms, 3)) for r in trace]
+
+        assert waits(read_flight_records(records(0.0, 1.0, 4.0))) == [(None, 0.0), (0, 100.0), (1, 2100.0)]
+        # Most do not wait: its load comes at its own times.
+        assert waits(read_flight_records(records(0.0, 0.5, 1.0, 4.0))) == [(None, 0.0)] * 4
+        assert waits(read_flight_records(records(0.0, 1.0, e2e_ms=None))) == [(None, 0.0)] * 2
+
 
 class TestFiles:
     @pytest.mark.parametrize(
@@ -138,6 +184,7 @@ class TestFiles:
             (b"", "empty"),
             (b'{"x": 1}', r"unknown format.*\['x'\]"),
             (b"\xff", "utf-8"),
+            (b"PAR1\x15", "write its rows as JSONL"),
             (
                 b"time,prompt,answer\n0,10,5\n",
                 "line 1 is neither a JSON object nor the header of Azure's CSV",
@@ -152,6 +199,32 @@ class TestFiles:
         (tmp_path / "t").write_bytes(content)
         with pytest.raises(TraceError, match=rf"^{tmp_path / 't'}: .*{words}"):
             load_trace(tmp_path / "t")
+
+    @pytest.mark.parametrize(
+        ("content", "kept"),
+        [
+            ("\n".join(row(1000 + 500 * i, 600, 0, i) for i in range(9)).encode(), [0.0, 500.0]),
+            (AZURE.encode(), []),
+            (msgspec.json.Encoder().encode_lines([request(1500), request(2600, 0, 9.0)]), [500.0]),
+        ],
+    )
+    def test_a_window_counts_from_its_start(self, content: bytes, kept: list[float], tmp_path: Path) -> None:
+        (tmp_path / "t").write_bytes(content)
+        trace = load_trace(tmp_path / "t", from_s=1.0, seconds=1.0)
+        assert [(r.at_ms, r.after) for r in trace] == [(at_ms, None) for at_ms in kept]
+        with pytest.raises(TraceError, match=r"the window starts at 60 s, and the trace ends at \d"):
+            load_trace(tmp_path / "t", from_s=60.0)
+
+    def test_what_is_outside_the_window_is_not_held(self, tmp_path: Path) -> None:
+        with (tmp_path / "t").open("w") as file:
+            for i in range(4000):
+                file.write(row(i, 20_000, *(f"{i:x}-{at}" for at in range(40)), request="x" * 1500) + "\n")
+        tracemalloc.start()
+        try:
+            assert len(load_trace(tmp_path / "t", from_s=3.0, seconds=0.1)) == 100
+            assert tracemalloc.get_traced_memory()[1] < (tmp_path / "t").stat().st_size / 2
+        finally:
+            tracemalloc.stop()
 
 
 class TestOrderAndSelection:
@@ -188,6 +261,12 @@ class TestOrderAndSelection:
         assert len(Source(trace=path).requests(1)) == 2
         assert len(Source(trace=path, max_prompt_tokens=0).requests(1)) == 3
         assert len(Source(trace=path, until_s=1.0).requests(1)) == 1
+        assert len(Source(trace=path, from_s=1.0).requests(1)) == 1
+
+    def test_a_generated_load_is_cut_alike(self) -> None:
+        whole = Source(workload="demo").requests(1)
+        cut = Source(workload="demo", from_s=10.0, until_s=5.0).requests(1)
+        assert [r.at_ms for r in cut] == [r.at_ms - 10_000.0 for r in whole if 1e4 <= r.at_ms < 1.5e4]
 
 
 def one(*ids: int, at_ms: float = 0.0, session: str = "s", tokens: int = 0, user: str = "u") -> TraceRequest:

@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.lab.compare.compare import Comparison
-from epp.lab.sim.scenario import parse_fleet
+from epp.lab.compare.stats import percentile
+from epp.lab.sim.scenario import WindowOptions, parse_fleet
 from epp.lab.workloads.art_chat import DEMO, generate
 from epp.learn.tuner import machine
 from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
 from epp.learn.tuner.offline import ChildRehearsal, task_of
-from epp.learn.tuner.rehearse import (
-    worth_a_trial,
-)
+from epp.learn.tuner.rehearse import WARMUP_SHARE, Stage, windows, worth_a_trial
 from epp.learn.tuner.search import Measured, Search
 from epp.learn.tuner.settings import Goal
 from epp.learn.tuner.setup import read_setup
@@ -58,6 +57,31 @@ def test_the_deployment_is_read_back_from_its_records(records: Path) -> None:
     assert third.engine_class.name == "h100"
     assert third.engine_class.prefill_ms_per_token < first.engine_class.prefill_ms_per_token
     assert found.ttft_p95_ms > 20.0
+
+
+def test_sessions_that_wait_for_answers_are_simulated_as_they_were(tmp_path: Path) -> None:
+    # A fleet near its limit: sent at their recorded times, these would pile up (E2E p95 three times as long).
+    requests = generate(replace(DEMO, duration_s=40.0), 1)
+    record_simulation(tmp_path, requests, parse_fleet("l40s-x2@20,l40s-x2@102,l40s-x2@211"), "gorgo-ms", {})
+    decisions, outcomes = newest_records(tmp_path, "")
+    found = calibrate(decisions, outcomes)
+    assert sum(r.after is not None for r in found.trace) == sum(r.after is not None for r in requests)
+    stage = Stage(found, WindowOptions(), seed=0, window_requests=len(requests))
+    seen = [r for window in stage.windows for r in stage.run(window, found.weights)]
+    assert percentile([r.e2e_ms for r in seen], 95) == pytest.approx(found.e2e_p95_ms, rel=0.5)
+    assert percentile([r.ttft_ms or 0.0 for r in seen], 95) == pytest.approx(found.ttft_p95_ms, rel=0.5)
+
+    notes = calibrate(decisions, [*outcomes[1:], {**outcomes[0], "e2e_ms": None}]).notes
+    assert any(note.startswith(f"1 of {len(decisions)} requests have no recorded end") for note in notes)
+
+
+def test_windows_begin_earlier_by_their_warm_up_and_count_all_that_is_theirs(records: Path) -> None:
+    trace = calibrate(*newest_records(records, "")).trace
+    first, second = windows(trace, len(trace))
+    counted = [len(window) - int(WARMUP_SHARE * len(window)) for window in (first, second)]
+    assert counted[1] == pytest.approx(len(trace) / 2, abs=2)
+    assert [r.prompt_tokens for r in second] == [r.prompt_tokens for r in trace[-len(second) :]]
+    assert all(r.after is None or r.after < at for at, r in enumerate(second))
 
 
 def test_too_few_records_say_how_many_are_wanted(records: Path) -> None:

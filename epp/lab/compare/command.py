@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from dataclasses import asdict, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.learned import UNTRIED, Learning
-from epp.lab.compare.plan import Cell, Source
+from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
@@ -37,6 +35,7 @@ from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.sim.scenario import FleetSpec
@@ -53,55 +52,54 @@ CANDIDATES = ("gorgo-ms", "gorgo")
 MARGIN = 0.05
 
 
-def _number(least: float, kind: type[int | float] = int) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not least <= value < inf:
-            raise argparse.ArgumentTypeError(f"must be at least {least:g}, not {text}")
-        return value
-
-    parse.__name__ = kind.__name__  # argparse names it where the text is no number
-    return parse
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument_group("load").add_argument
     add("--workload", metavar="NAME,..", help="generated workloads; `--list` shows them")
     add("--trace", metavar="FILE", help="a recorded trace, as `epp lab trace` reads it")
-    add("--load", type=_number(1e-6, float), default=1.0, help="factor on the load's own pace (%(default)s)")
-    add("--seconds", type=_number(0, float), default=0.0, help="only so much of the load, in its own time")
-    add("--scale", type=_number(1), default=1, help="divide a trace's lengths")
+    add(
+        "--load",
+        type=number_from(1e-6, float),
+        default=1.0,
+        help="factor on the load's own pace (%(default)s)",
+    )
+    add_window_arguments(add)
+    add("--scale", type=number_from(1), default=1, help="divide a trace's lengths")
     add(
         "--max-prompt-tokens",
-        type=_number(0),
+        type=number_from(0),
         default=24_000,
         help="drop a trace's longer prompts (%(default)s)",
     )
-    add("--max-in-flight", type=_number(0), help="the client's limit; 0 for none (default: the load's)")
-    add("--warmup", type=_number(0, float), metavar="S", help="seconds dropped (300, or a sixth if shorter)")
+    add("--max-in-flight", type=number_from(0), help="the client's limit; 0 for none (default: the load's)")
+    add(
+        "--warmup",
+        type=number_from(0, float),
+        metavar="S",
+        help="seconds dropped (300, or a sixth if shorter)",
+    )
     add = parser.add_argument_group("runs").add_argument
     add("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
     add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
     add("--fleet", default="paper", help="named, or `class@rtt_ms*n,..` (%(default)s)")
-    add("--seeds", type=_number(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
-    add("--first-seed", type=_number(0), default=1, help="the first of them (%(default)s)")
+    add("--seeds", type=number_from(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
+    add("--first-seed", type=number_from(0), default=1, help="the first of them (%(default)s)")
     add(
         "--tune",
-        type=_number(0),
+        type=number_from(0),
         default=0,
         metavar="N",
         help="try N weights of every policy that has any, first",
     )
-    add("--workers", type=_number(1), default=2, help="processes (%(default)s)")
+    add("--workers", type=number_from(1), default=2, help="processes (%(default)s)")
     add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
     add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
     group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
     group.add_argument(
-        "--learn-first", type=_number(1), metavar="N", help="samples before the first model (5000)"
+        "--learn-first", type=number_from(1), metavar="N", help="samples before the first model (5000)"
     )
     group.add_argument(
-        "--learn-every", type=_number(1), metavar="N", help="samples between further ones (1000)"
+        "--learn-every", type=number_from(1), metavar="N", help="samples between further ones (1000)"
     )
     add = parser.add_argument_group("live").add_argument
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
@@ -149,15 +147,16 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
         EppError: unknown workload.
     """
     cells = []
+    stretch = {"from_s": arguments.from_s, "until_s": arguments.seconds}
     names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
     for name in names:
         workload = workload_named(name)
         cell = Cell(
             name=name,
-            source=Source(workload=name, until_s=arguments.seconds),
+            source=Source(workload=name, **stretch),
             time_scale=workload.time_scale,
             max_in_flight=workload.max_in_flight,
-            tuning=Source(workload=workload.tuning or name, until_s=arguments.seconds),
+            tuning=Source(workload=workload.tuning or name, **stretch),
         )
         cells.append(cell)
     if not names:
@@ -165,7 +164,8 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
             trace=str(arguments.trace),
             scale=arguments.scale,
             max_prompt_tokens=arguments.max_prompt_tokens,
-            until_s=arguments.seconds,
+            tick_ms=arguments.tick_ms,
+            **stretch,
             part="judge" if arguments.tune else "all",
         )
         name = Path(arguments.trace).name.split(".")[0]

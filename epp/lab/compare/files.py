@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import statistics
 import zlib
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
 from epp.keyed_uniform import keyed_uniform
-from epp.lab.compare.trace import TraceError, TraceRequest, in_time_order
+from epp.lab.compare.trace import TraceError, TraceRequest, in_time_order, select
 from epp.records.files import DAMAGED, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _T = TypeVar("_T")
 _Length = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
@@ -32,32 +37,62 @@ _DAY_MS = 86_400_000.0
 _LONGEST_MS = 366 * _DAY_MS
 
 
-def load_trace(path: str | Path, *, seed: int = 0, scale: int = 1) -> tuple[TraceRequest, ...]:
-    """Read a whole trace in time order; its format is known by the keys of its first line.
+def load_trace(
+    path: str | Path,
+    *,
+    seed: int = 0,
+    scale: int = 1,
+    tick_ms: float | None = None,
+    from_s: float = 0.0,
+    seconds: float = 0.0,
+    max_prompt_tokens: int | None = None,
+) -> tuple[TraceRequest, ...]:
+    """Read a trace, or a window of it, in time order; its format is known by the keys of its first line.
+
+    Files are read as streams: what is outside the window, or too long, is not held. The recorder's records
+    are the exception, whose requests and outcomes lie apart.
 
     Args:
         path: Mooncake rows, canonical records or the flight recorder's, one JSON object a
             line; Azure's CSV; or a folder of the recorder's files.
         seed: keys the draws that spread arrivals.
         scale: divides lengths and block sizes (canonical records are taken as they are).
+        tick_ms: what the times of Mooncake rows are multiples of; None to detect it.
+        from_s: the window's start in the trace's own time; times count from it.
+        seconds: the window's length, 0 for the rest of the trace.
+        max_prompt_tokens: longer prompts are dropped.
 
     Raises:
-        TraceError: no such file, an unknown format, a line that does not fit its format, or times that
-            cannot be milliseconds; names the file.
+        TraceError: no such file, an unknown format, a line that does not fit its format, times that
+            cannot be milliseconds, or an empty window; names the file.
     """
+    last_ms = 0.0
+
+    def all_requests() -> Iterator[TraceRequest]:
+        nonlocal last_ms
+        for request in _read(Path(path), seed, scale, tick_ms):
+            last_ms = max(last_ms, request.at_ms)
+            yield request
+
+    from_ms, until_ms = from_s * 1000.0 or -inf, (from_s + (seconds or inf)) * 1000.0
     try:
-        requests = in_time_order(tuple(_read(Path(path), seed, scale)))
+        kept = select(all_requests(), from_ms=from_ms, until_ms=until_ms, max_prompt_tokens=max_prompt_tokens)
+        requests = in_time_order(kept)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
-    if requests and requests[-1].at_ms > _LONGEST_MS:
-        days = requests[-1].at_ms / _DAY_MS
+    if last_ms > _LONGEST_MS:
+        days = last_ms / _DAY_MS
         raise TraceError(
             f"{path}: the last request is {days:.4g} days after the start: are its times milliseconds?"
+        )
+    if from_s * 1e3 > last_ms:
+        raise TraceError(
+            f"{path}: the window starts at {from_s:g} s, and the trace ends at {last_ms / 1e3:g} s"
         )
     return requests
 
 
-def _read(path: Path, seed: int, scale: int) -> Iterable[TraceRequest]:
+def _read(path: Path, seed: int, scale: int, tick_ms: float | None) -> Iterable[TraceRequest]:
     if path.is_dir() or path.suffix == ".zst":
         return read_flight_records(read_records(path))
     lines = _lines(path)
@@ -74,8 +109,6 @@ def _read(path: Path, seed: int, scale: int) -> Iterable[TraceRequest]:
         raise TraceError(f"line 1 is {words}: {first.strip()[:60]!r}") from error
     keys = set(row) if isinstance(row, dict) else set()
     if "hash_ids" in keys:
-        # Rows that name their sessions carry real times; only the original's stand on ticks.
-        tick_ms = 0.0 if "session_id" in keys else MOONCAKE_TICK_MS
         return read_mooncake(rows, seed=seed, scale=scale, tick_ms=tick_ms)
     if {"at_ms", "block_ids"} <= keys:
         return read_canonical(rows)
@@ -91,7 +124,10 @@ def _lines(path: Path) -> Iterator[str]:
     """Read lines of a text file; gzip is known by its first bytes, not by the name; byte order marks go."""
     try:
         with path.open("rb") as head:
-            packed = head.read(2) == _GZIP_MAGIC
+            magic = head.read(4)
+        if magic == b"PAR1":
+            raise TraceError("Parquet is not read: write its rows as JSONL, with their times as `timestamp`")
+        packed = magic[:2] == _GZIP_MAGIC
         encoding = "utf-8-sig"
         with gzip.open(path, "rt", encoding=encoding) if packed else path.open(encoding=encoding) as lines:
             yield from lines
@@ -116,58 +152,103 @@ def _decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _
 # ---- Mooncake ------------------------------------------------------------------------------------------
 
 MOONCAKE_BLOCK_TOKENS = 512
-# Timestamps of the published conversation trace stand on 3 s ticks (source [T]).
-MOONCAKE_TICK_MS = 3000.0
+#: Rows at a file's start that its step of time and its block size are read off.
+_HEAD_ROWS = 1000
+_LEAST_TICKS, _LEAST_TICK_MS, _OFF_TICK = 10, 2.0, 0.01
+
+
+_Id = str | int | None
 
 
 class _MooncakeRow(msgspec.Struct):
     timestamp: float
     input_length: _Length
     output_length: _Length
-    hash_ids: list[int]
-    session_id: str = ""
+    hash_ids: list[int | str]
+    session_id: _Id = None
+    session: _Id = None
+    conversation_id: _Id = None
+    user_id: _Id = None
+    user: _Id = None
+    token_hash: _Id = None
+
+    def names(self, number: int) -> tuple[str, str]:
+        """Return session and user; a row that has neither and shares nothing has its number's."""
+        user = _first(self.user_id, self.user, self.token_hash)
+        shared = self.hash_ids[:2] if user else self.hash_ids[1:2]
+        opening = f"{user}m{shared[-1]}" if shared else user or f"row-{number}"
+        session = _first(self.session_id, self.session, self.conversation_id) or opening
+        return session, user or session
+
+
+def _first(*ids: _Id) -> str:
+    return next((str(name) for name in ids if name not in (None, "")), "")
 
 
 def read_mooncake(
     lines: Iterable[str],
     *,
     seed: int = 0,
-    tick_ms: float = MOONCAKE_TICK_MS,
+    tick_ms: float | None = None,
     scale: int = 1,
 ) -> Iterator[TraceRequest]:
-    """Read rows of Mooncake's JSONL format, open loop, not yet in time order.
+    """Read rows of Mooncake's JSONL format, open loop, in the file's order.
 
-    ``timestamp`` is a tick, counted from the first row's: each row moves by a keyed draw uniform in
-    [0, ``tick_ms``), which makes the arrivals of the published trace Poisson-like (squared coefficient of
-    variation 9.2 -> 1.0). ``scale`` divides all lengths and the block size. The format does not say that
-    size: it is the least power of two with which the longest row of the most ids has enough. Nor has it
-    sessions: rows that share the block after the first (the first is one template for all rows) count as one
-    session and one user, unless a row names its session itself (``session_id``, as LMCache's agent trace
-    does).
+    Times count from the first row's. Where they stand on ticks (source [T]: 3 s in the published
+    conversation trace), rows move within theirs and keep their order: draws uniform in [0, ``tick_ms``) make
+    arrivals Poisson-like (squared coefficient of variation 9.2 -> 1.0). Other times stay as they are.
+    ``scale`` divides all lengths and the block size, which the format does not say: it is the least power of
+    two with which, at the file's start, the longest row of the most ids has enough.
+
+    Users and sessions are the rows' own where they have any, under the names of `_MooncakeRow`
+    (``token_hash`` is ART-Chat's user, source [G]). Rows without a session count as one where user and second
+    block are the same: the first block is one template for all rows. Rows without a user are their session's.
 
     Raises:
         TraceError: a line is not a row of this format.
     """
     decoder = msgspec.json.Decoder(_MooncakeRow)
-    rows = [
-        (number, _decode_line(line, number, decoder)) for number, line in enumerate(lines, 1) if line.strip()
-    ]
-    block_tokens = _mooncake_block_tokens(row for _, row in rows)
+    rows = ((n, _decode_line(line, n, decoder)) for n, line in enumerate(lines, 1) if line.strip())
+    head = list(itertools.islice(rows, _HEAD_ROWS))
+    block_tokens = _mooncake_block_tokens(row for _, row in head)
     if block_tokens % scale:
         raise TraceError(f"scale {scale} does not divide the block of {block_tokens} tokens")
-    start_ms = rows[0][1].timestamp if rows else 0.0
-    for number, row in rows:
-        key = f"row-{number}"
-        session = row.session_id or (f"m{row.hash_ids[1]}" if len(row.hash_ids) > 1 else key)
-        yield TraceRequest(
-            at_ms=row.timestamp - start_ms + tick_ms * keyed_uniform(seed, key, "tick"),
-            session=session,
-            user=session,
-            prompt_tokens=max(1, round(row.input_length / scale)),
-            output_tokens=max(1, round(row.output_length / scale)),
-            block_ids=tuple(row.hash_ids),
-            block_tokens=block_tokens // scale,
-        )
+    start_ms = head[0][1].timestamp if head else 0.0
+    if tick_ms is None:
+        tick_ms = _tick_ms([row.timestamp - start_ms for _, row in head])
+    ticks = itertools.groupby(itertools.chain(head, rows), key=lambda numbered: numbered[1].timestamp)
+    for at_ms, tick in ticks:
+        together = list(tick)
+        delays_ms = sorted(tick_ms * keyed_uniform(seed, f"row-{n}", "tick") for n, _ in together)
+        for delay_ms, (number, row) in zip(delays_ms, together, strict=True):
+            session, user = row.names(number)
+            yield TraceRequest(
+                at_ms=at_ms - start_ms + delay_ms,
+                session=session,
+                user=user,
+                prompt_tokens=max(1, round(row.input_length / scale)),
+                output_tokens=max(1, round(row.output_length / scale)),
+                block_ids=tuple(
+                    i if isinstance(i, int) else int.from_bytes(i.encode()) for i in row.hash_ids
+                ),
+                block_tokens=block_tokens // scale,
+            )
+
+
+def _tick_ms(times_ms: Sequence[float]) -> float:
+    """Return the step that times stand on, 0 where there is none.
+
+    On ticks, half of the rows share their time with another, and the gaps between times are multiples of the
+    middle one, but for 1 % of it (source [T]: 2,997 to 3,003 ms).
+    """
+    counts = Counter(times_ms)
+    gaps_ms = [later - earlier for earlier, later in pairwise(sorted(counts))]
+    step_ms = statistics.median(gaps_ms) if len(gaps_ms) >= _LEAST_TICKS else 0.0
+    alone = sum(count == 1 for count in counts.values())
+    if step_ms < _LEAST_TICK_MS or 2 * alone > len(times_ms):
+        return 0.0
+    off_ms = max(abs(math.remainder(gap_ms, step_ms)) for gap_ms in gaps_ms)
+    return step_ms if off_ms <= _OFF_TICK * step_ms else 0.0
 
 
 def _mooncake_block_tokens(rows: Iterable[_MooncakeRow]) -> int:
@@ -239,6 +320,9 @@ def read_canonical(lines: Iterable[str]) -> Iterator[TraceRequest]:
 #: Answer length where neither the engine nor the client said one.
 DEFAULT_OUTPUT_TOKENS = 128
 _RECORDER_BLOCK_TOKENS = 256  # where no record has blocks
+#: Share of a session's next requests that wait for answers where clients do; the gaps of open-loop sessions
+#: (source [T]: median 3.3 s) are shorter than an answer far more often.
+_WAITING = 0.8
 
 _BlockTokens = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -262,14 +346,17 @@ class _Outcome(msgspec.Struct):
     id: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    e2e_ms: float | None = None
 
 
 def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequest, ...]:
-    """Read requests in the order of their decisions, open loop.
+    """Read requests in the order of their decisions.
 
-    Times are those of the decisions. The answer's length is the engine's count, else the client's limit. A
-    prompt is as long as the engine counted it, else as the picker did; counts below 0 are none. Requests
-    without a prompt (unknown path, a body that was not understood) are left out: there is nothing to replay.
+    Times are those of the decisions. Where `_WAITING` of the requests that follow one of their session came
+    after its answer, those follow it in closed loop, after the recorded pause; else all is open loop. The
+    answer's length is the engine's count, else the client's limit. A prompt is as long as the engine counted
+    it, else as the picker did; counts below 0 are none. Requests without a prompt (unknown path, a body that
+    was not understood) are left out: there is nothing to replay.
     One block size holds for all, the median, since a picker's idea of bytes per token moves as it learns.
     Requests without a recorded session are grouped by their affinity key, else each is its own.
 
@@ -292,10 +379,12 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
         raise TraceError("no recorded decision has a prompt: nothing can be replayed")
     sizes = [d.block_tokens for d in decisions if d.blocks and d.block_tokens > 0]
     block_tokens = max(1, round(statistics.median(sizes))) if sizes else _RECORDER_BLOCK_TOKENS
-    start_s = min(d.at for d in decisions)
+    decisions.sort(key=lambda decision: decision.at)
+    start_s = decisions[0].at
     numbers: dict[str, int] = {}
-    requests = []
-    for decision in decisions:
+    answered: dict[str, tuple[int, float]] = {}  # by session: its last request, and when that ended
+    requests, thinks_ms = [], {}
+    for index, decision in enumerate(decisions):
         request, outcome = decision.request, outcomes.get(decision.id, _Outcome(""))
         session = decision.session or request.affinity_key or decision.id
         output_tokens = max(0, outcome.completion_tokens or 0) or request.max_output_tokens
@@ -309,4 +398,13 @@ def read_flight_records(records: Iterable[Mapping[str, Any]]) -> tuple[TraceRequ
             block_tokens=block_tokens,
         )
         requests.append(found)
-    return in_time_order(requests)
+        if session in answered:
+            before, ended_ms = answered.pop(session)
+            thinks_ms[index] = before, found.at_ms - ended_ms
+        if outcome.e2e_ms is not None:
+            answered[session] = index, found.at_ms + outcome.e2e_ms
+    waiting = {index: found for index, found in thinks_ms.items() if found[1] >= 0.0}
+    if len(waiting) >= _WAITING * len(thinks_ms):
+        for index, (before, think_ms) in waiting.items():
+            requests[index] = replace(requests[index], after=before, think_ms=think_ms)
+    return tuple(requests)

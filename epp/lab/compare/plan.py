@@ -5,8 +5,11 @@ Values are picklable: they travel to worker processes.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING
 
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
@@ -15,12 +18,42 @@ from epp.lab.compare.trace import TraceRequest, select
 from epp.lab.sim.scenario import WindowOptions
 from epp.lab.workloads.registry import workload_named
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
 TUNING_SEED = 1_000_000
 #: Part of a recorded trace that is tuned on (source [T]: first 20 of 59 minutes).
 TUNING_SHARE = 1 / 3
 WARMUP_S = 300.0
 _WARMUP_SHARE = 1 / 6
+
+
+def number_from(least: float, kind: type[int | float] = int) -> Callable[[str], float]:
+    """Return a parser of a command's numbers, from ``least`` on."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value < inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least:g}, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
+
+
+def add_window_arguments(add: Callable[..., object]) -> None:
+    """Declare which stretch of a load is taken, and how a trace's times are read."""
+    seconds = number_from(0, float)
+    add("--from", dest="from_s", type=seconds, default=0.0, metavar="S", help="start so far into the load")
+    add("--seconds", type=seconds, default=0.0, help="only so much of the load, in its own time")
+    add(
+        "--tick-ms",
+        type=seconds,
+        metavar="MS",
+        help="of Mooncake rows: times are multiples of this, arrivals lie between; 0 for exact times "
+        "(default: detected)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +65,10 @@ class Source:
         trace: path of a trace file, ``""`` for a workload.
         scale: divides a trace's lengths.
         max_prompt_tokens: longer prompts of a trace are dropped.
-        until_s: only what starts before, in the source's own time; 0 for all.
-        part: of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
+        tick_ms: what the times of a trace are multiples of, where they are ticks; None to detect it.
+        from_s: only what starts from then on, in the source's own time.
+        until_s: only so long a stretch from there; 0 for all.
+        part: of that stretch of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
         rate: of a workload: so many times as many users, each as before.
     """
 
@@ -41,6 +76,8 @@ class Source:
     trace: str = ""
     scale: int = 1
     max_prompt_tokens: int = 24_000
+    tick_ms: float | None = None
+    from_s: float = 0.0
     until_s: float = 0.0
     part: str = "all"
     rate: float = 1.0
@@ -58,14 +95,20 @@ class Source:
 def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
     if source.workload:
         requests = workload_named(source.workload).make(seed, source.rate)
+        until_s = source.from_s + (source.until_s or inf)
+        requests = select(requests, from_ms=source.from_s * 1000.0, until_ms=until_s * 1000.0)
     else:
-        limit = source.max_prompt_tokens or None
-        requests = load_trace(source.trace, seed=seed, scale=source.scale)
-        requests = select(requests, max_prompt_tokens=limit)
-        if source.part != "all":
+        requests = load_trace(
+            source.trace,
+            seed=seed,
+            scale=source.scale,
+            tick_ms=source.tick_ms,
+            from_s=source.from_s,
+            seconds=source.until_s,
+            max_prompt_tokens=source.max_prompt_tokens or None,
+        )
+        if requests and source.part != "all":
             requests = part_of(requests, source.part)
-    if source.until_s:
-        requests = select(requests, until_ms=source.until_s * 1000.0)
     if not requests:
         raise EppError(f"{source.workload or source.trace}: no request is left to replay")
     return requests

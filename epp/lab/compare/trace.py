@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # What readers take; no context is nearly as long. Values made in Python are not checked.
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -76,25 +77,34 @@ def in_time_order(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
 
 
 def select(
-    requests: Sequence[TraceRequest], *, until_ms: float | None = None, max_prompt_tokens: int | None = None
+    requests: Iterable[TraceRequest],
+    *,
+    from_ms: float = -inf,
+    until_ms: float = inf,
+    max_prompt_tokens: int | None = None,
 ) -> tuple[TraceRequest, ...]:
-    """Return requests that start before ``until_ms`` with prompts of at most ``max_prompt_tokens``.
+    """Return requests that start in ``[from_ms, until_ms)`` with prompts of at most ``max_prompt_tokens``.
 
-    A follower of a dropped request follows the nearest kept request before it, with the think times in
-    between added up; when none is kept it starts its session at its nominal time.
+    Their times count from ``from_ms``. A follower of a dropped request follows the nearest kept request
+    before it, with the think times in between added up; when none is kept it starts its session at its
+    nominal time. Dropped requests are not held: what comes may be a stream of any length.
     """
     kept: list[TraceRequest] = []
-    new_index: dict[int, int] = {}
+    new_index: dict[int | None, int] = {}
+    too_long: dict[int | None, TraceRequest] = {}
+    start_ms = max(from_ms, 0.0)
     for index, request in enumerate(requests):
-        late = until_ms is not None and request.at_ms >= until_ms
-        if late or (max_prompt_tokens is not None and request.prompt_tokens > max_prompt_tokens):
+        if not from_ms <= request.at_ms < until_ms:
+            continue
+        if max_prompt_tokens is not None and request.prompt_tokens > max_prompt_tokens:
+            if request.after is not None:
+                too_long[index] = request
             continue
         after, think_ms = request.after, request.think_ms
-        while after is not None and after not in new_index:
-            think_ms += requests[after].think_ms
-            after = requests[after].after
-        if after is None:
-            think_ms = 0.0
+        while (dropped := too_long.get(after)) is not None:
+            after, think_ms = dropped.after, think_ms + dropped.think_ms
+        after = new_index.get(after)
         new_index[index] = len(kept)
-        kept.append(replace(request, after=None if after is None else new_index[after], think_ms=think_ms))
+        at_ms, think_ms = request.at_ms - start_ms, 0.0 if after is None else think_ms
+        kept.append(replace(request, at_ms=at_ms, after=after, think_ms=think_ms))
     return tuple(kept)

@@ -2,7 +2,8 @@
 
 Taken are: endpoints, regions and round trips as the decisions saw them; prefill and decode rates as the
 picker learned them; KV capacity as tokens in use over share in use; the share of predicted hits that engines
-confirmed; arrivals, sessions, prompts (as ids of their prefixes) and answer lengths as recorded.
+confirmed; arrivals, sessions, prompts (as ids of their prefixes) and answer lengths as recorded. Requests
+that waited for an answer wait for the simulated one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Deployment:
     Attributes:
         policy: that priced the newest requests.
         fleet: the simulated replicas.
-        trace: the requests, open loop.
+        trace: the requests, in closed loop where sessions waited for answers.
         params: the policy's parameters.
         weights: in force with the newest decision.
         ttft_p95_ms: as recorded; NaN where it is unknown.
@@ -126,6 +127,9 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
         trace = read_flight_records([*decisions, *outcomes])
         longest = max(request.prompt_tokens + request.output_tokens for request in trace)
         fleet = _fleet(decisions[-_SIGNALS:], longest + 1, notes)
+        unended = len(decisions) - sum(outcome.get("e2e_ms") is not None for outcome in outcomes)
+        if unended:
+            notes.append(f"{unended} of {len(decisions)} requests have no recorded end: none waits for them")
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CalibrationError(f"the records cannot be simulated: {error!r}") from error
     last = decisions[-1]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.lab.compare.compare import compare
 from epp.lab.compare.stats import Statistic, percentile
+from epp.lab.compare.trace import select
 from epp.lab.sim.run import policy_named, run_window
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from epp.learn.tuner.settings import Goal
 
 
-#: Requests of a window, its warm-up included.
+#: Requests of a window.
 WINDOW_REQUESTS = 1500
 WARMUP_SHARE = 0.25
 SEARCH_WINDOWS, JUDGE_WINDOWS = 2, 12
@@ -115,15 +116,19 @@ def budget_after(budget: int, fruitless: int) -> int:
 
 
 def windows(trace: Sequence[TraceRequest], size: int) -> list[tuple[TraceRequest, ...]]:
-    """Cut a trace into windows of about ``size`` requests, two at least, each with its own time."""
+    """Cut a trace into windows of about ``size`` requests, two at least, each with its own time.
+
+    All but the first begin earlier by what their warm-up drops, so that caches are warm as they were; their
+    own requests all count. A request whose answer to wait for comes before its window is sent at its time.
+    """
     count = max(2, len(trace) // size)
     edges = [round(part * len(trace) / count) for part in range(count + 1)]
-    return [_window(trace[low:high]) for low, high in pairwise(edges)]
-
-
-def _window(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
-    start_ms = requests[0].at_ms
-    return tuple(replace(request, at_ms=request.at_ms - start_ms, after=None) for request in requests)
+    lead = WARMUP_SHARE / (1.0 - WARMUP_SHARE)
+    begins = [max(0, low - round(lead * (high - low))) for low, high in pairwise(edges)]
+    return [
+        select(trace[:high], from_ms=trace[begin].at_ms)
+        for begin, high in zip(begins, edges[1:], strict=True)
+    ]
 
 
 class Stage:
@@ -131,7 +136,7 @@ class Stage:
 
     Args:
         deployment: what is simulated.
-        options: how the picker is configured; requests are always sent at their own time.
+        options: how the picker is configured.
         seed: of network and draws.
         window_requests: length of a window.
     """
@@ -146,7 +151,7 @@ class Stage:
         self.deployment = deployment
         #: What the recorded requests were cut into.
         self.windows = windows(deployment.trace, window_requests)
-        self._options, self._seed = replace(options, closed_loop=False), seed
+        self._options, self._seed = options, seed
         self._known: dict[tuple[int, tuple[tuple[str, float], ...]], list[SimResult]] = {}
 
     def run(self, window: Sequence[TraceRequest], weights: Mapping[str, float]) -> list[SimResult]:
@@ -298,6 +303,6 @@ def _far(deployment: Deployment, ttft_ms: float, e2e_ms: float) -> str:
         if not math.isnan(recorded) and not 1.0 / TRUST <= simulated / max(recorded, 1e-9) <= TRUST:
             return (
                 f"the simulation is not this deployment: {what} p95 {simulated:.0f} ms simulated, "
-                f"{recorded:.0f} ms recorded"
+                f"{recorded:.0f} ms recorded" + "".join(f"; {note}" for note in deployment.notes)
             )
     return ""
