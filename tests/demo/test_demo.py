@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def test_least_request_counts_what_is_live_as_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Stack", lambda _folder, _replicas, sections, **_: sections["policy"])
-    assert command.fleet(Path(), "least-request") == {"name": "least-request", "params": {"counts": "live"}}
+    policy: object = command.fleet(Path(), "least-request")
+    assert policy == {"name": "least-request", "params": {"counts": "live"}}
 
 
 def test_a_policy_that_there_is_not_is_refused_before_anything_runs(
