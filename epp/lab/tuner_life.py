@@ -67,6 +67,7 @@ class Stretch(FleetSim):
         answered: called with the sample of each request that ended.
         look: called every `TICK_S` with the Unix time.
         begin_wall_s: Unix time of its start.
+        options: how the load is sent.
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class Stretch(FleetSim):
         answered: Callable[[Sample], None],
         look: Callable[[float], None],
         begin_wall_s: float = BEGIN_WALL_S,
+        options: WindowOptions = OPEN,
     ) -> None:
         self._answered, self._look = answered, look
         self._running: dict[str, Decision] = {}
-        super().__init__(requests, fleet, policy_named(policy), weights=weights, seed=seed, options=OPEN)
+        super().__init__(requests, fleet, policy_named(policy), weights=weights, seed=seed, options=options)
         # The simulation's clock starts at the same wall time in every stretch.
         self._shift_s = begin_wall_s - ZERO_WALL_S - self.start_ms / 1e3
         self.loop.at(self.start_ms, Rank.SIGNAL, self._tick)

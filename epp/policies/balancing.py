@@ -123,24 +123,29 @@ class PowerOfTwo(Policy):
 class LeastRequest(Policy):
     """Fewest unfinished requests, by the picker's own count or by the engine's, whichever is larger.
 
-    ``cost = max(running_requests, engine_running + engine_waiting)``, in requests.
+    ``cost = max(running_requests, engine_running + engine_waiting)``, in requests, or one of the two.
 
     The own count is live but knows only this picker's traffic; the engine's knows all traffic but is as old
-    as the last scrape. GORGO's baseline of this name takes the larger of its own count and the scraped
-    running requests; requests that wait inside the engine are unfinished too and are counted here. An
+    as the last scrape. GORGO's papers describe the own count; their router takes the larger of it and the
+    scraped running requests. Requests that wait inside the engine are unfinished too and are counted here. An
     endpoint whose engine metrics are unknown stands with the busiest known one: not knowing never makes it
     look idle. Where no engine reports, the own count decides alone. Ties are drawn.
+
+    Attributes:
+        counts: ``live``, the own count; ``engine``, the scraped one; or the ``larger`` of both.
     """
 
     name = "least-request"
     # Engine metrics sharpen the count and are not needed for it.
+    counts: Literal["live", "engine", "larger"] = "larger"
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         engine = fleet.engine_running + fleet.engine_waiting
         return {"running_requests": fleet.running_requests, "engine_requests": engine}
 
     def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
-        return np.maximum(terms["running_requests"], terms["engine_requests"])
+        live, engine = terms.values()
+        return {"live": live, "engine": engine, "larger": np.maximum(live, engine)}[self.counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +180,29 @@ class LeastLoad(Policy):
     The formula of the GORGO reference (its baseline ``least-load``), all weights 1: requests and tokens are
     added as if they were the same thing, so tokens decide and the requests' term is noise. The last term is
     live, the others are as old as the scrape. With ``queued_weight`` alone it is "least queued tokens".
+
+    The paper's text has another last term: the number of requests that await their first token. Beside used
+    tokens it is noise as well, so that nothing moves between scrapes, as in `LeastLoadStale`.
+
+    Attributes:
+        queued: what the last term counts: prompt ``tokens`` of unfinished requests as the router does, or
+            ``requests`` without a first token as the text says.
     """
 
     name = "least-load"
     # Without engine metrics the live term decides alone.
     weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
+    queued: Literal["tokens", "requests"] = "tokens"
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
+        queued = fleet.queued_tokens
+        if self.queued == "requests":
+            queued = fleet.running_requests - fleet.decoding_requests
         return {
             "requests": requests,
             "used": weights["used_weight"] * fleet.engine_used_tokens,
-            "queued": weights["queued_weight"] * fleet.queued_tokens,
+            "queued": weights["queued_weight"] * queued,
         }
 
 

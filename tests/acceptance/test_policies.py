@@ -34,6 +34,7 @@ POLICIES = [
     "lodestar",
     "mooncake",
     "mooncake-static",
+    "nearest",
     "power-of-two",
     "preble-e2",
     "prefix-cache",

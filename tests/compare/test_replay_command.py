@@ -139,7 +139,7 @@ class TestSimulated:
     def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--list") == 0
         text = capsys.readouterr().out
-        for name in ("art-chat-apr-7", "paper-exact", "gorgo", "greedy-oracle-total"):
+        for name in ("art-chat-apr-7", "paper-exact", "gorgo", "greedy-oracle-total", "gorgo-hillclimb"):
             assert name in text
 
 
@@ -264,7 +264,7 @@ class TestTuning:
         assert objective(made(ttft=NAN, e2e=NAN)) == math.inf
 
     def test_what_has_weights_is_tunable(self) -> None:
-        assert [tunable(name) for name in ("gorgo", "random", "greedy-oracle-ttft", "lodestar")] == [
+        assert [tunable(name) for name in ("gorgo", "gorgo-hillclimb", "greedy-oracle-ttft", "lodestar")] == [
             *(True, False, False, False)
         ]
 

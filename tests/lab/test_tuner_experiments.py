@@ -9,8 +9,9 @@ import pytest
 
 from epp.config.plan import Plan, Split, Switchback
 from epp.lab import tuner_life
+from epp.lab.compare.hillclimb import EsPaper, hillclimb
 from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
-from epp.lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, Life, Stretch, defaults_of, rules_of
+from epp.lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, OPEN, Life, Stretch, defaults_of, rules_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.learn.tuner.state import NothingBetter, Proposed
@@ -86,11 +87,11 @@ def test_time_and_state_go_on_from_stretch_to_stretch() -> None:
 
 
 def test_the_published_search_starts_and_hops_as_published_and_stays_in_its_box() -> None:
-    es = tuner_paper.EsPaper(seed=1)
+    es = EsPaper(seed=1)
     assert es.weights == {"rtt_weight": 0.5, "queue_weight": 0.1}
     assert [n for n in range(1, 401) if es.tell(1000.0 + n)][:4] == [128, 160, 192, 224]
     assert es.best_score == -(1001.0 + round(0.95 * 127)) / 1000.0
-    better = tuner_paper.EsPaper(seed=2)
+    better = EsPaper(seed=2)
     for number in range(3000):
         better.tell(3000.0 - number * 0.9)  # ever better: everything is accepted
         assert 0.05 <= better.weights["rtt_weight"] <= 2.0
@@ -98,6 +99,15 @@ def test_the_published_search_starts_and_hops_as_published_and_stays_in_its_box(
     while not es.stopped:
         es.tell(5000.0 + es.samples)
     assert es.weights == es.best
+
+
+def test_the_published_search_moves_the_weights_while_it_serves() -> None:
+    search, load = EsPaper(seed=1), HOME.load(1, 180.0)
+    window = hillclimb(load, HOME.fleet, search, seed=1, options=OPEN)
+    assert len(window.run().requests) == len(load)
+    assert search.steps > 0
+    weights, _ = window.book.choose(BEGIN_WALL_S, "")
+    assert weights.values == {**defaults_of("gorgo"), **search.weights}
 
 
 def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

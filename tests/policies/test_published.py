@@ -18,7 +18,6 @@ ELSEWHERE = {
     "gorgo",
     "gorgo-ms",
     "laar",
-    "least-request",
     "lodestar",
     "power-of-two",
     "prefix-hash",

@@ -1,4 +1,4 @@
-"""GORGO's first version: stay in the region while it has room, else price everyone from delayed summaries."""
+"""GORGO's first version, and the geographic routing that its paper compares with."""
 
 from __future__ import annotations
 
@@ -73,3 +73,24 @@ class GorgoV1(Policy):
         return np.array(
             [near or region in names for near, region in zip(nearest, fleet.regions, strict=True)]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest(Policy):
+    """Any endpoint of the nearest region, whatever its load (GORGO v1, section 4.3: geoproximal routing).
+
+    ``cost = least rtt_ms of any endpoint of the region``. An endpoint without a region is one by itself.
+
+    The paper looks each user's place up and takes the nearest node. A picker knows no places: round trips
+    from where it runs stand in for distance, so put it where its users are. Those of a region differ by
+    noise alone, which would send all to one endpoint; here they are drawn among.
+    """
+
+    name = "nearest"
+    needs = frozenset({Need.RTT})
+
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+        regions = np.array(
+            [region or name for region, name in zip(fleet.regions, fleet.endpoints, strict=True)]
+        )
+        return {"rtt_ms": np.array([fleet.rtt_ms[regions == region].min() for region in regions])}

@@ -14,6 +14,7 @@ from rich.console import Console
 from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
+from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.learned import UNTRIED, Learning
 from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
@@ -181,7 +182,7 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
     Raises:
         EppError: nothing has that name.
     """
-    known = (*POLICIES, *ORACLES)
+    known = (*POLICIES, HILLCLIMB, *ORACLES)
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",") if piece.strip()):
         if part != "all" and part not in known:
@@ -357,3 +358,5 @@ def _list(console: Console) -> None:
     console.print("  " + ", ".join(POLICIES), highlight=False)
     console.print("[bold]yardsticks[/bold] (see what no picker can)")
     console.print("  " + ", ".join(ORACLES), highlight=False)
+    console.print("[bold]tuned while it serves[/bold] (as its paper does, simulated alone)")
+    console.print("  " + HILLCLIMB, highlight=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from epp.errors import EppError
+from epp.lab.compare.hillclimb import HILLCLIMB, EsPaper, hillclimb
 from epp.lab.compare.learned import Learning, Lesson, run_learned
 from epp.lab.compare.measure import METRICS, Figures, Run, figures, from_window
 from epp.lab.compare.plan import TUNING_SEED
@@ -42,7 +43,7 @@ class PolicyChoice:
     """A policy as it is run.
 
     Attributes:
-        name: registered policy or yardstick.
+        name: registered policy, yardstick, or `HILLCLIMB`.
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
         learning: how it learns during the run, for a policy that does.
@@ -81,8 +82,10 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     if block > room:
         raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight)
-    chosen, weights, lesson = policy_named(policy.name, policy.params), policy.weights, None
-    if isinstance(chosen, Lodestar):
+    weights, lesson = policy.weights, None
+    if policy.name == HILLCLIMB:
+        result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
+    elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):
         learning = policy.learning or Learning()
         result, lesson = run_learned(
             requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
@@ -149,8 +152,8 @@ class Tuned:
 
 
 def tunable(name: str) -> bool:
-    """Check that a policy has weights to tune; one that learns has its heuristic's, and switches."""
-    return name not in ORACLES and name != Lodestar.name and bool(_specs(name))
+    """Check that a policy has weights to tune; one that learns has its heuristic's, or finds its own."""
+    return name not in (*ORACLES, Lodestar.name, HILLCLIMB) and bool(_specs(name))
 
 
 def objective(run: Figures) -> float:

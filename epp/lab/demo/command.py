@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 #: cores.
 DURATION_S = 16.0
 BASELINES = "least-request,session-affinity"
+#: Parameters of policies as the paper compares with them.
+PARAMS = {"least-request": {"counts": "live"}}
 COMPARED = ("ttft_ms", "e2e_ms")
 TUNER = Sidecar("tuner", ("tune",), ready="weights.yaml")
 #: Facts on record that are shown beside the client's: name, title.
@@ -110,7 +112,7 @@ def fleet(folder: Path, policy: str) -> Stack:
     """Describe three regions under a policy, with a tuner beside it where it has weights."""
     sections = {
         "pool": {"file": "endpoints.yaml", "warmup_s": 2},
-        "policy": {"name": policy},
+        "policy": {"name": policy, "params": PARAMS.get(policy, {})},
         "weights_file": "weights.yaml",
         "overrides_file": "overrides.yaml",
     }

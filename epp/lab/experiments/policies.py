@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
+from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.simulate import PolicyChoice, run_task
 from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
 from epp.lab.experiment import Experiment
@@ -33,7 +34,11 @@ VARIANTS: Mapping[str, PolicyChoice] = {
     "llm-d live": PolicyChoice("llm-d", params={"counts": "live"}),
     "lmetric scraped": PolicyChoice("lmetric", params={"counts": "engine"}),
     "least-load 30 s": PolicyChoice("least-load"),
+    "least-load as written 30 s": PolicyChoice("least-load", params={"queued": "requests"}),
     "least-request 30 s": PolicyChoice("least-request"),
+    "least-request live": PolicyChoice("least-request", params={"counts": "live"}),
+    "least-request engine 30 s": PolicyChoice("least-request", params={"counts": "engine"}),
+    HILLCLIMB: PolicyChoice(HILLCLIMB),
     "prefix-cache-stale 30 s": PolicyChoice("prefix-cache-stale"),
 }
 #: The candidate with one of its parts changed.
@@ -48,9 +53,7 @@ ABLATIONS: Mapping[str, PolicyChoice] = {
 }
 #: Seconds between two readings of engine metrics, by entry: as the originals have it by default.
 SCRAPE_S: Mapping[str, float] = {
-    "least-load 30 s": 30.0,
-    "least-request 30 s": 30.0,
-    "prefix-cache-stale 30 s": 30.0,
+    **dict.fromkeys((entry for entry in VARIANTS if entry.endswith(" 30 s")), 30.0),
     "llm-d": 0.05,
     "llm-d-affinity": 0.05,
     "lmetric scraped": 0.1,
@@ -58,7 +61,8 @@ SCRAPE_S: Mapping[str, float] = {
 #: Policies that need what a simulated fleet of one model does not have.
 _OTHER = {"laar", "laar-paper"}
 _USUAL = (
-    *(CANDIDATE, "gorgo", "session-affinity-hash256", "least-load 30 s", "least-request 30 s"),
+    *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
+    *("least-request 30 s", "least-request live", "least-request engine 30 s"),
     *("prefix-cache-stale 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
 )

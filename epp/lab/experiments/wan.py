@@ -41,12 +41,13 @@ REGIONS = (("us-west", 3.0), ("israel", 183.0), ("germany", 281.0))
 FLEET = FleetSpec(
     tuple(ReplicaSpec(f"{region}:8000", A100, NetworkPath(rtt_ms), region) for region, rtt_ms in REGIONS)
 )
-#: The paper's policies by the table's name: ours, and weights.
+#: The paper's policies by the table's name: ours, and weights. It names geographic routing without a table.
 TABLES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "gorgo-proxy": ("gorgo", {"rtt_weight": 1.0, "prefill_weight": 0.0938, "queue_weight": 195.75 / 4200}),
     "gorgo": ("gorgo-v1", {"max_running": 10.0}),
     "prefix-trie": ("prefix-threshold", {"threshold": 0.0}),
     "least-load": ("least-request-stale", {}),
+    "nearest": ("nearest", {}),
     "gorgo-ms": ("gorgo-ms", {}),
 }
 
