@@ -30,6 +30,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "art-chat ts 1 / three regions / steady",
         ("gorgo-ms", "knows caches and answers", "oracle"),
     ),
+    "network": ("busy / 200 ms / changing", ("gorgo", "no queue term")),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
 }
 
