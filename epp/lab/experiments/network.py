@@ -37,7 +37,7 @@ ENTRIES: Mapping[str, PolicyChoice] = {
     "gorgo": PolicyChoice("gorgo"),
     **{
         f"network weight {weight:g}": PolicyChoice("gorgo", {"rtt_weight": weight})
-        for weight in (0.0, 2.0, 10.7, 30.0)  # 10.7 tokens a ms is GORGO v1's prefill rate
+        for weight in (0.0, 10.7, 30.0)  # 10.7 tokens a ms is GORGO v1's prefill rate
     },
     "no prefill term": PolicyChoice("gorgo", {"prefill_weight": 0.0}),
     "no queue term": PolicyChoice("gorgo", {"queue_weight": 0.0}),
@@ -85,4 +85,7 @@ EXPERIMENT = Experiment(
     measures=("TTFT p50 ms", "TTFT p95 ms", "E2E p95 s", "nearest share"),
     run=run,
     seeds=6,
+    on_request=tuple(
+        f"{load} / {farthest_ms} ms / steady" for load in LOADS for farthest_ms in FARTHEST_MS[:-1]
+    ),
 )
