@@ -130,5 +130,5 @@ EXPERIMENT = Experiment(
     measures=("TTFT p95 ms", "of published TTFT", "E2E p95 s", "of published E2E", "slip p95 s"),
     ranges=("of published TTFT", "of published E2E", "slip p95 s"),
     run=run,
-    seeds=3,
+    seeds=6,
 )
