@@ -154,8 +154,8 @@ bench-lodestar: setup ## Lodestar in simulated pools and after shifts (an hour; 
 bench-laar: setup ## time to the first correct answer under retries (goes on where it was)
 	$(LAB) laar --jobs $(JOBS)
 
-bench-wan: setup ## the cross-region paper's policies over its three regions (a minute)
-	$(LAB) wan --jobs $(JOBS)
+bench-wan: setup ## what distance does to policies, and GORGO's papers beside their figures (a quarter of an hour)
+	for name in wan network gorgo-paper; do $(LAB) $$name --jobs $(JOBS) || exit; done
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .*_cache .hypothesis *.egg-info

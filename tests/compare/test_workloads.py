@@ -72,6 +72,11 @@ def art_chat(rate_rps: float, users: int) -> dict[str, tuple[float, float]]:
             id="wild-chat",
         ),
         pytest.param(
+            wild_chat.generate(WildChat(lengths=3.75), 3),
+            {"prompt_mean_tokens": (2_850, 3_000), "reuse_share": (0.275, 0.375)},
+            id="wild-chat, the data set's mean",
+        ),
+        pytest.param(
             mooncake_chat.generate(MooncakeChat(), 3),
             {
                 "rate_rps": (2.81, 3.11),

@@ -66,6 +66,19 @@ def test_a_slow_replica_loses_traffic_to_live_counters() -> None:
         assert low < sum(r.endpoint == "r0:1" for r in results) / len(results) < high
 
 
+def test_round_trips_change_for_requests_and_probes() -> None:
+    far, near = (Event(at_s, "r0:1", Happening.REROUTE, factor) for at_s, factor in ((5.0, 3.0), (10.0, 1.0)))
+    load = [request(at_ms, output_tokens=1, family=n) for n, at_ms in enumerate((4_000.0, 6_000.0, 11_000.0))]
+    results = run_window(load, still_fleet(events=[far, near]), "gorgo", options=options()).requests
+    before, changed, after = (r.ttft_ms for r in results)
+    # 5 ms of front end and 60 of prefill beside the round trips, which a new connection makes two.
+    assert [before, changed, after] == pytest.approx([265.0, 365.0, 165.0])
+    load = [request(n * 400.0) for n in range(100)]
+    free_queue = {"queue_weight": 0.0, "prefill_weight": 0.0}
+    results = run_window(load, still_fleet(2, events=[far]), "gorgo", free_queue, options=options()).requests
+    assert {r.endpoint for r in results if at(r) > 25.0} == {"r1:1"}
+
+
 def test_a_replica_joins_and_leaves() -> None:
     events = [Event(6.0, "r1:1", Happening.ADD), Event(14.0, "r1:1", Happening.REMOVE)]
     results = run(still_fleet(2, events=events, absent=[1]))

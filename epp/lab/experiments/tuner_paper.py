@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.lab.compare.fleets import calibrated
 from epp.lab.compare.hillclimb import BOX, START, EsPaper, hillclimb
 from epp.lab.experiment import Experiment
 from epp.lab.sim.run import run_window
@@ -26,10 +27,13 @@ PUBLISHED = "published weights"
 #: The paper's window of samples, and that of its authors' later text.
 WINDOWS = {"search, windows of 128": 128, "search, windows of 64": 64}
 DURATION_S = 1800.0
-#: Requests a second, start and box: as published, and with a queue whose price may go.
+#: Fleet, requests a second, start and box: as published on the fleet of all tables, on caches that keep every
+#: token, and with a queue whose price may go.
 CELLS = {
-    "as published": (4.2, START, BOX),
+    "as published": (calibrated(REGIONS), 4.2, START, BOX),
+    "exact caches": (REGIONS, 4.2, START, BOX),
     "queue may be free": (
+        REGIONS,
         1.4,
         {"rtt_weight": 0.5, "queue_weight": 1e-4},
         {"rtt_weight": (0.05, 50.0), "queue_weight": (1e-4, 5.0)},
@@ -55,8 +59,8 @@ def held_out(cell: Cell, weights: Mapping[str, float]) -> dict[str, float]:
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Search once by a seed of its own; the load is the same for all."""
-    rate_rps, start, box = CELLS[cell]
-    place = Cell(REGIONS, APR_5, rate_rps)
+    fleet, rate_rps, start, box = CELLS[cell]
+    place = Cell(fleet, APR_5, rate_rps)
     if entry == PUBLISHED:
         weights = defaults_of("gorgo")
         return {**{name: weights[name] for name in start}, **held_out(place, weights)}

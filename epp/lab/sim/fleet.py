@@ -137,8 +137,8 @@ class FleetSim:
         return _BODY_OVERHEAD_BYTES + int(tokens * _BYTES_PER_TOKEN)
 
     def ways(self, replica: Replica, index: int) -> tuple[float, float]:
-        """One-way delays of a request to a replica and back, in ms; the same whenever they are asked for."""
-        network, key = replica.spec.network, f"{index} {replica.spec.address}"
+        """One-way delays of a request to a replica and back, in ms; the same while the way there is."""
+        network, key = replica.network, f"{index} {replica.spec.address}"
         return network.one_way_ms(self.seed, key, "up"), network.one_way_ms(self.seed, key, "down")
 
     def job(self, replica: Replica, index: int) -> Job:
@@ -240,6 +240,8 @@ class FleetSim:
             replica.start()
         elif event.what is Happening.SLOW:
             replica.set_slowdown(event.factor)
+        elif event.what is Happening.REROUTE:
+            replica.reroute(event.factor)
         elif event.what is Happening.ADD:
             replica.start()
             if event.address not in self._pool:

@@ -94,9 +94,9 @@ class Flight:
             loop.at(loop.now_ms + up_ms + self._down_ms, Rank.REPORT, self._not_connected)
             return
         self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
-        arrives_ms = loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
+        arrives_ms = loop.now_ms + up_ms + round_trips * replica.network.rtt_ms
         self._result.network_ms = arrives_ms - loop.now_ms
-        self._opened_ms = replica.spec.network.rtt_ms if self._connection.is_new else 0.0
+        self._opened_ms = replica.network.rtt_ms if self._connection.is_new else 0.0
         self._early_ms = arrives_ms + self._down_ms - (loop.now_ms + self._opened_ms)
         replica.expect(sim.job(replica, index), arrives_ms, self)
 

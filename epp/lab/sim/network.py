@@ -98,6 +98,10 @@ class Connections:
         connection.idle_since_ms = now_ms
         self._idle.append(connection)
 
+    def reroute(self, path: NetworkPath) -> None:
+        """Use another way; connections stay open, as wide as they are."""
+        self._path = path
+
     def close(self) -> None:
         """Drop all idle connections: the peer is gone."""
         self._idle.clear()

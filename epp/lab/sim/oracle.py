@@ -119,7 +119,7 @@ class Truth:
         sim, index = self._sim, self.index
         up_ms, down_ms = sim.ways(replica, index)
         round_trips = replica.connections.preview(sim.body_bytes(index), sim.loop.now_ms)
-        arrives_ms = sim.loop.now_ms + up_ms + round_trips * replica.spec.network.rtt_ms
+        arrives_ms = sim.loop.now_ms + up_ms + round_trips * replica.network.rtt_ms
         job = sim.job(replica, index)
         return self._now(replica, (arrives_ms, job)), job, arrives_ms, down_ms
 

@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,14 @@ class Replica:
         loop: virtual time.
 
     Attributes:
+        network: the way there as it is now.
         changes: number of times that anything came from outside: a job, a cancellation, an event. While it
             stays the same, what was forecast of the engine comes true.
     """
 
     def __init__(self, spec: ReplicaSpec, block_tokens: int, loop: Loop) -> None:
         self.spec, self._block_tokens, self._loop = spec, block_tokens, loop
+        self.network = spec.network
         self.connections = Connections(spec.network)
         self.up = not spec.absent
         self.engine = Engine(spec.engine_class, block_tokens)
@@ -92,6 +94,12 @@ class Replica:
         if self.up:
             self.engine.set_slowdown(factor, self._loop.now_ms)
             self._run()
+
+    def reroute(self, factor: float) -> None:
+        """Let round trips take ``factor`` times as long as the spec's, for what is sent from now on."""
+        self.changes += 1
+        self.network = replace(self.spec.network, rtt_ms=factor * self.spec.network.rtt_ms)
+        self.connections.reroute(self.network)
 
     def sample(self) -> EngineSample:
         """Return what a scrape would find at this moment."""

@@ -55,6 +55,7 @@ class Happening(Enum):
     DIE = "die"  # connections are reset, new ones refused
     REVIVE = "revive"  # the same address answers again, cold, as a new process
     SLOW = "slow"  # GPU work takes `factor` times as long, 1 for its own speed
+    REROUTE = "reroute"  # round trips to it take `factor` times as long, 1 for its own way
     ADD = "add"  # joins the pool (discovery tells the picker), cold
     REMOVE = "remove"  # leaves the pool; what runs there runs on
 
@@ -67,7 +68,7 @@ class Event:
         at_s: seconds after the start of the window.
         address: whom.
         what: what.
-        factor: for ``SLOW``.
+        factor: for ``SLOW`` and ``REROUTE``.
     """
 
     at_s: float

@@ -64,7 +64,7 @@ class SignalFeed:
             self._loop.at(due_ms, Rank.SIGNAL, self._repeat, replica, generation, work, interval_ms)
 
     def _ways(self, replica: Replica, what: str) -> tuple[float, float]:
-        network, key = replica.spec.network, f"{what} {self._loop.now_ms} {replica.spec.address}"
+        network, key = replica.network, f"{what} {self._loop.now_ms} {replica.spec.address}"
         return network.one_way_ms(self._seed, key, "up"), network.one_way_ms(self._seed, key, "down")
 
     def _send_probe(self, replica: Replica) -> None:

@@ -103,7 +103,7 @@ class Content:
         """Return a prompt that shares nothing with any other."""
         return self.grown(Prompt(), tokens)
 
-    def whole_blocks(self, tokens: int) -> Prompt:
+    def whole_blocks(self, tokens: float) -> Prompt:
         """Return a fresh prompt of whole blocks, so that what follows it shares no block with it."""
         return self.fresh(max(1, round(tokens / self.block_tokens)) * self.block_tokens)
 

@@ -1,8 +1,8 @@
 """The search for better weights among noisy measurements: ask, tell, recommend; the loop is outside.
 
 Owns what is asked when. Seeded; the search itself is CMA-ES (Hansen and Ostermeier 2001) from the library
-`cmaes`. Learning rates that adapt to noise (Nomura, Akimoto and Ono, GECCO 2023) were not seen to pay here:
-runs that meet the same requests have little of it (docs/measured/tuner.md).
+`cmaes`. Learning rates that adapt to noise (Nomura, Akimoto and Ono, GECCO 2023) are left out: runs that meet
+the same requests have little of it.
 
 Rules
 - Weights are searched on the logarithm of their ranges, costs are logarithms (of a p95, say): differences are
