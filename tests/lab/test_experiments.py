@@ -23,7 +23,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "prefix-cache-and-load", "linear model"),
+        ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
     ),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
