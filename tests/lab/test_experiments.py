@@ -10,7 +10,9 @@ import pytest
 
 from epp.lab import conditions
 from epp.lab.experiment import Experiment, execute
-from epp.lab.experiments import lodestar, wan
+from epp.lab.experiments import lodestar, lodestar_gate, wan
+from epp.lab.workloads import mooncake_chat
+from epp.learn.reward_model.settings import DataKeys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +25,9 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "prefix-cache-and-load", "linear model"),
+        ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
     ),
+    "lodestar-gate": ("one-region", ("no gate", "blind, gate")),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
         "art-chat ts 1 / three regions / steady",
@@ -46,6 +49,8 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
     monkeypatch.setattr(lodestar, "DIVISOR", 20.0)
     monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
+    monkeypatch.setattr(lodestar_gate, "DATA", DataKeys(first=400, every=400))
+    monkeypatch.setattr(mooncake_chat, "_DURATION_S", 250.0)
     found = experiment(name)
     cell, entries = SMALL[name]
     runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)

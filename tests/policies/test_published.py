@@ -20,6 +20,7 @@ ELSEWHERE = {
     "laar",
     "least-request",
     "lodestar",
+    "lodestar-paper",
     "power-of-two",
     "prefix-hash",
     "random",

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.scenario import WindowOptions
 from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.settings import Guard, LearnerSettings
+from epp.learn.reward_model.settings import Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.policies.reward_model import PAPER_FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +41,16 @@ if TYPE_CHECKING:
 TRAINING_S = 10.0
 #: Without a trial, and without the heuristic's turns: one of them is longer than most windows.
 UNTRIED = LearnerSettings(promotion="screen", guard=Guard(rest_s=0.0))
+#: As the paper has it: its features and the extremes of its buffer, no price, no gate, no guard.
+PUBLISHED = LearnerSettings(
+    promotion="screen",
+    congestion_price=0.0,
+    network=Network(features=PAPER_FEATURES, tail=0.0),
+    gate=Gate(on=False),
+    guard=Guard(on=False),
+)
+#: How policies that learn do it, by name.
+LEARNERS: Mapping[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from epp.errors import EppError
-from epp.lab.compare.learned import Learning, Lesson, run_learned
+from epp.lab.compare.learned import LEARNERS, Learning, Lesson, run_learned
 from epp.lab.compare.measure import METRICS, Figures, Run, figures, from_window
 from epp.lab.compare.plan import TUNING_SEED
 from epp.lab.sim.oracle import ORACLES
@@ -83,7 +83,7 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight)
     chosen, weights, lesson = policy_named(policy.name, policy.params), policy.weights, None
     if isinstance(chosen, Lodestar):
-        learning = policy.learning or Learning()
+        learning = policy.learning or Learning(LEARNERS[policy.name])
         result, lesson = run_learned(
             requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
         )
@@ -150,7 +150,7 @@ class Tuned:
 
 def tunable(name: str) -> bool:
     """Check that a policy has weights to tune; one that learns has its heuristic's, and switches."""
-    return name not in ORACLES and name != Lodestar.name and bool(_specs(name))
+    return name not in ORACLES and name not in LEARNERS and bool(_specs(name))
 
 
 def objective(run: Figures) -> float:

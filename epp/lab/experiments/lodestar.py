@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from epp.lab.compare.fleets import FLEETS
-from epp.lab.compare.learned import TRAINING_S, UNTRIED, Learning, run_learned, trained_on
+from epp.lab.compare.learned import LEARNERS, TRAINING_S, UNTRIED, Learning, run_learned, trained_on
 from epp.lab.experiment import Experiment
 from epp.lab.sim.run import run_window
 from epp.lab.workloads import prefix_groups, tool_agent
@@ -97,6 +97,7 @@ CONDITIONS: Mapping[str, Condition] = {
 HEURISTIC = "prefix-cache-and-load"
 ENTRIES: Mapping[str, Entry] = {
     "lodestar": Entry(),
+    "lodestar-paper": Entry("lodestar-paper"),
     HEURISTIC: Entry(HEURISTIC, model=""),
     "least-request": Entry("least-request", model=""),
     "gorgo-ms": Entry("gorgo-ms", model=""),
@@ -132,13 +133,13 @@ def first_rps(condition: Condition) -> float:
 
 def settings_of(entry: Entry) -> LearnerSettings:
     """Return the learner's settings."""
-    usual = UNTRIED
+    usual = LEARNERS.get(entry.policy, UNTRIED)
     data = msgspec.structs.replace(
         usual.data,
         first=round(usual.data.first / DIVISOR),
         every=round(usual.data.every / DIVISOR),
         # Half of it is the most that a gate that lacks overlap may hold out.
-        recent=round(usual.data.recent / DIVISOR * 1.5),
+        recent=round(usual.data.recent / DIVISOR * (1.5 if usual.gate.on else 1.0)),
         replay=round(usual.data.replay / DIVISOR),
     )
     # As many steps of the optimiser as over the paper's rows.
@@ -163,7 +164,8 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
     )
     first_model_s = math.nan
     if entry.model:
-        policy, learning = Lodestar(**entry.params), Learning(settings)
+        policy, learning = create(entry.policy, entry.params), Learning(settings)
+        assert isinstance(policy, Lodestar)  # noqa: S101  # it learns
         if entry.model == "offline":
             past = requests_of(condition, REQUESTS // 3, OFFLINE_SEED + seed)
             model = trained_on(past, fleet, policy, settings, seed=seed)

@@ -98,7 +98,11 @@ def judge(
     if found is not None:
         figures |= {"choices": float(found.choices), "logged_cost_ms": found.logged_ms}
         figures |= {"cost_rise_ms": found.rise_ms, "cost_rise_error_ms": found.error_ms}
-    if not refusal and (found is None or effective < gate.min_effective):
+    if (
+        not refusal
+        and effective < gate.min_effective
+        and not _saturates(found, figures["error_ms"], settings)
+    ):
         refusal = (
             f"too little overlap with what ran: {effective:.0f} effective samples of {gate.min_effective:.0f}"
         )
@@ -117,6 +121,18 @@ def judge(
         f"off policy, {effective:.0f} effective samples",
         figures,
     )
+
+
+def _saturates(found: Estimate | None, error_ms: float, settings: LearnerSettings) -> bool:
+    """Check that half of the logged cost would be saved at least, and more than what predictions err by.
+
+    So it is where the incumbent lets queues grow. It then does little of what a model would: overlap is least
+    where a model is needed most, and little is enough for a difference of that size.
+    """
+    gate = settings.gate
+    if found is None or found.effective < gate.least_effective:
+        return False
+    return found.rise_ms + gate.z * found.error_ms < -max(found.logged_ms / 2.0, error_ms)
 
 
 def _held_out(

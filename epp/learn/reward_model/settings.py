@@ -131,11 +131,13 @@ class Gate(GateKeys, frozen=True):
         worse: rise of the held-out error over the incumbent's that is let pass.
         clip: largest weight of a sample off policy; what would weigh more is predicted instead.
         z: standard errors by which the estimated cost must exceed the logged one to refuse the model.
+        least_effective: effective samples that are enough while the incumbent saturates.
     """
 
     worse: float = 0.02
     clip: float = 5.0
     z: float = 2.0
+    least_effective: float = 20.0
 
 
 class Guard(GuardKeys, frozen=True):
