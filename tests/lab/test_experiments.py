@@ -29,7 +29,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "tool calls 10 to 22 a second / hetero",
         ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
     ),
-    "lodestar-gate": ("one-region", ("no gate", "astray, gate")),
+    "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
     "lodestar-promotion": ("5 a second", ("switchback",)),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
