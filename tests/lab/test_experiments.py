@@ -30,7 +30,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
     ),
     "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
-    "lodestar-promotion": ("5 a second", ("switchback",)),
+    "lodestar-promotion": ("6.5 a second", ("switchback",)),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
         "art-chat ts 1 / three regions / steady",

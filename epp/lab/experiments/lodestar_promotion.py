@@ -22,26 +22,22 @@ from epp.learn.tuner.state import Note, Observed, Proposed, Publish, Rehearse, R
 from epp.policies.lodestar import Lodestar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.state import Event
     from epp.schedule.decision import Outcome
 
 SEED = 501
 SETTINGS = LearnerSettings()
-LOAD = ToolAgent(duration_s=4 * 3600.0, divisor=4)
-#: A quarter of the paper's pool of two kinds of engines, and rates below what it can do.
+LOAD = ToolAgent(duration_s=4 * 3600.0, rate_rps=6.5, divisor=4)
+#: A quarter of the paper's pool of two kinds of engines, at a rate below what it can do.
 FLEET = replace(parse_fleet("a30*2,v100*2"), scrape_interval_s=0.1)
-RATES_RPS: Mapping[str, float] = {"5 a second": 5.0, "6.5 a second": 6.5}
 
 
 class Tried(LearnedSim):
     """A window in which models decide when the trial of the learned policy says so."""
 
-    def __init__(self, rate_rps: float, seed: int) -> None:
-        load = generate(replace(LOAD, rate_rps=rate_rps), seed)
-        super().__init__(load, FLEET, Lodestar(), Learning(SETTINGS), seed=seed)
+    def __init__(self, seed: int) -> None:
+        super().__init__(generate(LOAD, seed), FLEET, Lodestar(), Learning(SETTINGS), seed=seed)
         self.notes: list[Note] = []
         self._new: list[Sample] = []
         self._contender = Contender(lambda: self._model, self, SETTINGS.retry_s)
@@ -50,13 +46,11 @@ class Tried(LearnedSim):
         self._picker.weights.update("tuner", render_plan(machine.plan_of(self.state)), "weights.yaml")
         self.loop.at(self.start_ms, Rank.SIGNAL, self._look)
 
-    def mono_s(self) -> float:
-        """Return the time as the trial's clock."""
-        return self.wall_s()
-
     def wall_s(self) -> float:
         """Return the Unix time."""
-        return ZERO_WALL_S + self.loop.now_ms / 1e3
+        return self._now_wall_s
+
+    mono_s = wall_s
 
     def ended(self, outcome: Outcome) -> None:
         """Hand on the sample of a request that ended, to the trial as well."""
@@ -87,9 +81,9 @@ class Tried(LearnedSim):
                 self.notes.append(action)
 
 
-def run(cell: str, _entry: str, seed: int) -> dict[str, float]:
+def run(_cell: str, _entry: str, seed: int) -> dict[str, float]:
     """Live until the learned policy is promoted, four hours at most."""
-    world = Tried(RATES_RPS[cell], SEED + seed)
+    world = Tried(SEED + seed)
     world.run_until_promoted()
     began: dict[str, float] = {}
     for note in world.notes:
@@ -106,7 +100,7 @@ def run(cell: str, _entry: str, seed: int) -> dict[str, float]:
 
 EXPERIMENT = Experiment(
     question="After how many hours does the default switchback promote `lodestar`?",
-    cells=tuple(RATES_RPS),
+    cells=("6.5 a second",),
     entries=("switchback",),
     measures=("first model h", "split h", "switchback h", "promoted h", "promoted", "trials"),
     run=run,
