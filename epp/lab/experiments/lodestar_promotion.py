@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SEED = 501
 SETTINGS = LearnerSettings()
-LOAD = ToolAgent(duration_s=4 * 3600.0, rate_rps=6.5, divisor=4)
+LOAD = ToolAgent(duration_s=12 * 3600.0, rate_rps=6.5, divisor=4)
 #: A quarter of the paper's pool of two kinds of engines, at a rate below what it can do.
 FLEET = replace(parse_fleet("a30*2,v100*2"), scrape_interval_s=0.1)
 
@@ -82,7 +82,7 @@ class Tried(LearnedSim):
 
 
 def run(_cell: str, _entry: str, seed: int) -> dict[str, float]:
-    """Live until the learned policy is promoted, four hours at most."""
+    """Live until the learned policy is promoted, twelve hours at most."""
     world = Tried(SEED + seed)
     world.run_until_promoted()
     began: dict[str, float] = {}
