@@ -10,9 +10,11 @@ import pytest
 
 from epp.lab import conditions
 from epp.lab.experiment import Experiment, execute
-from epp.lab.experiments import lodestar, lodestar_gate, wan
+from epp.lab.experiments import lodestar, lodestar_gate, lodestar_promotion, wan
 from epp.lab.workloads import mooncake_chat
-from epp.learn.reward_model.settings import DataKeys
+from epp.lab.workloads.tool_agent import ToolAgent
+from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
+from epp.learn.tuner.settings import Stages, TunerSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +29,8 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "tool calls 10 to 22 a second / hetero",
         ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
     ),
-    "lodestar-gate": ("one-region", ("no gate", "blind, gate")),
+    "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
+    "lodestar-promotion": ("6.5 a second", ("switchback",)),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
         "art-chat ts 1 / three regions / steady",
@@ -35,6 +38,14 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
 }
+
+#: A model soon, and a trial of it soon.
+QUICK = LearnerSettings(
+    data=DataKeys(first=200, every=500),
+    gate=Gate(on=False, held_out=50),
+    network=Network(hidden=(8,), epochs=2),
+    trial=TunerSettings(stages=Stages(baseline_requests=200, baseline_s=30.0)),
+)
 
 
 def experiment(name: str) -> Experiment:
@@ -51,10 +62,15 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
     monkeypatch.setattr(lodestar_gate, "DATA", DataKeys(first=400, every=400))
     monkeypatch.setattr(mooncake_chat, "_DURATION_S", 250.0)
+    monkeypatch.setattr(lodestar_promotion, "LOAD", ToolAgent(duration_s=150.0, divisor=4))
+    monkeypatch.setattr(lodestar_promotion, "SETTINGS", QUICK)
     found = experiment(name)
     cell, entries = SMALL[name]
     runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)
     assert [run.entry for run in runs] == list(entries)
+    if name == "lodestar-promotion":
+        assert 0.0 < runs[0].value("first model h") <= runs[0].value("split h") < 150.0 / 3600.0
+        assert runs[0].value("trials") == 1.0
     for run in runs:
         for measure in found.measures:
             assert measure in run.figures

@@ -212,15 +212,20 @@ def saturated(count: int = 400) -> list[Logged]:
 
 
 @pytest.mark.parametrize(
-    ("weights", "passes"),
-    [({"running_requests": 30.0, "uncached_tokens": 0.1}, True), ({"uncached_tokens": 1.0}, False)],
-    ids=["right", "blind to queues"],
+    ("weights", "off_ms", "passes"),
+    [
+        ({"running_requests": 30.0, "uncached_tokens": 0.1}, 0.0, True),
+        ({"running_requests": 30.0, "uncached_tokens": 0.1}, 200.0, False),
+        ({"uncached_tokens": 1.0}, 0.0, False),
+    ],
+    ids=["right", "predicts as poorly as one number", "saves little"],
 )
 def test_a_saturated_incumbent_gives_way_with_little_overlap_to_whom_that_saves_half(
-    weights: dict[str, float], passes: bool
+    weights: dict[str, float], off_ms: float, passes: bool
 ) -> None:
     right = linear_model({"running_requests": 30.0, "uncached_tokens": 0.1, "rtt_ms": 1.0})
     candidate = linear_model({"running_requests": 0.0, "uncached_tokens": 0.0, "rtt_ms": 1.0, **weights})
+    candidate = replace(candidate, offset=np.array([off_ms]))
     logged = saturated()
     verdict = judge(
         candidate,

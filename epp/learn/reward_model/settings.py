@@ -64,7 +64,8 @@ class GateKeys(Section, frozen=True):
     Attributes:
         held_out: newest samples that the model on trial has not seen, on which it is judged. Where they
             overlap too little with its choices the next round holds out as many more, up to three times.
-        min_effective: effective samples without which the screen says nothing and the model is refused.
+        min_effective: effective samples without which the model is refused; 20 are enough where it would save
+            more than half, as while the incumbent saturates.
         on: False lets every model pass, with its figures all the same.
     """
 
