@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from epp.lab import conditions
 from epp.lab.experiment import Experiment, execute
 from epp.lab.experiments import lodestar, lodestar_gate, lodestar_promotion, wan
-from epp.lab.workloads import mooncake_chat
+from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.tool_agent import ToolAgent
 from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp.learn.tuner.settings import Stages, TunerSettings
@@ -61,7 +62,9 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     monkeypatch.setattr(lodestar, "DIVISOR", 20.0)
     monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
     monkeypatch.setattr(lodestar_gate, "DATA", DataKeys(first=400, every=400))
-    monkeypatch.setattr(mooncake_chat, "_DURATION_S", 250.0)
+    monkeypatch.setattr(
+        lodestar_gate, "WORKLOAD", replace(lodestar_gate.WORKLOAD, parameters=MooncakeChat(duration_s=250.0))
+    )
     monkeypatch.setattr(lodestar_promotion, "LOAD", ToolAgent(duration_s=150.0, divisor=4))
     monkeypatch.setattr(lodestar_promotion, "SETTINGS", QUICK)
     found = experiment(name)

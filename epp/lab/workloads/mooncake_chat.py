@@ -109,4 +109,6 @@ def _next(p: MooncakeChat, rng: Generator, content: Content, last: Prompt) -> Pr
         low, high = _BRANCH_KEPT
         trunk = content.cut(last, max(1, int(len(last.ids) * rng.uniform(low, high))))
         return content.grown(trunk, max(trunk.tokens + 16, last.tokens), (trunk.tokens,))
-    return content.grown(last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng) / p.divisor)), (last.tokens,))
+    return content.grown(
+        last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng) / p.divisor)), (last.tokens,)
+    )

@@ -33,7 +33,15 @@ _QUESTIONS = 2.78
 _SHORT_TOKENS = Quantiles(((0, 8), (0.4, 60), (0.83, 277), (1, 1_000)))
 #: Length of a document.
 _DOCUMENT_TOKENS = Quantiles(
-    ((0, 1_000), (0.28, 11_300), (0.64, 22_900), (0.86, 38_300), (0.93, 48_600), (0.986, 66_100), (1, 191_000))
+    (
+        (0, 1_000),
+        (0.28, 11_300),
+        (0.64, 22_900),
+        (0.86, 38_300),
+        (0.93, 48_600),
+        (0.986, 66_100),
+        (1, 191_000),
+    )
 )
 #: Length of a question.
 _QUESTION_TOKENS = Quantiles(((0, 20), (0.5, 250), (1, 1_000)))
@@ -73,8 +81,8 @@ def generate(parameters: MooncakeMix, seed: int) -> tuple[TraceRequest, ...]:
         return max(1, round(lengths.draw(rng) / p.divisor))
 
     wanted = p.rate_rps * (p.duration_s + _LEAD_S) / each
-    for number, at_s in enumerate(arrivals(rng, wanted, -_LEAD_S, p.duration_s)):
-        short = rng.random() < _SHORT_SHARE
+    for number, start_s in enumerate(arrivals(rng, wanted, -_LEAD_S, p.duration_s)):
+        at_s, short = start_s, rng.random() < _SHORT_SHARE
         document = content.fresh(tokens_of(_SHORT_TOKENS if short else _DOCUMENT_TOKENS))
         while document.tokens + _QUESTION_TOKENS.points[-1][1] / p.divisor > _MAX_PROMPT_TOKENS:
             document = content.fresh(tokens_of(_DOCUMENT_TOKENS))
