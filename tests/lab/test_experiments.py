@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.lab import conditions
-from epp.lab.experiment import Experiment, execute
+from epp.lab.experiment import Experiment, Run, execute
 from epp.lab.experiments import lodestar, lodestar_gate, lodestar_promotion, wan
 from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.tool_agent import ToolAgent
@@ -28,7 +28,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "lodestar-paper", "prefix-cache-and-load", "linear model"),
+        ("lodestar", "lodestar-paper", "prefix-threshold 20 %", "unguarded from 7 A30"),
     ),
     "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
     "lodestar-promotion": ("6.5 a second", ("switchback",)),
@@ -78,6 +78,31 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
         for measure in found.measures:
             assert measure in run.figures
         assert not math.isnan(run.value(found.measures[0])), run.entry
+
+
+def test_a_model_learned_elsewhere_is_held_against_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lodestar, "REQUESTS", 400)
+    cell, entry = "tool calls 10 to 22 a second / hetero", "unguarded from 7 A30"
+    figures: dict[str, float | None] = {**lodestar.run(cell, entry, 0)}
+    assert (figures["model's share"], figures["out of distribution"]) == (1.0, 0.0)
+    other = figures | {"held out 0 measured": None}
+    runs = [
+        Run(cell, entry, 0, "", figures),
+        Run(cell, "lodestar", 0, "", {}),
+        Run(cell, entry, 1, "", other),
+    ]
+    [drawn] = lodestar.plots(runs)
+    points = sum(name.endswith(" measured") and value is not None for name, value in figures.items())
+    assert drawn.count("<circle") == 2 * points - 1 > 100
+
+
+def test_an_entry_that_stops_learning_before_it_has_a_model_has_no_latencies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lodestar, "REQUESTS", 400)  # fewer than the first training takes
+    figures = lodestar.run("tool calls 10 to 22 a second / hetero", "frozen midway", 0)
+    assert math.isnan(figures["mean TTFT ms"])
+    assert math.isnan(figures["first model s"])
 
 
 @pytest.mark.parametrize(

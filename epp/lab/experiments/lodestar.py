@@ -143,7 +143,7 @@ ABLATIONS: Mapping[str, Entry] = {
     "offline only": Entry(model="offline"),
     "offline from 7 A30": Entry(model="offline", trained="tool calls / homo"),
     # The paper's, whose script does not check for strange inputs; classes have too few rows to be inputs.
-    "offline from 7 A30, unguarded": Entry(
+    "unguarded from 7 A30": Entry(
         "lodestar-paper",
         model="offline",
         network={"min_class_rows": 10**9},
