@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ class Experiment:
         events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
         ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
         minutes: CPU time of the usual cells, entries and seeds, as the command reports it; for the list.
+        summary: further Markdown of the runs, beneath the table.
+        plots: figures of the runs as SVG, for a page beside the kept runs.
     """
 
     question: str
@@ -57,6 +60,8 @@ class Experiment:
     events: Sequence[str] = ()
     ranges: Sequence[str] = ()
     minutes: float = math.nan
+    summary: Callable[[Sequence[Run]], str] | None = None
+    plots: Callable[[Sequence[Run]], Sequence[str]] | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -293,7 +298,16 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     minutes = sum(run.cpu_s for run in runs) / 60
     commits = ", ".join(sorted({run.commit for run in runs}))
     print(f"commit {commits}; seeds 0 to {seeds[-1]}; {minutes:.1f} min of CPU\n")
-    print(table(experiment, runs))
+    text = table(experiment, runs)
+    if experiment.summary:
+        text += f"\n\n{experiment.summary(runs)}"
+    print(text)
+    if experiment.plots:
+        page: Path = arguments.kept.with_suffix(".html")
+        figures = "\n".join(experiment.plots(runs))
+        head = f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{experiment.question}</h1>'
+        page.write_text(f"{head}\n{figures}\n<pre>{escape(text)}</pre>\n", encoding="utf-8")
+        print(f"\nPlots: {page}")
     return 0
 
 

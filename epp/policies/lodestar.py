@@ -301,16 +301,17 @@ class Lodestar(Policy):
         usage = fleet.engine_kv_usage
         if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
             return None  # the largest is no mean, and decides most requests sooner
-        cached = fleet.cached_tokens
-        longest = float(cached.max())
-        if longest <= self.worth_tokens:
+        if float(fleet.cached_tokens.max()) <= self.worth_tokens:
             return None
-        load = fleet.running_requests
+        return self._homes(session_places(request.prefix_key, fleet.endpoints), fleet)
+
+    def _homes(self, place: Floats, fleet: Snapshot) -> Flags:
+        """Mark who holds the prefix, and the first `k` places with room; ``place`` is changed."""
+        count, load, cached = len(fleet), fleet.running_requests, fleet.cached_tokens
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
-        place = session_places(request.prefix_key, fleet.endpoints)
         place[load + 1.0 > bound] += count
         kept: Flags = place <= np.partition(place, self.k - 1)[self.k - 1]
-        kept |= cached >= longest - self.worth_tokens  # who holds it makes no copy
+        kept |= cached >= float(cached.max()) - self.worth_tokens  # who holds it makes no copy
         return kept
 
     def _drawn(

@@ -32,6 +32,7 @@ POLICIES = [
     "llm-d-affinity",
     "lmetric",
     "lodestar",
+    "lodestar-paper",
     "mooncake",
     "mooncake-static",
     "nearest",

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from epp.cli import main
-from epp.lab.compare.learned import Learning, Lesson, run_learned, trained_on
+from epp.lab.baselines.lodestar_paper import LodestarPaper
+from epp.lab.compare.learned import PUBLISHED, LearnedSim, Learning, Lesson, run_learned, trained_on
 from epp.lab.compare.report import lesson_sentence
 from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
@@ -86,6 +87,19 @@ def test_until_there_is_a_model_it_is_the_heuristic() -> None:
     assert [r.endpoint for r in result.requests] == [r.endpoint for r in plain.requests]
     assert math.isnan(lesson.first_model_s)
     assert lesson.rounds == []
+
+
+def test_the_published_learner_has_its_features_and_no_price_and_no_gate() -> None:
+    doubtful = Gate(held_out=60, min_effective=1e6, on=PUBLISHED.gate.on)
+    network = msgspec.structs.replace(SETTINGS.network, features=PUBLISHED.network.features)
+    settings = msgspec.structs.replace(PUBLISHED, network=network, data=SETTINGS.data, gate=doubtful)
+    sim = LearnedSim(LOAD, pool(), LodestarPaper(), Learning(settings, TRAINING_S), seed=1)
+    sim.run()
+    assert sim.lesson.passed == len(sim.lesson.rounds) > 1
+    assert sim.lesson.picks["model"] > 50
+    assert sim.learner.incumbent is not None
+    assert sim.learner.incumbent.congestion_ms == 0.0
+    assert not {"rtt_ms", "body_bytes", "uncached_tokens"} & set(sim.learner.incumbent.features)
 
 
 def test_a_model_learned_offline_decides_from_the_first_request() -> None:

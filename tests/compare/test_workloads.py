@@ -9,6 +9,7 @@ from epp.lab.compare.trace_stats import cached_tokens, describe, reuse_share, se
 from epp.lab.workloads import (
     agent_bursts,
     mooncake_chat,
+    mooncake_mix,
     prefix_groups,
     shared_prefix,
     tool_agent,
@@ -17,6 +18,7 @@ from epp.lab.workloads import (
 from epp.lab.workloads.agent_bursts import AgentBursts
 from epp.lab.workloads.art_chat import APR_5, APR_7, DEMO, generate
 from epp.lab.workloads.mooncake_chat import MooncakeChat
+from epp.lab.workloads.mooncake_mix import MooncakeMix
 from epp.lab.workloads.prefix_groups import PrefixGroups
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.lab.workloads.shared_prefix import SharedPrefix
@@ -102,6 +104,21 @@ def art_chat(rate_rps: float, users: int) -> dict[str, tuple[float, float]]:
             tool_agent.generate(ToolAgent(duration_s=900.0, divisor=4), 1),
             {"prompt_p50_tokens": (1_500, 1_670), "reuse_share": (0.55, 0.75)},
             id="toolagent divided by 4",
+        ),
+        pytest.param(
+            mooncake_chat.generate(MooncakeChat(rate_rps=11.84, duration_s=900.0, divisor=4), 1),
+            {"prompt_mean_tokens": (1_700, 1_950), "output_mean_tokens": (78, 92)},
+            id="conversation divided by 4",
+        ),
+        pytest.param(
+            mooncake_mix.generate(MooncakeMix(duration_s=2_000.0, divisor=4), 1),
+            {
+                "prompt_p50_tokens": (2_600, 3_200),  # 11,587
+                "prompt_p95_tokens": (11_000, 13_500),  # 48,905
+                "output_mean_tokens": (34, 41),  # 149
+                "reuse_share": (0.58, 0.69),  # 0.651
+            },
+            id="synthetic divided by 4",
         ),
         *(
             pytest.param(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
 from epp.lab import conditions
-from epp.lab.experiment import Experiment, execute
-from epp.lab.experiments import lodestar, wan
+from epp.lab.experiment import Experiment, Run, execute
+from epp.lab.experiments import lodestar, lodestar_gate, lodestar_promotion, wan
+from epp.lab.workloads.mooncake_chat import MooncakeChat
+from epp.lab.workloads.tool_agent import ToolAgent
+from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
+from epp.learn.tuner.settings import Stages, TunerSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +28,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "prefix-cache-and-load", "linear model"),
+        ("lodestar", "lodestar-paper", "prefix-threshold 20 %", "unguarded from 7 A30"),
     ),
+    "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
+    "lodestar-promotion": ("6.5 a second", ("switchback",)),
     "laar": ("ja 4K", ("laar", "session-affinity")),
     "policy-knowledge": (
         "art-chat ts 1 / three regions / steady",
@@ -34,6 +41,14 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "network": ("busy / 200 ms / changing", ("gorgo", "no queue term")),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
 }
+
+#: A model soon, and a trial of it soon.
+QUICK = LearnerSettings(
+    data=DataKeys(first=200, every=500),
+    gate=Gate(on=False, held_out=50),
+    network=Network(hidden=(8,), epochs=2),
+    trial=TunerSettings(stages=Stages(baseline_requests=200, baseline_s=30.0)),
+)
 
 
 def experiment(name: str) -> Experiment:
@@ -48,14 +63,48 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
     monkeypatch.setattr(lodestar, "DIVISOR", 20.0)
     monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
+    monkeypatch.setattr(lodestar_gate, "DATA", DataKeys(first=400, every=400))
+    monkeypatch.setattr(
+        lodestar_gate, "WORKLOAD", replace(lodestar_gate.WORKLOAD, parameters=MooncakeChat(duration_s=250.0))
+    )
+    monkeypatch.setattr(lodestar_promotion, "LOAD", ToolAgent(duration_s=150.0, divisor=4))
+    monkeypatch.setattr(lodestar_promotion, "SETTINGS", QUICK)
     found = experiment(name)
     cell, entries = SMALL[name]
     runs = execute(found, seeds=(0,), jobs=1, kept=tmp_path / "runs", cells=(cell,), entries=entries)
     assert [run.entry for run in runs] == list(entries)
+    if name == "lodestar-promotion":
+        assert 0.0 < runs[0].value("first model h") <= runs[0].value("split h") < 150.0 / 3600.0
+        assert runs[0].value("trials") == 1.0
     for run in runs:
         for measure in found.measures:
             assert measure in run.figures
         assert not math.isnan(run.value(found.measures[0])), run.entry
+
+
+def test_a_model_learned_elsewhere_is_held_against_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lodestar, "REQUESTS", 400)
+    cell, entry = "tool calls 10 to 22 a second / hetero", "unguarded from 7 A30"
+    figures: dict[str, float | None] = {**lodestar.run(cell, entry, 0)}
+    assert (figures["model's share"], figures["out of distribution"]) == (1.0, 0.0)
+    other = figures | {"held out 0 measured": None}
+    runs = [
+        Run(cell, entry, 0, "", figures),
+        Run(cell, "lodestar", 0, "", {}),
+        Run(cell, entry, 1, "", other),
+    ]
+    [drawn] = lodestar.plots(runs)
+    points = sum(name.endswith(" measured") and value is not None for name, value in figures.items())
+    assert drawn.count("<circle") == 2 * points - 1 > 100
+
+
+def test_an_entry_that_stops_learning_before_it_has_a_model_has_no_latencies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lodestar, "REQUESTS", 400)  # fewer than the first training takes
+    figures = lodestar.run("tool calls 10 to 22 a second / hetero", "frozen midway", 0)
+    assert math.isnan(figures["mean TTFT ms"])
+    assert math.isnan(figures["first model s"])
 
 
 @pytest.mark.parametrize(

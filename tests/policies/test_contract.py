@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.policies.base import Policy
 from epp.policies.contract import breaches
 from epp.policies.lodestar import Lodestar
@@ -20,18 +21,16 @@ if TYPE_CHECKING:
     from epp.types import RequestInfo, Snapshot
 
 #: A learned policy is another one with a model: once without (its entry in the registry), once with.
-WITH_MODEL = Lodestar(
-    model=linear_model(
-        {"running_requests": 3.0, "engine_waiting": -2.0, "uncached_tokens": 0.25, "rtt_ms": 1.0},
-        low={"uncached_tokens": 1500.0},
-        high={"uncached_tokens": 3000.0},
-    ),
-    near_best=0.0,
+MODEL = linear_model(
+    {"running_requests": 3.0, "engine_waiting": -2.0, "uncached_tokens": 0.25, "rtt_ms": 1.0},
+    low={"uncached_tokens": 1500.0},
+    high={"uncached_tokens": 3000.0},
 )
+WITH_MODEL = (Lodestar(MODEL, near_best=0.0), LodestarPaper(MODEL))
 #: Turn over the order given: the only policies whose answer depends on it.
 ORDERED = {"round-robin", "session-affinity-hash256"}
 #: There is none to use without a model.
-IDLE = {"lodestar": {"weight use_model does nothing"}}
+IDLE = {name: {"weight use_model does nothing"} for name in ("lodestar", "lodestar-paper")}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -39,8 +38,9 @@ def test_a_policy_keeps_the_contract(name: str) -> None:
     assert set(breaches(create(name), in_order=name in ORDERED)) == IDLE.get(name, set())
 
 
-def test_a_learned_policy_keeps_the_contract() -> None:
-    assert set(breaches(WITH_MODEL, tolerance=1e-5)) <= IDLE["lodestar"]
+@pytest.mark.parametrize("policy", WITH_MODEL, ids=lambda policy: policy.name)
+def test_a_learned_policy_keeps_the_contract(policy: Lodestar) -> None:
+    assert set(breaches(policy, tolerance=1e-5)) <= IDLE[policy.name]
 
 
 class Wrong(Policy):

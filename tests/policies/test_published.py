@@ -19,6 +19,7 @@ ELSEWHERE = {
     "gorgo-ms",
     "laar",
     "lodestar",
+    "lodestar-paper",
     "power-of-two",
     "prefix-hash",
     "random",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -38,20 +39,31 @@ class Fleet:
         self._random = np.random.default_rng(seed)
         self.now_s = BEGIN_S
 
-    def one(self, *, learned: bool, factor: float = 1.0, rate_rps: float = 2.0) -> Logged:
-        """The next request."""
+    def one(
+        self,
+        *,
+        learned: bool,
+        factor: float = 1.0,
+        rate_rps: float = 2.0,
+        answer_factor: float = 1.0,
+        failing: float = 0.0,
+    ) -> Logged:
+        """The next request; those that fail do so after a quick first token."""
         self.now_s += 1.0 / rate_rps
         rows = np.full((2, len(self.settings.network.features)), 100.0)
         ttft_ms = factor * float(self._random.lognormal(5.0, 0.6))
         sample = Sample(self.now_s, rows[0], "", ttft_ms, itl_ms=10.0, output_tokens=50.0)
         even = np.full(2, 0.5)
         choice = Choice(("a", "b"), rows, ("", ""), even, even, 0, learned=learned)
-        return Logged(sample, choice, served_pick=True, ended_wall_s=self.now_s + ttft_ms / 1000.0)
+        e2e_ms = ttft_ms + answer_factor * float(self._random.lognormal(7.0, 0.4))
+        failed = bool(self._random.random() < failing)
+        ended_wall_s = self.now_s + e2e_ms / 1000.0
+        return Logged(sample, choice, True, ended_wall_s, math.nan if failed else e2e_ms, failed)
 
-    def serve(self, minutes: float, *, learned: bool, factor: float = 1.0, rate_rps: float = 2.0) -> str:
+    def serve(self, minutes: float, *, rate_rps: float = 2.0, **kind: Any) -> str:
         """Requests for so long; the first reason against the model."""
         for _ in range(int(60.0 * minutes * rate_rps)):
-            logged = self.one(learned=learned, factor=factor, rate_rps=rate_rps)
+            logged = self.one(rate_rps=rate_rps, **kind)
             if reason := take(self.state, logged, self.settings):
                 return reason
         return ""
@@ -61,7 +73,7 @@ def test_a_model_that_does_no_harm_stays() -> None:
     fleet = Fleet()
     assert fleet.serve(30, learned=False, rate_rps=1.0) == ""
     assert fleet.serve(120, learned=True, rate_rps=1.0) == ""
-    assert fleet.state.watch.blocks > 120
+    assert all(watch.blocks > 120 for watch in fleet.state.watches.values())
     assert fleet.state.retreats == 0
 
 
@@ -72,8 +84,24 @@ def test_harm_that_all_requests_suffer_is_regretted() -> None:
     assert reason.startswith("the fleet is worse than under the heuristic: ")
     assert fleet.state.retreats == 1
     assert fleet.state.held_until_wall_s == pytest.approx(fleet.now_s + SETTINGS.retry_s, abs=1.0)
-    assert fleet.state.watch.evidence == 0.0
-    assert len(fleet.state.watch.baseline) > 30  # what is known of the heuristic stays
+    for watch in fleet.state.watches.values():
+        assert watch.evidence == 0.0
+        assert len(watch.baseline) > 30  # what is known of the heuristic stays
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ({"answer_factor": 2.0}, "whole answers: "),
+        ({"factor": 0.5, "answer_factor": 0.5, "failing": 0.1}, "failures: "),
+    ],
+    ids=["answers take twice as long", "a tenth fails, the others are faster"],
+)
+def test_harm_is_regretted_that_first_tokens_do_not_show(harm: dict[str, float], words: str) -> None:
+    fleet = Fleet()
+    assert fleet.serve(30, learned=False) == ""
+    reason = fleet.serve(60, learned=True, **harm)
+    assert reason.startswith(f"the fleet is worse than under the heuristic: {words}")
 
 
 def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
@@ -84,7 +112,7 @@ def test_a_clock_that_is_set_back_begins_anew_and_holds_no_longer() -> None:
     look_at_the_clock(fleet.state, fleet.now_s, SETTINGS)
     assert fleet.state.held_until_wall_s <= fleet.now_s + SETTINGS.retry_s
     assert fleet.serve(30, learned=False) == ""
-    assert 30 < len(fleet.state.watch.baseline) < 42
+    assert 30 < len(fleet.state.watches["first"].baseline) < 42
     assert fleet.serve(60, learned=True, factor=5.0) != ""
 
 

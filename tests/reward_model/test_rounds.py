@@ -11,11 +11,11 @@ import pytest
 from epp.learn.reward_model.fitting import Origin, fit, stack
 from epp.learn.reward_model.gate import greedy, judge
 from epp.learn.reward_model.rounds import Learner
+from epp.learn.reward_model.samples import Choice, Logged, Sample
 from tests.kit.learning import SPEED, Traffic, settings_of, ttft_of
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:
-    from epp.learn.reward_model.samples import Sample
     from epp.policies.reward_model import RewardModel
 
 ORIGIN = Origin(seen=1000, round=1, trained_at_s=1.0, seed=3)
@@ -194,6 +194,51 @@ def test_a_model_that_would_choose_what_costs_more_is_refused_off_policy(wrong: 
     assert (verdict.figures["cost_rise_ms"] > 0.0) is wrong
     if wrong:
         assert "off policy it would cost" in verdict.reason
+
+
+def saturated(count: int = 400) -> list[Logged]:
+    """Choices of who queues everything at one endpoint, and does what a model would once in twelve times."""
+    logged = []
+    names, sure = ("a", "b", "c"), np.array([0.98, 0.01, 0.01])
+    for number in range(count):
+        running = (60.0, 50.0, 5.0) if number % 12 else (5.0, 50.0, 60.0)
+        rows = np.array(
+            [[queue, tokens, 1.0] for queue, tokens in zip(running, (900, 100, 800), strict=True)]
+        )
+        sample = Sample(number, rows[0], "fast", ttft_ms=ttft_of(rows[0], "fast"), output_tokens=1.0)
+        choice = Choice(names, rows, ("fast",) * 3, sure, np.array([1.0, 0.0, 0.0]), 0)
+        logged.append(Logged(sample, choice, served_pick=True))
+    return logged
+
+
+@pytest.mark.parametrize(
+    ("weights", "off_ms", "passes"),
+    [
+        ({"running_requests": 30.0, "uncached_tokens": 0.1}, 0.0, True),
+        ({"running_requests": 30.0, "uncached_tokens": 0.1}, 200.0, False),
+        ({"uncached_tokens": 1.0}, 0.0, False),
+    ],
+    ids=["right", "predicts as poorly as one number", "saves little"],
+)
+def test_a_saturated_incumbent_gives_way_with_little_overlap_to_whom_that_saves_half(
+    weights: dict[str, float], off_ms: float, passes: bool
+) -> None:
+    right = linear_model({"running_requests": 30.0, "uncached_tokens": 0.1, "rtt_ms": 1.0})
+    candidate = linear_model({"running_requests": 0.0, "uncached_tokens": 0.0, "rtt_ms": 1.0, **weights})
+    candidate = replace(candidate, offset=np.array([off_ms]))
+    logged = saturated()
+    verdict = judge(
+        candidate,
+        None,
+        right,
+        held_out=[entry.sample for entry in logged],
+        log=logged,
+        settings=settings_of(gate={"min_effective": 200.0}),
+        constant_ms=1e6,
+    )
+    assert verdict.figures["effective_samples"] < 50.0
+    assert verdict.passed is passes
+    assert verdict.short is not passes
 
 
 def test_an_incumbent_that_predicts_worse_than_one_number_is_withdrawn() -> None:

@@ -15,7 +15,7 @@ from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
-from epp.lab.compare.learned import UNTRIED, Learning
+from epp.lab.compare.learned import LEARNERS, Learning
 from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
@@ -197,10 +197,11 @@ def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace)
     """Give policies that learn what the flags say of learning."""
     asked = {"first": arguments.learn_first, "every": arguments.learn_every}
     data = {name: value for name, value in asked.items() if value is not None}
-    learning = Learning(msgspec.structs.replace(UNTRIED, data=DataKeys(**data)) if data else UNTRIED)
-    return tuple(
-        replace(policy, learning=learning) if policy.name == Lodestar.name else policy for policy in policies
-    )
+    learners = {
+        name: Learning(msgspec.structs.replace(settings, data=DataKeys(**data)))
+        for name, settings in LEARNERS.items()
+    }
+    return tuple(replace(policy, learning=learners.get(policy.name)) for policy in policies)
 
 
 def candidate_of(asked: str | None, names: Sequence[str]) -> str:

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.scenario import WindowOptions
+from epp.learn.reward_model.fitting import stack
 from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.settings import Guard, LearnerSettings
+from epp.learn.reward_model.settings import Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
+from epp.policies.reward_model import PAPER_FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from epp.lab.sim.results import WindowResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.learn.reward_model.rounds import Round
+    from epp.learn.reward_model.samples import Sample
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision, Outcome
 
@@ -39,6 +43,16 @@ if TYPE_CHECKING:
 TRAINING_S = 10.0
 #: Without a trial, and without the heuristic's turns: one of them is longer than most windows.
 UNTRIED = LearnerSettings(promotion="screen", guard=Guard(rest_s=0.0))
+#: As the paper has it: its features and the extremes of its buffer, no price, no gate, no guard.
+PUBLISHED = LearnerSettings(
+    promotion="screen",
+    congestion_price=0.0,
+    network=Network(features=PAPER_FEATURES, tail=0.0),
+    gate=Gate(on=False),
+    guard=Guard(on=False),
+)
+#: How policies that learn do it, by name.
+LEARNERS: Mapping[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,22 +233,46 @@ def run_learned(
     return sim.run(), sim.lesson
 
 
+def taught_by_heuristic(
+    requests: Sequence[TraceRequest],
+    fleet: FleetSpec,
+    policy: Lodestar,
+    settings: LearnerSettings,
+    *,
+    weights: Mapping[str, float] | None = None,
+    seed: int,
+) -> Learner:
+    """Return a learner that has seen all of a run that the heuristic served, and trained on nothing."""
+    whole = msgspec.structs.replace(
+        settings,
+        data=msgspec.structs.replace(settings.data, first=len(requests) + 1, recent=len(requests) + 1),
+    )
+    sim = LearnedSim(
+        requests, fleet, replace(policy, model=None), Learning(whole), weights=weights, seed=seed
+    )
+    sim.run()
+    return sim.learner
+
+
 def trained_on(
     requests: Sequence[TraceRequest],
     fleet: FleetSpec,
     policy: Lodestar,
     settings: LearnerSettings,
     *,
+    weights: Mapping[str, float] | None = None,
     seed: int,
 ) -> RewardModel | None:
     """Return the model of one training on a run that the heuristic served: a policy learned offline.
 
     None when the run says too little to train on.
     """
-    whole = msgspec.structs.replace(
-        settings,
-        data=msgspec.structs.replace(settings.data, first=len(requests) + 1, recent=len(requests) + 1),
-    )
-    sim = LearnedSim(requests, fleet, replace(policy, model=None), Learning(whole), seed=seed)
-    sim.run()
-    return sim.learner.train(ZERO_WALL_S)
+    learner = taught_by_heuristic(requests, fleet, policy, settings, weights=weights, seed=seed)
+    return learner.train(ZERO_WALL_S)
+
+
+def predicted_and_measured(model: RewardModel, samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Return predicted and measured TTFT of the samples that were answered, ms."""
+    answered = [sample for sample in samples if sample.answered]
+    predicted = model.predict(stack(answered, model.classes))[:, 0].tolist()
+    return [(value, sample.ttft_ms) for value, sample in zip(predicted, answered, strict=True)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.errors import EppError
 from epp.lab.compare.hillclimb import HILLCLIMB, EsPaper, hillclimb
-from epp.lab.compare.learned import Learning, Lesson, run_learned
+from epp.lab.compare.learned import LEARNERS, Learning, Lesson, run_learned
 from epp.lab.compare.measure import METRICS, Figures, Run, figures, from_window
 from epp.lab.compare.plan import TUNING_SEED
 from epp.lab.sim.oracle import ORACLES
@@ -86,7 +86,7 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     if policy.name == HILLCLIMB:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
     elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):
-        learning = policy.learning or Learning()
+        learning = policy.learning or Learning(LEARNERS[policy.name])
         result, lesson = run_learned(
             requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
         )
@@ -153,7 +153,7 @@ class Tuned:
 
 def tunable(name: str) -> bool:
     """Check that a policy has weights to tune; one that learns has its heuristic's, or finds its own."""
-    return name not in (*ORACLES, Lodestar.name, HILLCLIMB) and bool(_specs(name))
+    return name not in (*ORACLES, HILLCLIMB) and name not in LEARNERS and bool(_specs(name))
 
 
 def objective(run: Figures) -> float:

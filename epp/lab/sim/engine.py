@@ -18,7 +18,7 @@ the batch, not per token. Whoever wants single tokens asks `next_token_ms` and `
 from __future__ import annotations
 
 import heapq
-from copy import copy, deepcopy
+from copy import deepcopy
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
@@ -208,7 +208,7 @@ class Engine:
             held_tokens=kv.held_tokens,
             idle_tokens=kv.idle_tokens,
             capacity_tokens=kv.capacity_tokens,
-            counters=copy(self._count),
+            counters=self._count.copy(),
         )
 
     # Time

@@ -88,6 +88,19 @@ class Counters:
     preemptions: int = 0
     busy_ms: float = 0.0
 
+    def copy(self) -> Counters:
+        """Return a copy; scrapes make hundreds of thousands, and `copy.copy` takes five times as long."""
+        return Counters(
+            self.submitted,
+            self.done,
+            self.cancelled,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.generated_tokens,
+            self.preemptions,
+            self.busy_ms,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EngineState:

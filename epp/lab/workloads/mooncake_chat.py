@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from epp.lab.compare.trace import TraceRequest
 
 
-#: Requests are sent within it.
-_DURATION_S = 1800.0
 #: Conversations open so long before the window, so that it begins in a steady state.
 _LEAD_S = 1500.0
 #: Share of conversations with one request only.
@@ -67,27 +65,31 @@ class MooncakeChat:
 
     Attributes:
         rate_rps: mean request rate.
+        duration_s: requests are sent within it.
+        divisor: all lengths are divided by it, blocks too.
     """
 
     rate_rps: float = 2.96
+    duration_s: float = 1800.0
+    divisor: int = 1
 
 
 def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
     """Return the load for a seed, in time order, open loop; equal arguments give equal bytes."""
     p, rng = parameters, np.random.default_rng(seed)
-    content = Content(_BLOCK_TOKENS)
-    template = content.whole_blocks(_TEMPLATE_TOKENS)
+    content = Content(_BLOCK_TOKENS // p.divisor)
+    template = content.whole_blocks(_TEMPLATE_TOKENS // p.divisor)
     turns = 1.0 + (1.0 - _SINGLE_SHARE) * _LATER_TURNS
-    wanted = p.rate_rps * (_DURATION_S + _LEAD_S) / turns
+    wanted = p.rate_rps * (p.duration_s + _LEAD_S) / turns
     requests: list[TraceRequest] = []
-    for number, start_s in enumerate(arrivals(rng, wanted, -_LEAD_S, _DURATION_S)):
+    for number, start_s in enumerate(arrivals(rng, wanted, -_LEAD_S, p.duration_s)):
         name, at_s, last = f"c{number}", start_s, template
         later = 0 if rng.random() < _SINGLE_SHARE else int(rng.geometric(1.0 / _LATER_TURNS))
         for turn in range(1 + later):
-            prompt = _next(rng, content, last) if turn else _opening(rng, content, template)
-            if prompt.tokens > _MAX_PROMPT_TOKENS or at_s >= _DURATION_S:
+            prompt = _next(p, rng, content, last) if turn else _opening(p, rng, content, template)
+            if prompt.tokens > _MAX_PROMPT_TOKENS // p.divisor or at_s >= p.duration_s:
                 break
-            output_tokens = round(_OUTPUT_TOKENS.draw(rng))
+            output_tokens = max(1, round(_OUTPUT_TOKENS.draw(rng) / p.divisor))
             if at_s >= 0.0:
                 requests.append(
                     content.request(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
@@ -97,14 +99,16 @@ def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
     return in_time_order(requests)
 
 
-def _opening(rng: Generator, content: Content, template: Prompt) -> Prompt:
-    tokens = max(template.tokens + 16, int(_OPENING_TOKENS.draw(rng)))
+def _opening(p: MooncakeChat, rng: Generator, content: Content, template: Prompt) -> Prompt:
+    tokens = max(template.tokens + 16, int(_OPENING_TOKENS.draw(rng) / p.divisor))
     return content.grown(template, tokens, (template.tokens,))
 
 
-def _next(rng: Generator, content: Content, last: Prompt) -> Prompt:
+def _next(p: MooncakeChat, rng: Generator, content: Content, last: Prompt) -> Prompt:
     if rng.random() < _BRANCH_SHARE:
         low, high = _BRANCH_KEPT
         trunk = content.cut(last, max(1, int(len(last.ids) * rng.uniform(low, high))))
         return content.grown(trunk, max(trunk.tokens + 16, last.tokens), (trunk.tokens,))
-    return content.grown(last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng))), (last.tokens,))
+    return content.grown(
+        last, last.tokens + max(16, int(_ADDED_TOKENS.draw(rng) / p.divisor)), (last.tokens,)
+    )

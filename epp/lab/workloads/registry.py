@@ -14,6 +14,7 @@ from epp.lab.workloads import (
     agent_bursts,
     art_chat,
     mooncake_chat,
+    mooncake_mix,
     prefix_groups,
     shared_prefix,
     tool_agent,
@@ -66,6 +67,14 @@ class Workload:
         return self.generate(busier(self.parameters, rate) if rate != 1.0 else self.parameters, seed)
 
 
+#: What makes the loads of Lodestar's evaluation, by their parameters.
+GENERATORS: dict[type, Callable[[Any, int], tuple[TraceRequest, ...]]] = {
+    tool_agent.ToolAgent: tool_agent.generate,
+    mooncake_chat.MooncakeChat: mooncake_chat.generate,
+    mooncake_mix.MooncakeMix: mooncake_mix.generate,
+    prefix_groups.PrefixGroups: prefix_groups.generate,
+}
+
 _shared = shared_prefix.SharedPrefix
 _calls, _groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
 _MIXED = (0.1, 0.3, 0.5, 0.7)
@@ -73,8 +82,7 @@ _MIXED = (0.1, 0.3, 0.5, 0.7)
 
 def _lodestar(name: str, text: str, parameters: Any, *, tuning: str = "") -> Workload:
     """Return a load of Lodestar's evaluation (source [L], section 5), at a rate near its pools' best."""
-    makes = tool_agent if isinstance(parameters, tool_agent.ToolAgent) else prefix_groups
-    return Workload(name, text, makes.generate, parameters, max_in_flight=None, tuning=tuning)
+    return Workload(name, text, GENERATORS[type(parameters)], parameters, max_in_flight=None, tuning=tuning)
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -166,6 +174,16 @@ WORKLOADS: dict[str, Workload] = {
             "the same calls, 10 a second in the first half, 22 in the second",
             replace(_calls, rate_rps=10.0, later_rate_rps=22.0),
             tuning="toolagent-like",
+        ),
+        _lodestar(
+            "conversation-like",
+            "mooncake-chat with lengths divided by 4",
+            mooncake_chat.MooncakeChat(rate_rps=21.0, duration_s=900.0, divisor=4),
+        ),
+        _lodestar(
+            "synthetic-like",
+            "short chat and questions on documents as in Mooncake's synthetic trace, lengths divided by 4",
+            mooncake_mix.MooncakeMix(rate_rps=9.0, duration_s=900.0, divisor=4),
         ),
         *(
             _lodestar(

@@ -28,7 +28,7 @@ from epp.learn.reward_model.fitting import stack, targets_of, with_classes
 from epp.learn.reward_model.network import residuals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -98,7 +98,7 @@ def judge(
     if found is not None:
         figures |= {"choices": float(found.choices), "logged_cost_ms": found.logged_ms}
         figures |= {"cost_rise_ms": found.rise_ms, "cost_rise_error_ms": found.error_ms}
-    if not refusal and (found is None or effective < gate.min_effective):
+    if not refusal and effective < gate.min_effective and not _saturates(found, figures, settings):
         refusal = (
             f"too little overlap with what ran: {effective:.0f} effective samples of {gate.min_effective:.0f}"
         )
@@ -117,6 +117,20 @@ def judge(
         f"off policy, {effective:.0f} effective samples",
         figures,
     )
+
+
+def _saturates(found: Estimate | None, figures: Mapping[str, float], settings: LearnerSettings) -> bool:
+    """Check that the model would save half of the logged cost at least, and errs half as much as one number.
+
+    So it is where the incumbent lets queues grow. It then does little of what a model would: overlap is least
+    where a model is needed most, and little is enough for a difference of that size. A model that is blind to
+    the queues would seem to save as much, but cannot predict what they cost.
+    """
+    gate, error_ms = settings.gate, figures["error_ms"]
+    if found is None or found.effective < gate.least_effective:
+        return False
+    saved_ms = -found.rise_ms - gate.z * found.error_ms
+    return saved_ms > max(found.logged_ms / 2.0, error_ms) and error_ms < figures["hindsight_error_ms"] / 2.0
 
 
 def _held_out(

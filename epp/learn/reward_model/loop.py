@@ -206,8 +206,11 @@ def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> dict[str
             "congestion_ms": model.congestion_ms,
         },
         "guard": {
-            "watch": msgspec.structs.replace(guard.watch, open={}, recent=[], baseline=[]),
-            "heuristic_blocks": len(guard.watch.baseline),
+            "watches": {
+                name: msgspec.structs.replace(watch, open={}, recent=[], baseline=[])
+                for name, watch in guard.watches.items()
+            },
+            "heuristic_blocks": {name: len(watch.baseline) for name, watch in guard.watches.items()},
             "retreats": guard.retreats,
             "held_s": max(guard.held_until_wall_s - now_wall_s, 0.0),
             "heuristics_turn": model is not None and learner.rests(now_wall_s),

@@ -118,12 +118,16 @@ class Logged:
         choice: the decision.
         served_pick: the pick is who served it.
         ended_wall_s: Unix time at which it was over, or was given up; NaN when not known.
+        e2e_ms: time of the whole answer; NaN when its end was not seen, or it was cut short by its client.
+        failed: it failed by the fleet's doing, before its first token or after.
     """
 
     sample: Sample
     choice: Choice
     served_pick: bool
     ended_wall_s: float = math.nan
+    e2e_ms: float = math.nan
+    failed: bool = False
 
 
 def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
@@ -210,7 +214,14 @@ def logged(choice: Choice, ended: Ended) -> Logged | None:
         output_tokens=choice.output_tokens,
     )
     lasted_ms = ended.e2e_ms if math.isnan(waited_ms) else waited_ms
-    return Logged(sample, choice, served == choice.chosen, ended.dispatched_wall_s + lasted_ms / 1000.0)
+    return Logged(
+        sample,
+        choice,
+        served == choice.chosen,
+        ended.dispatched_wall_s + lasted_ms / 1000.0,
+        math.nan if ended.censored else ended.e2e_ms,
+        ended.failed,
+    )
 
 
 def plain(value: Any) -> Any:

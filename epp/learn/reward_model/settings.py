@@ -64,7 +64,8 @@ class GateKeys(Section, frozen=True):
     Attributes:
         held_out: newest samples that the model on trial has not seen, on which it is judged. Where they
             overlap too little with its choices the next round holds out as many more, up to three times.
-        min_effective: effective samples without which the screen says nothing and the model is refused.
+        min_effective: effective samples without which the model is refused; 20 are enough where it would save
+            more than half, as while the incumbent saturates.
         on: False lets every model pass, with its figures all the same.
     """
 
@@ -131,11 +132,13 @@ class Gate(GateKeys, frozen=True):
         worse: rise of the held-out error over the incumbent's that is let pass.
         clip: largest weight of a sample off policy; what would weigh more is predicted instead.
         z: standard errors by which the estimated cost must exceed the logged one to refuse the model.
+        least_effective: effective samples that are enough while the incumbent saturates.
     """
 
     worse: float = 0.02
     clip: float = 5.0
     z: float = 2.0
+    least_effective: float = 20.0
 
 
 class Guard(GuardKeys, frozen=True):

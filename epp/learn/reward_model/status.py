@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.learn.reward_model.guard import WORDS
 from epp.learn.sidecar.process import ago, running
 from epp.learn.tuner.watch import Watch, comparison
 from epp.records.files import DAMAGED
@@ -54,14 +55,15 @@ def status_lines(paths: ModelPaths, now_wall_s: float) -> list[str]:
 
 def _guard_lines(guard: Mapping[str, Any]) -> Iterator[str]:
     """Write how the whole fleet does under models, beside the heuristic."""
-    watch = msgspec.convert(guard["watch"], Watch)
-    line = f"guard: {guard['heuristic_blocks']} blocks of the heuristic"
-    if watch.blocks:
-        found = comparison(watch, "under the heuristic at that load")
-        line += f"; under models {found}; evidence {watch.evidence:.2g}"
-    if watch.alone:
-        line += f"; {watch.alone} without comparison"
-    yield line
+    for name, watch in msgspec.convert(guard["watches"], dict[str, Watch]).items():
+        what, of = WORDS[name]
+        line = f"guard: {of}, {guard['heuristic_blocks'][name]} blocks of the heuristic"
+        if watch.blocks:
+            found = comparison(watch, "under the heuristic at that load", what)
+            line += f"; under models {found}; evidence {watch.evidence:.2g}"
+        if watch.alone:
+            line += f"; {watch.alone} without comparison"
+        yield line
     if guard["retreats"]:
         held = f"; models are held back for {guard['held_s']:.0f} s more" if guard["held_s"] else ""
         yield f"  retreats to the heuristic: {guard['retreats']}{held}"

@@ -271,17 +271,18 @@ def bet(watch: Watch, block: Block, slow: float, *, expected: float, allowed: fl
         watch.waiting = (0, 0.0, 0.0)
 
 
-def comparison(watch: Watch, before: str) -> str:
+def comparison(watch: Watch, before: str, what: str = "slow") -> str:
     """Say how the compared blocks stand.
 
     Args:
         watch: with one compared block at least.
         before: what they are compared with, in words.
+        what: a request is that counts.
     """
     n = watch.requests
     return (
-        f"{watch.slow / n:.1%} of requests slow in {watch.blocks} blocks, {watch.expected / n:.1%} {before}, "
-        f"{watch.allowed / n:.1%} allowed"
+        f"{watch.slow / n:.1%} of requests {what} in {watch.blocks} blocks, "
+        f"{watch.expected / n:.1%} {before}, {watch.allowed / n:.1%} allowed"
     )
 
 
