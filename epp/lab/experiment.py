@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ class Experiment:
         on_request: cells and entries that run only when they are named.
         events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
         ranges: measures whose spread over the seeds is asked for: shown as median and range, without a ratio.
+        summary: further Markdown of the runs, beneath the table.
+        plots: figures of the runs as SVG, for a page beside the kept runs.
     """
 
     question: str
@@ -54,6 +57,8 @@ class Experiment:
     on_request: Sequence[str] = ()
     events: Sequence[str] = ()
     ranges: Sequence[str] = ()
+    summary: Callable[[Sequence[Run]], str] | None = None
+    plots: Callable[[Sequence[Run]], Sequence[str]] | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -255,7 +260,16 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     )
     print(f"{experiment.question}\n\n    epp lab experiment {shlex.join([name, *argv])}\n")
     print(f"commit {', '.join(sorted({run.commit for run in runs}))}; seeds 0 to {seeds[-1]}\n")
-    print(table(experiment, runs))
+    text = table(experiment, runs)
+    if experiment.summary:
+        text += f"\n\n{experiment.summary(runs)}"
+    print(text)
+    if experiment.plots:
+        page: Path = arguments.kept.with_suffix(".html")
+        figures = "\n".join(experiment.plots(runs))
+        head = f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{experiment.question}</h1>'
+        page.write_text(f"{head}\n{figures}\n<pre>{escape(text)}</pre>\n", encoding="utf-8")
+        print(f"\nPlots: {page}")
     return 0
 
 

@@ -14,7 +14,7 @@ from epp.lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, righ
 from epp.lab.sim.retry import Asked, Question, RetrySim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
-from epp.types import Cell
+from epp.types import Cell, Chances
 
 
 def test_answers_are_right_as_often_as_drawn_and_hard_questions_are_hard_for_all() -> None:
@@ -43,7 +43,7 @@ def ask(
         create(policy, None if patience_s is None else {"patience_s": patience_s}),
         attempts=attempts,
         at_once=4,
-        chances=table,
+        chances=Chances(table),
         weights={},
         seed=1,
         options=WindowOptions(),

@@ -11,6 +11,7 @@ until all of it is true. What is concluded, is concluded over draws.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -21,19 +22,22 @@ from numpy.typing import NDArray
 
 from epp.config.capability import CapabilityFile, chances_of
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.experiment import Experiment
+from epp.lab.experiment import Experiment, interval
+from epp.lab.plot import Panel, figure
 from epp.lab.sim.engine_class import A100_MODELS
 from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.retry import Question, RetrySim
+from epp.lab.sim.retry import Question, RetrySim, lone_first_token_ms
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
-from epp.learn.capability.fit import fit_model
+from epp.learn.capability.fit import fit_ease, fit_model
 from epp.learn.capability.results import Row
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from epp.types import Cell
+    from epp.lab.experiment import Run
+    from epp.lab.sim.engine_class import EngineClass
+    from epp.types import Chances
 
 Floats = NDArray[np.float64]
 
@@ -135,25 +139,31 @@ MAX_ATTEMPTS, AT_ONCE = 10, 8
 #: A UUID takes some thirty tokens, quotes and an end beside it.
 ANSWER_TOKENS = 40
 BLOCK_TOKENS = 256
+#: What llm-d's picker reads metrics by, by default.
+LLM_D_SCRAPE_S = 0.05
+LOAD_AWARE = "llm-d-load-aware"
+OURS, BASELINES = ("laar", "laar-paper"), ("least-load", LOAD_AWARE, "session-affinity")
 CELLS = tuple(f"{language} {length // 1024}K" for language in LANGUAGES for length in LENGTHS)
 
 
 @lru_cache(maxsize=128)
-def fitted(seed: int) -> Mapping[str, Mapping[Cell, float]]:
+def fitted(seed: int) -> Chances:
     """Fit the capability table to the first half of every cell's questions."""
     truth = draw_truth(seed)
-    models = {}
-    for model, name in enumerate(NAMES):
-        rows = []
-        for language, code in enumerate(LANGUAGES):
-            for length, tokens in enumerate(LENGTHS):
-                right = right_answers(truth, language, length, FIT_QUESTIONS + ASKED_QUESTIONS, seed)
-                rows += [
-                    Row(str(number), name, code, tokens, bool(answer))
-                    for number, answer in enumerate(right[:FIT_QUESTIONS, model])
-                ]
-        models[name] = fit_model(rows, seed)
-    return chances_of(CapabilityFile(models=models))
+    rows = [
+        Row(str(number), name, code, tokens, answer)
+        for language, code in enumerate(LANGUAGES)
+        for length, tokens in enumerate(LENGTHS)
+        for number, answers in enumerate(
+            right_answers(truth, language, length, FIT_QUESTIONS + ASKED_QUESTIONS, seed)[
+                :FIT_QUESTIONS
+            ].tolist()
+        )
+        for name, answer in zip(NAMES, answers, strict=True)
+    ]
+    models = {name: fit_model([row for row in rows if row.model == name], seed) for name in NAMES}
+    chances = chances_of(CapabilityFile(models=models))
+    return chances._replace(ease_spread=fit_ease(rows, chances.by_model))
 
 
 def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
@@ -174,11 +184,12 @@ def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
     return tuple(question for question in questions for _ in range(MAX_ATTEMPTS))
 
 
-def fleet() -> FleetSpec:
+def fleet(scrape_interval_s: float | None = None) -> FleetSpec:
     """Return one replica of each model on a local network."""
     network = NetworkPath(0.5)
     return FleetSpec(
-        tuple(ReplicaSpec(f"{cls.name}:8000", cls, network, "local", model=cls.name) for cls in A100_MODELS)
+        tuple(ReplicaSpec(f"{cls.name}:8000", cls, network, "local", model=cls.name) for cls in A100_MODELS),
+        scrape_interval_s=scrape_interval_s,
     )
 
 
@@ -191,35 +202,120 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         Question(LANGUAGES[language], frozenset(name for name, yes in zip(NAMES, row, strict=True) if yes))
         for row in right[FIT_QUESTIONS:].tolist()
     ]
+    chances = fitted(seed)
+    if policy == "laar-paper":  # its chances are those of first attempts
+        chances = chances._replace(ease_spread=0.0)
     asked = RetrySim(
         questions,
         requests_of(LENGTHS[length]),
-        fleet(),
+        fleet(LLM_D_SCRAPE_S if policy == LOAD_AWARE else None),
         create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
-        chances=fitted(seed),
+        chances=chances,
         weights={},
         seed=seed * 100 + language * 10 + length,
         options=WindowOptions(),
     ).ask()
-    spent_s = sum(one.ttca_ms for one in asked) / 1e3
-    correct = sum(one.correct for one in asked)
+    by_attempt = np.array([[one.after(n) for one in asked] for n in range(1, MAX_ATTEMPTS + 1)]).mean(axis=1)
+    ttca_ms, right_share = by_attempt[-1]
     attempts = sum(len(one.models) for one in asked)
     return {
-        "TTCA s": spent_s / len(asked),
-        "s per right answer": spent_s / correct if correct else float("nan"),
-        "right": correct / len(asked),
+        "TTCA s": ttca_ms / 1e3,
+        "s per right answer": ttca_ms / 1e3 / right_share if right_share else math.nan,
+        "right": right_share,
         "attempts": attempts / len(asked),
         "hit share": sum(one.cached_tokens for one in asked) / (attempts * LENGTHS[length]),
+        **{f"TTCA s by {n}": spent_ms / 1e3 for n, (spent_ms, _) in enumerate(by_attempt, 1)},
+        **{f"right by {n}": share for n, (_, share) in enumerate(by_attempt, 1)},
     }
+
+
+def gain(runs: Sequence[Run], policy: str, other: str, cells: Sequence[str]) -> Floats:
+    """Return by how many per cent less TTCA is than another's: a seed each, the geometric mean over cells."""
+    ttca = {run.key: run.value("TTCA s") for run in runs}
+    seeds = sorted({run.seed for run in runs})
+    ratios = [
+        [ttca.get((c, policy, s), math.nan) / ttca.get((c, other, s), math.nan) for s in seeds] for c in cells
+    ]
+    return np.asarray(100.0 * (1.0 - np.exp(np.log(ratios).mean(axis=0))))
+
+
+def gains(runs: Sequence[Run]) -> str:
+    """Write a Markdown table of gains by length, over all languages, with intervals over the seeds."""
+    pairs = [(policy, other) for policy in OURS for other in BASELINES]
+    lines = [
+        f"| TTCA less by | {' | '.join(f'{policy} than {other}' for policy, other in pairs)} |",
+        "|---" * (len(pairs) + 1) + "|",
+    ]
+    for tokens in LENGTHS:
+        cells = [f"{language} {tokens // 1024}K" for language in LANGUAGES]
+        found = (interval(gain(runs, *pair, cells)) for pair in pairs)
+        texts = (f"{mean:.0f} % [{low:.0f}, {high:.0f}]" for mean, low, high in found)
+        lines.append(f"| {tokens // 1024}K | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def plots(runs: Sequence[Run]) -> list[str]:
+    """Draw figures 1 to 4 of source [R]."""
+    seeds = sorted({run.seed for run in runs})
+    entries = list(dict.fromkeys(run.entry for run in runs))
+    accuracy = np.mean([draw_truth(seed + SEED).accuracy for seed in seeds], axis=0)
+
+    def mean(cell: str, entry: str, measure: str) -> float:
+        return float(
+            np.mean([run.value(measure) for run in runs if run.key[:2] == (cell, entry)] or math.nan)
+        )
+
+    def attempts(cell: str) -> dict[str, list[tuple[float, float]]]:
+        numbers = range(1, MAX_ATTEMPTS + 1)
+        return {
+            entry: [
+                (mean(cell, entry, f"TTCA s by {n}"), mean(cell, entry, f"right by {n}")) for n in numbers
+            ]
+            for entry in entries
+        }
+
+    def gained(language: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            f"{policy} than {other}": [
+                (tokens, float(np.mean(gain(runs, policy, other, [f"{language} {tokens // 1024}K"]))))
+                for tokens in LENGTHS
+            ]
+            for policy in OURS
+            for other in BASELINES
+        }
+
+    succeeded = [
+        Panel(code, "tokens", "right", dict(zip(NAMES, map(_by_length, accuracy[:, language]), strict=True)))
+        for language, code in enumerate(LANGUAGES)
+    ]
+    alone = {cls.name: _by_length([_alone_s(cls, tokens) for tokens in LENGTHS]) for cls in A100_MODELS}
+    asked = [Panel(cell, "TTCA s", "right", attempts(cell)) for cell in CELLS]
+    less = [Panel(language, "tokens", "% less", gained(language)) for language in LANGUAGES]
+    return [
+        figure("1. Chance of a right answer, mean of the draws", succeeded, log_x=True),
+        figure("2. Seconds of one answer alone", [Panel("", "tokens", "s", alone)], log_x=True),
+        figure("3. Right answers and time to them after 1 to 10 attempts", asked),
+        figure("4. How much less the time to the first correct answer is", less, log_x=True),
+    ]
+
+
+def _by_length(values: Iterable[float]) -> list[tuple[float, float]]:
+    return list(zip(LENGTHS, values, strict=True))
+
+
+def _alone_s(cls: EngineClass, tokens: int) -> float:
+    return (lone_first_token_ms(cls, tokens) + (ANSWER_TOKENS - 1) * cls.decode_step_ms(1)) / 1e3
 
 
 EXPERIMENT = Experiment(
     question="How much sooner is the first correct answer there when the policy knows who is likely right?",
     cells=CELLS,
-    entries=("laar", "laar-paper", "least-load", "session-affinity"),
+    entries=(*OURS, *BASELINES),
     measures=("TTCA s", "s per right answer", "right", "attempts", "hit share"),
     run=run,
     seeds=20,
+    summary=gains,
+    plots=plots,
 )

@@ -53,6 +53,7 @@ SCRAPE_S: Mapping[str, float] = {
     "prefix-cache-stale 30 s": 30.0,
     "llm-d": 0.05,
     "llm-d-affinity": 0.05,
+    "llm-d-load-aware": 0.05,
     "lmetric scraped": 0.1,
 }
 #: Policies that need what a simulated fleet of one model does not have.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,7 @@ from epp.errors import EppError
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import read_rows
 from epp.learn.sidecar.files import Files
+from epp.signals.capability import after_failures
 
 if TYPE_CHECKING:
     import argparse
@@ -37,13 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: the answers cannot be read or are too few, or the file cannot be written.
     """
-    parsed = fit(read_rows(arguments.results), arguments.seed)
+    rows = read_rows(arguments.results)
+    parsed = fit(rows, arguments.seed)
     out: Path = arguments.out
     try:  # a picker that watches the file sees the old or the new one
         Files().replace(out, dump_capability(parsed))
     except OSError as error:
         raise EppError(f"{out}: {error.strerror}") from error
     _print(parsed)
+    for model in sorted({row.model for row in rows} - parsed.models.keys()):
+        print(
+            f"{model}: no chance, for it was asked in retries alone; `epp capability measure` asks it first"
+        )
     print(f"Written: {out}")
     return 0
 
@@ -64,6 +71,10 @@ def _print(parsed: CapabilityFile) -> None:
                 str(entry.rows),
             )
         console.print(table)
+    after = after_failures(np.array([0.5, 0.5]), np.array([True, False]), parsed.ease_spread)[1]
+    print(
+        f"Questions' ease spreads by {parsed.ease_spread:g}: 50 % is {after:.0%} once a model of 50 % failed"
+    )
     report = parsed.report
     if report is not None and report.log_loss is not None:
         console.print(
