@@ -7,7 +7,7 @@ that it is most used for (Latin: English): enough to tell prompts apart that mod
 Rules: kana makes a text Japanese, whatever ideographs are beside it; ideographs alone are Chinese. A script
 other than Latin needs a small share of the sample's letters, because names and quotes are no language, and
 because markup and the words of programs are written in Latin letters in every language. Runs that are no
-words count for nothing: those with a digit, an underscore, a sign of base64, or a capital after a small letter.
+words count for nothing: with a digit, an underscore, a sign of base64, or a capital after a small letter.
 """
 
 from __future__ import annotations

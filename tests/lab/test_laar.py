@@ -59,6 +59,9 @@ def test_a_question_is_asked_until_a_model_is_right_or_none_is_left() -> None:
         assert len(set(asked.models)) == len(asked.models) <= 5
         assert (asked.models[-1] in names) is asked.correct
         assert not set(asked.models[:-1]) & names
+        assert [asked.after(n)[1] for n in range(1, len(asked.models))] == [False] * (len(asked.models) - 1)
+        assert asked.after(10) == asked.after(len(asked.models)) == (asked.ended_ms[-1], asked.correct)
+        assert list(asked.ended_ms) == sorted(asked.ended_ms)
     assert {len(asked.models) for asked in found[1::4]} == {5}
     assert {len(asked.models) for asked in found[2::4]} == {1}
 
