@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from epp.lab.experiment import Run
-    from epp.lab.sim.engine_class import EngineClass
     from epp.types import Chances
 
 Floats = NDArray[np.float64]
@@ -143,6 +142,8 @@ BLOCK_TOKENS = 256
 LLM_D_SCRAPE_S = 0.05
 LOAD_AWARE = "llm-d-load-aware"
 OURS, BASELINES = ("laar", "laar-paper"), ("least-load", LOAD_AWARE, "session-affinity")
+#: Whose gain is told over whom.
+PAIRS = {f"{policy} than {other}": (policy, other) for policy in OURS for other in BASELINES}
 CELLS = tuple(f"{language} {length // 1024}K" for language in LANGUAGES for length in LENGTHS)
 
 
@@ -235,22 +236,16 @@ def gain(runs: Sequence[Run], policy: str, other: str, cells: Sequence[str]) -> 
     """Return by how many per cent less TTCA is than another's: a seed each, the geometric mean over cells."""
     ttca = {run.key: run.value("TTCA s") for run in runs}
     seeds = sorted({run.seed for run in runs})
-    ratios = [
-        [ttca.get((c, policy, s), math.nan) / ttca.get((c, other, s), math.nan) for s in seeds] for c in cells
-    ]
-    return np.asarray(100.0 * (1.0 - np.exp(np.log(ratios).mean(axis=0))))
+    both = [[[ttca.get((c, e, s), math.nan) for s in seeds] for c in cells] for e in (policy, other)]
+    ours, others = np.log(both).mean(axis=1)
+    return np.asarray(100.0 * (1.0 - np.exp(ours - others)))
 
 
 def gains(runs: Sequence[Run]) -> str:
     """Write a Markdown table of gains by length, over all languages, with intervals over the seeds."""
-    pairs = [(policy, other) for policy in OURS for other in BASELINES]
-    lines = [
-        f"| TTCA less by | {' | '.join(f'{policy} than {other}' for policy, other in pairs)} |",
-        "|---" * (len(pairs) + 1) + "|",
-    ]
-    for tokens in LENGTHS:
-        cells = [f"{language} {tokens // 1024}K" for language in LANGUAGES]
-        found = (interval(gain(runs, *pair, cells)) for pair in pairs)
+    lines = [f"| TTCA less by | {' | '.join(PAIRS)} |", "|---" * (len(PAIRS) + 1) + "|"]
+    for length, tokens in enumerate(LENGTHS):
+        found = (interval(gain(runs, *pair, CELLS[length :: len(LENGTHS)])) for pair in PAIRS.values())
         texts = (f"{mean:.0f} % [{low:.0f}, {high:.0f}]" for mean, low, high in found)
         lines.append(f"| {tokens // 1024}K | {' | '.join(texts)} |")
     return "\n".join(lines)
@@ -258,55 +253,45 @@ def gains(runs: Sequence[Run]) -> str:
 
 def plots(runs: Sequence[Run]) -> list[str]:
     """Draw figures 1 to 4 of source [R]."""
-    seeds = sorted({run.seed for run in runs})
-    entries = list(dict.fromkeys(run.entry for run in runs))
-    accuracy = np.mean([draw_truth(seed + SEED).accuracy for seed in seeds], axis=0)
+    accuracy = np.mean([draw_truth(seed + SEED).accuracy for seed in {run.seed for run in runs}], axis=0)
 
     def mean(cell: str, entry: str, measure: str) -> float:
         return float(
             np.mean([run.value(measure) for run in runs if run.key[:2] == (cell, entry)] or math.nan)
         )
 
-    def attempts(cell: str) -> dict[str, list[tuple[float, float]]]:
-        numbers = range(1, MAX_ATTEMPTS + 1)
-        return {
-            entry: [
-                (mean(cell, entry, f"TTCA s by {n}"), mean(cell, entry, f"right by {n}")) for n in numbers
-            ]
-            for entry in entries
-        }
+    def by_length(values: Iterable[float]) -> list[tuple[float, float]]:
+        return list(zip(LENGTHS, values, strict=True))
 
-    def gained(language: str) -> dict[str, list[tuple[float, float]]]:
-        return {
-            f"{policy} than {other}": [
-                (tokens, float(np.mean(gain(runs, policy, other, [f"{language} {tokens // 1024}K"]))))
-                for tokens in LENGTHS
-            ]
-            for policy in OURS
-            for other in BASELINES
+    right, asked, less = [], [], []
+    for at, language in enumerate(LANGUAGES):
+        cells = CELLS[at * len(LENGTHS) : (at + 1) * len(LENGTHS)]
+        chances = dict(zip(NAMES, map(by_length, accuracy[:, at]), strict=True))
+        right.append(Panel(language, "tokens", "right", chances))
+        for cell in cells:
+            attempts = {
+                entry: [
+                    (mean(cell, entry, f"TTCA s by {n}"), mean(cell, entry, f"right by {n}"))
+                    for n in range(1, MAX_ATTEMPTS + 1)
+                ]
+                for entry in (*OURS, *BASELINES)
+            }
+            asked.append(Panel(cell, "TTCA s", "right", attempts))
+        gained = {
+            name: by_length(gain(runs, *pair, [cell]).mean() for cell in cells)
+            for name, pair in PAIRS.items()
         }
-
-    succeeded = [
-        Panel(code, "tokens", "right", dict(zip(NAMES, map(_by_length, accuracy[:, language]), strict=True)))
-        for language, code in enumerate(LANGUAGES)
-    ]
-    alone = {cls.name: _by_length([_alone_s(cls, tokens) for tokens in LENGTHS]) for cls in A100_MODELS}
-    asked = [Panel(cell, "TTCA s", "right", attempts(cell)) for cell in CELLS]
-    less = [Panel(language, "tokens", "% less", gained(language)) for language in LANGUAGES]
+        less.append(Panel(language, "tokens", "% less", gained))
+    alone = {}
+    for cls in A100_MODELS:
+        decode_ms = (ANSWER_TOKENS - 1) * cls.decode_step_ms(1)
+        alone[cls.name] = by_length((lone_first_token_ms(cls, n) + decode_ms) / 1e3 for n in LENGTHS)
     return [
-        figure("1. Chance of a right answer, mean of the draws", succeeded, log_x=True),
+        figure("1. Chance of a right answer, mean of the draws", right, log_x=True),
         figure("2. Seconds of one answer alone", [Panel("", "tokens", "s", alone)], log_x=True),
         figure("3. Right answers and time to them after 1 to 10 attempts", asked),
         figure("4. How much less the time to the first correct answer is", less, log_x=True),
     ]
-
-
-def _by_length(values: Iterable[float]) -> list[tuple[float, float]]:
-    return list(zip(LENGTHS, values, strict=True))
-
-
-def _alone_s(cls: EngineClass, tokens: int) -> float:
-    return (lone_first_token_ms(cls, tokens) + (ANSWER_TOKENS - 1) * cls.decode_step_ms(1)) / 1e3
 
 
 EXPERIMENT = Experiment(

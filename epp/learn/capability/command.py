@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +13,6 @@ from epp.errors import EppError
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import read_rows
 from epp.learn.sidecar.files import Files
-from epp.signals.capability import after_failures
 
 if TYPE_CHECKING:
     import argparse
@@ -48,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise EppError(f"{out}: {error.strerror}") from error
     _print(parsed)
     for model in sorted({row.model for row in rows} - parsed.models.keys()):
-        print(
-            f"{model}: no chance, for it was asked in retries alone; `epp capability measure` asks it first"
-        )
+        print(f"{model}: no chance: only retries asked it; `epp capability measure` asks it first")
     print(f"Written: {out}")
     return 0
 
@@ -71,10 +67,7 @@ def _print(parsed: CapabilityFile) -> None:
                 str(entry.rows),
             )
         console.print(table)
-    after = after_failures(np.array([0.5, 0.5]), np.array([True, False]), parsed.ease_spread)[1]
-    print(
-        f"Questions' ease spreads by {parsed.ease_spread:g}: 50 % is {after:.0%} once a model of 50 % failed"
-    )
+    print(f"Ease of the questions spreads by {parsed.ease_spread:g} in log odds; at 0 failures say nothing")
     report = parsed.report
     if report is not None and report.log_loss is not None:
         console.print(

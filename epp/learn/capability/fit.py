@@ -87,7 +87,7 @@ def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -
     failures before it alone, so that retries need no correction. A normal prior gives 0 without evidence.
 
     Args:
-        rows: checked answers; the models that a retry names as tried count as wrong.
+        rows: checked answers, one at least with a chance; the models that a retry names as tried were wrong.
         chances: of first attempts, by model and cell.
     """
     answers: dict[tuple[str, Cell], dict[str, bool]] = defaultdict(dict)
@@ -100,8 +100,6 @@ def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -
         for model, correct in told.items()
         if cell in chances.get(model, ())
     ]
-    if not known:
-        return 0.0
     numbers, values, correct = (np.array(column) for column in zip(*known, strict=True))
 
     def log_posterior(spread: float) -> float:
