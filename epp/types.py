@@ -64,6 +64,19 @@ class Cell:
     task: str = ""
 
 
+class Chances(NamedTuple):
+    """What is known of models' answers.
+
+    Attributes:
+        by_model: chance of a right answer by what the engine calls the model, and cell.
+        ease_spread: how far the questions of a cell differ in ease for all models alike, as a standard
+            deviation in log odds; at 0 a model's failure says nothing of another's.
+    """
+
+    by_model: Mapping[str, Mapping[Cell, float]]
+    ease_spread: float = 0.0
+
+
 #: No network takes this long: stated it is a mistake, measured a fault of clock or prober.
 MAX_RTT_MS = 60_000.0
 
@@ -279,8 +292,8 @@ class Snapshot(Struct, frozen=True):
         prefill_ms_per_token: time of one uncached token, likewise.
         decode_base_ms: time of a token of an answer that is alone in the batch, likewise.
         decode_ms_per_request: what every further answer in the batch adds to it, likewise.
-        success: chance that its model answers such a request rightly, 0..1 (`epp.signals.capability`); 1 for
-            all where nothing is known of any.
+        success: chance that its model answers such a request rightly, given that the tried models did not,
+            0..1 (`epp.signals.capability`); 1 for all where nothing is known of any.
         cold_chance: chance that the next request there opens a connection, 0..1 (`epp.signals.paths`); 0
             before any report of connections.
         connect_ms: time to open one there, a round trip where none was seen; 0 likewise.

@@ -6,11 +6,13 @@ that it is most used for (Latin: English): enough to tell prompts apart that mod
 
 Rules: kana makes a text Japanese, whatever ideographs are beside it; ideographs alone are Chinese. A script
 other than Latin needs a small share of the sample's letters, because names and quotes are no language, and
-because code, keys and markup are written in Latin letters in every language.
+because markup and the words of programs are written in Latin letters in every language. Runs that are no
+words count for nothing: with a digit, an underscore, a sign of base64, or a capital after a small letter.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from functools import lru_cache
@@ -22,6 +24,10 @@ HEAD_BYTES: Final = 256
 #: Share of a sample's letters, and the fewest of them, that make a script the prompt's own.
 _SHARE: Final = 0.04
 _FEWEST: Final = 3
+#: A whole run that is a number, a hash, a key, encoded bytes or an identifier.
+_NO_WORD: Final = re.compile(
+    r"(?<![\w+/=-])(?:[A-Z/-]++|[a-z]++(?![A-Z]))*+[0-9_+=a-z][0-9A-Za-z_+/=-]*+", re.ASCII
+)
 #: The first word of a letter's Unicode name to the language of its script; the one with most letters wins.
 SCRIPTS: Final = {
     "HIRAGANA": "ja",
@@ -67,7 +73,7 @@ def language_of(canonical: bytes) -> str:
     if text.isascii():
         return LATIN
     letters = Counter[str]()
-    for letter, count in Counter(text).items():
+    for letter, count in Counter(_NO_WORD.sub("", text)).items():
         if language := _language_of_letter(letter):
             letters[language] += count
     total = letters.total()

@@ -6,21 +6,20 @@ Owns the file's format; `epp capability fit` writes it, `epp serve` reads and wa
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Share
 from epp.config.strict import decode
 from epp.errors import ConfigError, gather, raise_all
-from epp.types import SHORTEST_BUCKET_TOKENS, Cell, length_bucket
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from epp.types import SHORTEST_BUCKET_TOKENS, Cell, Chances, length_bucket
 
 VERSION = 1
 #: More cells than any cluster has: models times languages times lengths times tasks.
 MAX_CELLS = 100_000
+#: Beyond it questions are right for all models or for none.
+MAX_EASE_SPREAD = 10.0
 
 _Language = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -74,11 +73,13 @@ class CapabilityFile(Section, frozen=True):
 
     Attributes:
         models: cells by what the engine calls the model.
+        ease_spread: see `epp.types.Chances`.
         version: format of the file.
         report: of the fit.
     """
 
     models: dict[ModelName, list[ChanceEntry]]
+    ease_spread: Annotated[float, msgspec.Meta(ge=0, le=MAX_EASE_SPREAD)] = 0.0
     version: int = VERSION
     report: FitReport | None = None
 
@@ -124,23 +125,24 @@ def _check(entry: ChanceEntry, source: str, key: str, seen: set[Cell]) -> None:
     seen.add(cell)
 
 
-def read_chances(text: bytes | None, source: str) -> Mapping[str, Mapping[Cell, float]]:
-    """Read a capability file's chances by model; none of a file that does not exist.
+def read_chances(text: bytes | None, source: str) -> Chances:
+    """Read a capability file's chances; none of a file that does not exist.
 
     Raises:
         ConfigError: as `parse_capability`.
     """
-    return {} if text is None else chances_of(parse_capability(text, source))
+    return Chances({}) if text is None else chances_of(parse_capability(text, source))
 
 
-def chances_of(parsed: CapabilityFile) -> Mapping[str, Mapping[Cell, float]]:
-    """What `epp.signals.capability.Capability.replace` takes."""
-    return {
+def chances_of(parsed: CapabilityFile) -> Chances:
+    """Return what `epp.signals.capability.Capability.replace` takes."""
+    by_model = {
         model: {
             Cell(entry.language, entry.bucket_tokens, entry.task): float(entry.success) for entry in entries
         }
         for model, entries in parsed.models.items()
     }
+    return Chances(by_model, parsed.ease_spread)
 
 
 def dump_capability(parsed: CapabilityFile) -> bytes:

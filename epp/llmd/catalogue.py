@@ -46,7 +46,7 @@ INSTEAD = {
         context-length-aware
     """,
     "name the policy 'gorgo' or 'least-load' as a plugin: both count requests in flight": """
-        active-request-scorer load-aware-scorer running-requests-size-scorer token-load-scorer
+        active-request-scorer running-requests-size-scorer token-load-scorer
     """,
     "leave it out: adapters are not distinguished yet": """
         lora-affinity-scorer

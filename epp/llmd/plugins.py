@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 #: Our own settings, as parameters of a plugin of this type: sections of `epp.yaml`.
 SETTINGS = "epp-settings"
-#: Scorer -> weight of the policy `llm-d`.
+#: Scorer -> weight of the policy `llm-d`, or of `llm-d-load-aware` where the last is among them.
 SCORERS = {
     "queue-scorer": "queue_weight",
     "kv-cache-utilization-scorer": "kv_weight",
     "prefix-cache-scorer": "prefix_weight",
+    "load-aware-scorer": "load_weight",
 }
 PICKERS = frozenset({"max-score-picker", "random-picker"})
 #: Weights without any configuration, llm-d's defaults (source [E]).
@@ -61,6 +62,10 @@ class Meaning:
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
         self.sections.setdefault(section, {}).update(values)
+
+    def put_params(self, **values: Any) -> None:
+        """Set parameters of the policy."""
+        self.sections.setdefault("policy", {}).setdefault("params", {}).update(values)
 
 
 def default_meaning() -> Meaning:
@@ -170,7 +175,10 @@ def _policy(entries: list[tuple[Plugin, float | None]], key: str, source: str, m
 
 
 def _scored(scorers: list[tuple[str, float | None]], key: str, source: str, meaning: Meaning) -> None:
-    weights = dict.fromkeys(DEFAULT_WEIGHTS, 0.0)
+    name = "llm-d-load-aware" if "load-aware-scorer" in dict(scorers) else "llm-d"
+    if name == "llm-d":  # the scorer may be named without being in the profile
+        meaning.sections["policy"].get("params", {}).pop("threshold", None)
+    weights = dict.fromkeys(POLICIES[name].load().weight_specs, 0.0)
     for kind, weight in scorers:
         value = 1.0 if weight is None else float(weight)
         if not 0.0 <= value < float("inf"):
@@ -180,7 +188,7 @@ def _scored(scorers: list[tuple[str, float | None]], key: str, source: str, mean
     if largest > _LARGEST_WEIGHT:  # only proportions count, and ours are bounded
         weights = {name: value * _LARGEST_WEIGHT / largest for name, value in weights.items()}
         meaning.warnings.append(f"scorer weights are scaled to at most {_LARGEST_WEIGHT:g}; proportions stay")
-    meaning.put("policy", name="llm-d", weights=weights)
+    meaning.put("policy", name=name, weights=weights)
 
 
 class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -217,12 +225,9 @@ class _Prefix(_Parameters, frozen=True):
 
     def put(self, meaning: Meaning) -> None:
         if self.match_length_weight:
-            meaning.put(
-                "policy",
-                params={
-                    "match_length_weight": self.match_length_weight,
-                    "match_length_scale_tokens": self.match_length_scale_tokens,
-                },
+            meaning.put_params(
+                match_length_weight=self.match_length_weight,
+                match_length_scale_tokens=self.match_length_scale_tokens,
             )
         stated = self.block_size_tokens or self.block_size
         block_tokens = max(stated, 64)
@@ -230,6 +235,14 @@ class _Prefix(_Parameters, frozen=True):
             meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
         if self.lru_capacity_per_server:
             meaning.put("prefix", capacity_tokens=self.lru_capacity_per_server * block_tokens)
+
+
+class _LoadAware(_Parameters, frozen=True):
+    threshold: int = 0
+
+    def put(self, meaning: Meaning) -> None:
+        if self.threshold > 0:  # else llm-d takes the default, too
+            meaning.put_params(threshold=self.threshold)
 
 
 class _TokenProducer(_Parameters, frozen=True):
@@ -286,6 +299,7 @@ KINDS: Mapping[str, type[_Parameters]] = {
     "queue-scorer": _Parameters,
     "kv-cache-utilization-scorer": _Parameters,
     "prefix-cache-scorer": _Prefix,
+    "load-aware-scorer": _LoadAware,
     "max-score-picker": _Picker,
     "random-picker": _Picker,
     "approx-prefix-cache-producer": _Prefix,

@@ -72,7 +72,10 @@ def endpoint_scores(
 ) -> dict[str, float]:
     """A score for each priced endpoint, higher is better, for readers who know llm-d's.
 
-    Of the policy `llm-d` it is llm-d's own weighted sum of scores; of any other the negated cost.
+    Of `llm-d` and `llm-d-load-aware` it is llm-d's own weighted sum of scores, of which the load-aware one is
+    0.5 at most; of any other policy the negated cost.
     """
-    whole = sum(weights.values()) if policy == "llm-d" else 0.0
+    whole = 0.0
+    if policy in ("llm-d", "llm-d-load-aware"):
+        whole = sum(weights.values()) - 0.5 * weights.get("load_weight", 0.0)
     return dict(zip(endpoints, (whole - costs).tolist(), strict=True))

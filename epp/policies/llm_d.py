@@ -1,4 +1,4 @@
-"""llm-d's scorers in one weighted sum, alone and behind its prefix-affinity filter."""
+"""llm-d's scorers in one weighted sum, with its load-aware one, and behind its prefix-affinity filter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import Need, Policy, Positive, Share, WeightSpec
+from epp.policies.base import Need, Policy, Positive, PositiveCount, Share, WeightSpec
 from epp.policies.parts import Counts, match_ratios, places
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ class LlmD(Policy):
     counts: Counts = "engine"
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        waiting = fleet.engine_waiting
-        if self.counts == "live":
-            waiting = fleet.running_requests - fleet.decoding_requests
+        waiting = self._waiting(fleet)
         fewest = float(waiting.min())
         spread = float(waiting.max()) - fewest
         lack_queue = (waiting - fewest) / spread if spread > 0.0 else np.zeros(len(fleet))
@@ -60,11 +58,42 @@ class LlmD(Policy):
         prefix = weights["prefix_weight"] * (1.0 - self._prefix_score(request, fleet))
         return {"queue": queue, "kv": kv, "prefix": prefix}
 
+    def _waiting(self, fleet: Snapshot) -> Floats:
+        if self.counts == "live":
+            return fleet.running_requests - fleet.decoding_requests
+        return fleet.engine_waiting
+
     def _prefix_score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         share = self.match_length_weight
         length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
         score: Floats = share * length + (1.0 - share) * match_ratios(request, fleet)
         return score
+
+
+@dataclass(frozen=True, slots=True)
+class LlmDLoadAware(LlmD):
+    """Most of llm-d's load-aware score, beside the scores of `LlmD` that have a weight.
+
+    ``cost = load_weight * (0.5 - load)`` and the terms of `LlmD`, whose weights are 0 by default, with
+    ``load = 0.5 * (1 - min(waiting, threshold) / threshold)`` of ``engine_waiting``. As
+    ``pkg/epp/framework/plugins/scheduling/scorer/loadaware/load_aware.go`` of llm-d/llm-d-router at ebab687
+    has it: 0.5 for an empty queue, at most. Alone it is the baseline "load-aware" of source [R]. Engines that
+    batch whatever comes have no queue: then all are equal, and the draw among equals decides.
+
+    Attributes:
+        threshold: waiting requests at which the score is 0.
+    """
+
+    name = "llm-d-load-aware"
+    weight_specs = {
+        **{name: spec._replace(default=0.0) for name, spec in LlmD.weight_specs.items()},
+        "load_weight": WeightSpec(1.0, 0.0, 10.0),  # twice the cost of an endless queue against none
+    }
+    threshold: PositiveCount = 128
+
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+        waiting = np.minimum(self._waiting(fleet) / self.threshold, 1.0)
+        return {**LlmD.terms(self, request, fleet, weights), "load": weights["load_weight"] * 0.5 * waiting}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ Owns the table in force, which a file brings (`epp.config.capability`), and what
 says nothing beyond what was seen: a model, a language or a length that is not in the table is unknown and
 filled with the worst known of the candidates, so that nobody gains by never having been tested; where nothing
 is known of anybody, chances are 1 and decide nothing. Source [R], section 5.2.
+
+A question that some models failed is likely a hard one: the others' chances are those given these failures.
 """
 
 from __future__ import annotations
@@ -12,16 +14,45 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from epp.types import Cell, length_bucket
+from epp.types import Cell, Chances, length_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from epp.types import Flags, Floats, RequestInfo
 
 
 #: Answers kept ready: candidate sets times cells, a handful of each.
 _REMEMBERED = 1024
+#: Nodes and weights of a standard normal variable (Gauss and Hermite).
+_EASE, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+#: Weight of each node, 1 together.
+EASE_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+#: A chance of 0 or 1 has no log odds.
+_LEAST = 1e-3
+
+
+def by_ease(chances: Floats, spread: float) -> Floats:
+    """Return chances ``[chance, node]`` of a right answer to questions of each ease.
+
+    An item response model of one dimension (Rasch) with a normal ease z: the log odds of a right answer are
+    ``spread * z + logit(chance) * sqrt(1 + pi * spread**2 / 8)``, whose mean chance over z is about the one
+    given (MacKay 1992).
+    """
+    safe = np.clip(chances, _LEAST, 1.0 - _LEAST)
+    middle = np.log(safe / (1.0 - safe)) * np.sqrt(1.0 + np.pi * spread**2 / 8.0)
+    odds: Floats = np.exp(-(middle[:, None] + spread * _EASE))
+    return 1.0 / (1.0 + odds)
+
+
+def after_failures(chances: Floats, failed: Flags, spread: float) -> Floats:
+    """Return the chances given that some of the models failed at the question; theirs stay.
+
+    Whether those may be right when asked again is not known.
+    """
+    eased = by_ease(chances, spread)
+    ease = EASE_WEIGHTS * (1.0 - eased[failed]).prod(axis=0)
+    return np.where(failed, chances, eased @ ease / ease.sum())
 
 
 class Success(NamedTuple):
@@ -40,14 +71,14 @@ class Capability:
     """The table in force; empty until `replace`."""
 
     def __init__(self) -> None:
-        self._chances: Mapping[str, Mapping[Cell, float]] = {}
+        self._chances = Chances({})
         self._tasks: frozenset[str] = frozenset()
-        self._memory: dict[tuple[tuple[str, ...], Cell], Success] = {}
+        self._memory: dict[tuple[tuple[str, ...], tuple[str, ...], Cell], Success] = {}
 
-    def replace(self, chances: Mapping[str, Mapping[Cell, float]]) -> None:
-        """Another table: chance by what the engine calls the model, and cell; ``{}`` knows nothing."""
+    def replace(self, chances: Chances) -> None:
+        """Put another table in force; one without models knows nothing."""
         self._chances = chances
-        self._tasks = frozenset(cell.task for cells in chances.values() for cell in cells)
+        self._tasks = frozenset(cell.task for cells in chances.by_model.values() for cell in cells)
         self._memory.clear()
 
     def task(self, name: str) -> str:
@@ -55,27 +86,34 @@ class Capability:
         return name if name in self._tasks else ""
 
     def success(self, request: RequestInfo, models: tuple[str, ...], count: int) -> Success | None:
-        """The column of so many candidates; None of a request without a prompt and while the table is empty.
+        """Return the column of so many candidates; None without a prompt and while the table is empty.
 
         Args:
             request: what is asked.
             models: what each one's engine calls the model, empty when all use its public name.
             count: of the candidates.
         """
-        if not request.prompt_tokens or not self._chances:
+        known = self._chances.by_model
+        if not request.prompt_tokens or not known:
             return None
         models = models or (request.model,) * count
         cell = Cell(request.language, length_bucket(request.prompt_tokens), self.task(request.task))
-        key = (models, cell)
+        tried = tuple(name for name in request.tried_models if name in known)
+        key = (models, tried, cell)
         found = self._memory.get(key)
         if found is None:
             if len(self._memory) >= _REMEMBERED:
                 self._memory.clear()
-            found = self._memory[key] = self._column(models, cell)
+            found = self._memory[key] = self._column(models, tried, cell)
         return found
 
-    def _column(self, models: Sequence[str], cell: Cell) -> Success:
-        by_model = {model: self._chance(model, cell) for model in set(models)}
+    def _column(self, models: Sequence[str], tried: Sequence[str], cell: Cell) -> Success:
+        names = list({*models, *tried})
+        chances = np.array([self._chance(model, cell) for model in names], np.float64)
+        failed = np.isin(names, tried) & ~np.isnan(chances)
+        if failed.any() and self._chances.ease_spread:
+            chances = after_failures(chances, failed, self._chances.ease_spread)
+        by_model = dict(zip(names, chances.tolist(), strict=True))
         values = np.array([by_model[model] for model in models], np.float64)
         unknown = np.isnan(values)
         if not unknown.any():
@@ -84,7 +122,7 @@ class Capability:
         return Success(values, unknown)
 
     def _chance(self, model: str, cell: Cell) -> float:
-        cells = self._chances.get(model, {})
+        cells = self._chances.by_model.get(model, {})
         chance = cells.get(cell)
         if chance is None and cell.task:
             chance = cells.get(Cell(cell.language, cell.bucket_tokens))

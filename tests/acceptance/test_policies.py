@@ -30,6 +30,7 @@ POLICIES = [
     "least-request-stale",
     "llm-d",
     "llm-d-affinity",
+    "llm-d-load-aware",
     "lmetric",
     "lodestar",
     "lodestar-paper",

@@ -4,6 +4,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from random import Random
+from typing import TYPE_CHECKING
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +17,9 @@ from hypothesis import strategies as st
 from epp.apis.canonical import Frames
 from epp.apis.language import HEAD_BYTES, LATIN, TAIL_BYTES, language_of
 from epp.apis.tried import MAX_TRIED, TRIED_HEADER, tried_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SENTENCES = {
     "en": "What is the value associated with the specified key?",
@@ -26,6 +35,68 @@ SENTENCES = {
 }
 
 
+#: Key-value lookups: as source [R] words them, as "Lost in the Middle" does, and shorter.
+LOOKUPS = {
+    "en": (
+        "JSON data: {data}\nKey: {key}. The value associated with the specified key is:",
+        'Extract the value corresponding to the specified key.\n{data}\nKey: "{key}"\nCorresponding value:',
+        "Data: {data}\nKey: {key}\nValue:",
+    ),
+    "ja": (
+        "JSONデータ: {data}\nキー: {key}。指定されたキーに関連付けられた値は:",
+        '以下のJSONから指定されたキーの値を抽出してください。\n{data}\nキー: "{key}"\n対応する値:',
+        "データ: {data}\nキー: {key}\n値:",
+    ),
+    "zh": (
+        "JSON数据: {data}\n键: {key}。与指定键关联的值是:",
+        '请从下面的JSON中提取与指定键对应的值。\n{data}\n键: "{key}"\n对应的值:',
+        "数据: {data}\n键: {key}\n值:",
+    ),
+    "ko": (
+        "JSON 데이터: {data}\n키: {key}. 지정된 키와 연결된 값:",
+        '아래 JSON에서 지정된 키에 해당하는 값을 추출하세요.\n{data}\n키: "{key}"\n해당 값:',
+        "데이터: {data}\n키: {key}\n값:",
+    ),
+    "ru": (
+        "Данные JSON: {data}\nКлюч: {key}. Значение, связанное с указанным ключом:",
+        'Извлеките значение указанного ключа из объекта JSON.\n{data}\nКлюч: "{key}"\nЗначение:',
+        "Данные: {data}\nКлюч: {key}\nЗначение:",
+    ),
+    "ar": (
+        "بيانات JSON: {data}\nالمفتاح: {key}. القيمة المرتبطة بالمفتاح المحدد هي:",
+        'استخرج القيمة المقابلة للمفتاح المحدد.\n{data}\nالمفتاح: "{key}"\nالقيمة المقابلة:',
+        "بيانات: {data}\nالمفتاح: {key}\nالقيمة:",
+    ),
+    "he": (
+        "נתוני JSON: {data}\nמפתח: {key}. הערך המשויך למפתח שצוין הוא:",
+        'חלץ את הערך המתאים למפתח שצוין.\n{data}\nמפתח: "{key}"\nהערך המתאים:',
+        "נתונים: {data}\nמפתח: {key}\nערך:",
+    ),
+    "el": (
+        "Δεδομένα JSON: {data}\nΚλειδί: {key}. Η τιμή που σχετίζεται με το κλειδί είναι:",
+        'Εξαγάγετε την τιμή του καθορισμένου κλειδιού.\n{data}\nΚλειδί: "{key}"\nΑντίστοιχη τιμή:',
+        "Δεδομένα: {data}\nΚλειδί: {key}\nΤιμή:",
+    ),
+    "hi": (
+        "JSON डेटा: {data}\nकुंजी: {key}। निर्दिष्ट कुंजी से संबद्ध मान है:",
+        'निर्दिष्ट कुंजी के अनुरूप मान निकालें।\n{data}\nकुंजी: "{key}"\nसंबंधित मान:',
+        "डेटा: {data}\nकुंजी: {key}\nमान:",
+    ),
+    "th": (
+        "ข้อมูล JSON: {data}\nคีย์: {key} ค่าที่เชื่อมโยงกับคีย์ที่ระบุคือ:",
+        'ดึงค่าที่ตรงกับคีย์ที่ระบุจาก JSON ด้านล่าง\n{data}\nคีย์: "{key}"\nค่าที่ตรงกัน:',
+        "ข้อมูล: {data}\nคีย์: {key}\nค่า:",
+    ),
+}
+#: What keys and values are made of.
+NO_WORDS: dict[str, Callable[[Random], str]] = {
+    "UUIDs": lambda random: str(UUID(int=random.getrandbits(128), version=4)),
+    "hex": lambda random: random.randbytes(16).hex(),
+    "base64": lambda random: base64.b64encode(random.randbytes(24)).decode(),
+    "identifiers": lambda random: f"user_{random.choice(('name', 'id'))}.lastLogin{random.randrange(999)}",
+}
+
+
 def canonical(*said: str) -> bytes:
     frames = Frames()
     for text in said:
@@ -36,6 +107,19 @@ def canonical(*said: str) -> bytes:
 @pytest.mark.parametrize(("language", "sentence"), SENTENCES.items())
 def test_a_sentence_tells_its_language(language: str, sentence: str) -> None:
     assert language_of(canonical(sentence)) == language
+
+
+@pytest.mark.parametrize("kind", NO_WORDS)
+@pytest.mark.parametrize("language", LOOKUPS)
+def test_keys_are_no_words_whatever_the_wording_of_a_lookup(language: str, kind: str) -> None:
+    random = Random(f"{language} {kind}")
+    for wording in LOOKUPS[language]:
+        right = 0
+        for _ in range(100):
+            pairs = [(NO_WORDS[kind](random), NO_WORDS[kind](random)) for _ in range(random.randint(20, 40))]
+            asked = wording.format(data=json.dumps(dict(pairs)), key=random.choice(pairs)[0])
+            right += language_of(canonical(asked)) == language
+        assert right >= 99, wording
 
 
 def test_a_name_or_a_sign_is_no_language() -> None:

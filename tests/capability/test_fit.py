@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from epp.learn.capability.fit import fit
 from epp.learn.capability.results import Row, read_rows
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
+from epp.signals.capability import after_failures
 from epp.types import Cell
 from tests.kit.records import command, decided
 
@@ -84,6 +86,44 @@ def test_a_cliff_is_found_and_the_fit_beats_a_constant() -> None:
     assert report.fit_rows + report.test_rows == len(answers())
 
 
+def retries(questions: int, correlation: float, chances: tuple[float, ...], seed: int) -> list[Row]:
+    """Answers of greedy models asked in a random order, or best first, until one is right."""
+    rng, names = np.random.default_rng(seed), [f"m{number}" for number in range(len(chances))]
+    limits = [NormalDist().inv_cdf(chance) for chance in chances]
+    rows = []
+    for question in range(questions):
+        ease = np.sqrt(correlation) * rng.normal() + np.sqrt(1.0 - correlation) * rng.normal(size=len(names))
+        first = rng.permutation(len(names)) if rng.random() < 0.5 else np.argsort(chances)[::-1]
+        tried: tuple[str, ...] = ()
+        for at in first:
+            rows.append(Row(f"q{question}", names[at], "en", 4096, bool(ease[at] < limits[at]), "", tried))
+            if rows[-1].correct:
+                break
+            tried = (*tried, names[at])
+    return rows
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_retries_fit_what_a_failure_says_and_leave_the_base_chance_alone(correlation: float) -> None:
+    rows = retries(6000, correlation, (0.8, 0.6, 0.42), seed=1)
+    fitted = fit(rows, 0)
+    base = np.array([fitted.models[f"m{number}"][0].success for number in range(3)])
+    assert base == pytest.approx([0.8, 0.6, 0.42], abs=0.05)
+    after = after_failures(base, np.array([True, True, False]), fitted.ease_spread)
+    others = [row.correct for row in rows if row.tried_models in {("m0", "m1"), ("m1", "m0")}]
+    assert after.tolist() == [*base[:2], pytest.approx(np.mean(others), abs=0.05)]
+    assert bool(np.mean(others) < 0.15) is (correlation > 0.0)
+
+
+def test_answers_of_all_models_to_one_question_fit_what_a_failure_says() -> None:
+    assert fit(answers(), 0).ease_spread < 0.5
+    hard = [
+        msgspec.structs.replace(row, correct=row.correct and int(row.question[1:]) % 2 == 0)
+        for row in answers()
+    ]
+    assert fit(hard, 0).ease_spread > 2.0
+
+
 def test_nothing_is_told_beyond_what_was_seen() -> None:
     rows = [row for row in answers() if not (row.language == "zh" and row.prompt_tokens > 10_000)]
     rows = [row for row in rows if not (row.language == "ja" and 6_000 < row.prompt_tokens < 12_000)]
@@ -105,6 +145,18 @@ def test_the_command_writes_what_the_picker_reads(tmp_path: Path, capsys: pytest
     assert parsed == fit(answers(30), 0)
     assert "held-out answers" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capability.yaml", "results.jsonl"]
+
+
+def test_a_model_that_only_retries_asked_has_no_chance_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = answers(30, models=("slope",))
+    rows += [msgspec.structs.replace(row, model="last", tried_models=("slope",)) for row in rows]
+    results, out = tmp_path / "results.jsonl", tmp_path / "capability.yaml"
+    results.write_bytes(msgspec.json.Encoder().encode_lines(rows))
+    assert command("capability", "fit", results, "--out", out) == 0
+    assert parse_capability(out.read_bytes(), "capability.yaml").models.keys() == {"slope"}
+    assert "last: no chance" in capsys.readouterr().out
 
 
 def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str, Any]) -> Path:
@@ -143,4 +195,12 @@ def test_the_last_verdict_on_a_recorded_answer_counts(tmp_path: Path) -> None:
         for name, correct in (("id-1", True), ("unknown", True)):
             file.write(json.dumps(verdict_record(Verdict(id=name, correct=correct), 2.0)) + "\n")
     (row,) = read_rows(tmp_path)
-    assert (row.model, row.language, row.correct) == ("m", "en", True)
+    assert (row.model, row.language, row.correct, row.tried_models) == ("m", "en", True, ())
+
+
+def test_a_recorded_retry_names_who_failed(tmp_path: Path) -> None:
+    path = judged_folder(tmp_path, decision={"served_model": "m"}, feedback={})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["request"]["tried_models"] = ["a", "b"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [row.tried_models for row in read_rows(tmp_path)] == [("a", "b")]

@@ -77,6 +77,17 @@ def test_one_seed_has_no_interval() -> None:
     assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
 
 
+def test_what_an_experiment_adds_is_printed_and_its_plots_are_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = replace(EXPERIMENT, summary=lambda runs: f"{len(runs)} runs", plots=lambda _: ["<svg/>"])
+    assert main("try", experiment, ["--seeds", "2", "--kept", str(tmp_path / "runs.jsonl")]) == 0
+    page = (tmp_path / "runs.html").read_text()
+    assert "8 runs" in page
+    assert "<svg/>" in page
+    assert f"8 runs\n\nPlots: {tmp_path / 'runs.html'}" in capsys.readouterr().out
+
+
 def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "2", "--cells", "huge", "--kept", str(tmp_path / "runs")]
     assert main("try", EXPERIMENT, words) == 0

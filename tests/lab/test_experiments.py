@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from epp.lab import conditions
 from epp.lab.experiment import Experiment, Run, execute
-from epp.lab.experiments import lodestar, lodestar_gate, lodestar_promotion, wan
+from epp.lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
 from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.tool_agent import ToolAgent
 from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
@@ -105,6 +106,27 @@ def test_an_entry_that_stops_learning_before_it_has_a_model_has_no_latencies(
     figures = lodestar.run("tool calls 10 to 22 a second / hetero", "frozen midway", 0)
     assert math.isnan(figures["mean TTFT ms"])
     assert math.isnan(figures["first model s"])
+
+
+def test_laars_gains_and_figures_are_of_its_runs() -> None:
+    seconds = {
+        "laar": 1.0,
+        "laar-paper": 2.0,
+        "least-load": 4.0,
+        "llm-d-load-aware": 8.0,
+        "session-affinity": 4.0,
+    }
+    runs = [
+        Run(cell, entry, seed, "", {"TTCA s": spent * (seed + 1), "TTCA s by 1": spent, "right by 1": 0.5})
+        for cell in laar.CELLS
+        for entry, spent in seconds.items()
+        for seed in range(3)
+    ]
+    gains = ["75 % [75, 75]", "88 % [88, 88]", "75 % [75, 75]", "50 % [50, 50]", "75 % [75, 75]"]
+    assert f"| 64K | {' | '.join([*gains, gains[3]])} |" in laar.gains(runs)
+    figures = [ET.fromstring(text) for text in laar.plots(runs)]  # noqa: S314  # ours
+    points = [len(figure.findall(".//{*}circle")) for figure in figures]
+    assert points == [5 * 15, 5 * 5, 5 * 15, 6 * 15]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from epp.lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, righ
 from epp.lab.sim.retry import Asked, Question, RetrySim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
-from epp.types import Cell
+from epp.types import Cell, Chances
 
 
 def test_answers_are_right_as_often_as_drawn_and_hard_questions_are_hard_for_all() -> None:
@@ -43,7 +43,7 @@ def ask(
         create(policy, None if patience_s is None else {"patience_s": patience_s}),
         attempts=attempts,
         at_once=4,
-        chances=table,
+        chances=Chances(table),
         weights={},
         seed=1,
         options=WindowOptions(),
@@ -59,6 +59,9 @@ def test_a_question_is_asked_until_a_model_is_right_or_none_is_left() -> None:
         assert len(set(asked.models)) == len(asked.models) <= 5
         assert (asked.models[-1] in names) is asked.correct
         assert not set(asked.models[:-1]) & names
+        assert [asked.after(n)[1] for n in range(1, len(asked.models))] == [False] * (len(asked.models) - 1)
+        assert asked.after(10) == asked.after(len(asked.models)) == (asked.ended_ms[-1], asked.correct)
+        assert list(asked.ended_ms) == sorted(asked.ended_ms)
     assert {len(asked.models) for asked in found[1::4]} == {5}
     assert {len(asked.models) for asked in found[2::4]} == {1}
 

@@ -80,6 +80,25 @@ def test_heavy_weights_keep_their_proportions() -> None:
     assert any("proportions" in warning for warning in made.warnings)
 
 
+@pytest.mark.parametrize(
+    ("given", "params"), [({"threshold": 64}, {"threshold": 64}), ({"threshold": 0}, {})]
+)
+def test_the_load_aware_scorer(given: dict[str, int], params: dict[str, int]) -> None:
+    scorers: list[dict[str, Any]] = [
+        {"type": "load-aware-scorer", "parameters": given},
+        {"type": "prefix-cache-scorer"},
+    ]
+    profile: list[dict[str, Any]] = [
+        {"pluginRef": "load-aware-scorer", "weight": 5},
+        {"pluginRef": "prefix-cache-scorer"},
+    ]
+    policy = config_of(scorers, profile).config.policy
+    assert (policy.name, policy.params) == ("llm-d-load-aware", params)
+    assert policy.weights == {"queue_weight": 0.0, "kv_weight": 0.0, "prefix_weight": 1.0, "load_weight": 5.0}
+    without = config_of(scorers, profile[1:]).config.policy
+    assert (without.name, without.params) == ("llm-d", {})
+
+
 def test_the_match_length_of_the_prefix_scorer() -> None:
     parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 4096}
     policy = config_of([{"type": "prefix-cache-scorer", "parameters": parameters}]).config.policy

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.signals.capability import Capability
-from epp.types import RequestInfo
+from epp.types import Cell, Chances, RequestInfo
 
 FILE = """
 models:
@@ -50,12 +50,30 @@ def test_a_task_has_its_own_chances_where_it_was_tested() -> None:
     assert (table().task("summary"), table().task("unheard of")) == ("summary", "")
 
 
+def test_who_failed_says_how_hard_the_question_is() -> None:
+    by_model = {name: {Cell("en", 4096): chance} for name, chance in (("a", 0.9), ("b", 0.5), ("c", 0.5))}
+    ask, capability = RequestInfo(language="en", prompt_tokens=4000), Capability()
+
+    def after(spread: float, *tried: str) -> list[float]:
+        capability.replace(Chances(by_model, spread))
+        found = capability.success(replace(ask, tried_models=tried), ("a", "b", "c", "new"), 4)
+        assert found is not None
+        return [round(chance, 3) for chance in found.values.tolist()]
+
+    assert after(0.0, "b") == after(2.0) == after(2.0, "unheard of") == [0.9, 0.5, 0.5, 0.5]
+    failed, better = after(2.0, "b"), after(2.0, "a")
+    assert (failed[1], better[0]) == (0.5, 0.9)  # nobody knows whether asking again helps
+    assert better[2] < failed[2] < 0.4  # that a better one failed says more
+    assert after(2.0, "a", "b")[2] < better[2]
+    assert failed[3] == failed[2]  # the unknown is as bad as the worst
+
+
 def test_an_empty_table_says_nothing() -> None:
     ask = RequestInfo(model="good", language="en", prompt_tokens=4000)
     capability = table()
     assert capability.success(ask, (), 1) is not None
     assert capability.success(replace(ask, prompt_tokens=0), (), 1) is None
-    capability.replace({})
+    capability.replace(Chances({}))
     assert capability.success(ask, (), 1) is None
 
 
@@ -72,6 +90,7 @@ def test_an_empty_table_says_nothing() -> None:
         ("models: {a: [{language: en, bucket_tokens: 4096, success: 0.5}, {language: en, bucket_tokens: 4096, success: 0.5}]}",
          "listed twice"),
         ("models: {a: [{language: en", "valid YAML"),
+        ("models: {}\nease_spread: -1", "ease_spread"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_wrong_says_where_and_how(text: str, words: str) -> None:

@@ -11,6 +11,7 @@ until all of it is true. What is concluded, is concluded over draws.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -21,19 +22,21 @@ from numpy.typing import NDArray
 
 from epp.config.capability import CapabilityFile, chances_of
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.experiment import Experiment
+from epp.lab.experiment import Experiment, interval
+from epp.lab.plot import Panel, figure
 from epp.lab.sim.engine_class import A100_MODELS
 from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.retry import Question, RetrySim
+from epp.lab.sim.retry import Question, RetrySim, lone_first_token_ms
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
-from epp.learn.capability.fit import fit_model
+from epp.learn.capability.fit import fit_ease, fit_model
 from epp.learn.capability.results import Row
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from epp.types import Cell
+    from epp.lab.experiment import Run
+    from epp.types import Chances
 
 Floats = NDArray[np.float64]
 
@@ -135,25 +138,33 @@ MAX_ATTEMPTS, AT_ONCE = 10, 8
 #: A UUID takes some thirty tokens, quotes and an end beside it.
 ANSWER_TOKENS = 40
 BLOCK_TOKENS = 256
+#: What llm-d's picker reads metrics by, by default.
+LLM_D_SCRAPE_S = 0.05
+LOAD_AWARE = "llm-d-load-aware"
+OURS, BASELINES = ("laar", "laar-paper"), ("least-load", LOAD_AWARE, "session-affinity")
+#: Whose gain is told over whom.
+PAIRS = {f"{policy} than {other}": (policy, other) for policy in OURS for other in BASELINES}
 CELLS = tuple(f"{language} {length // 1024}K" for language in LANGUAGES for length in LENGTHS)
 
 
 @lru_cache(maxsize=128)
-def fitted(seed: int) -> Mapping[str, Mapping[Cell, float]]:
+def fitted(seed: int) -> Chances:
     """Fit the capability table to the first half of every cell's questions."""
     truth = draw_truth(seed)
-    models = {}
-    for model, name in enumerate(NAMES):
-        rows = []
-        for language, code in enumerate(LANGUAGES):
-            for length, tokens in enumerate(LENGTHS):
-                right = right_answers(truth, language, length, FIT_QUESTIONS + ASKED_QUESTIONS, seed)
-                rows += [
-                    Row(str(number), name, code, tokens, bool(answer))
-                    for number, answer in enumerate(right[:FIT_QUESTIONS, model])
-                ]
-        models[name] = fit_model(rows, seed)
-    return chances_of(CapabilityFile(models=models))
+    rows = [
+        Row(str(number), name, code, tokens, answer)
+        for language, code in enumerate(LANGUAGES)
+        for length, tokens in enumerate(LENGTHS)
+        for number, answers in enumerate(
+            right_answers(truth, language, length, FIT_QUESTIONS + ASKED_QUESTIONS, seed)[
+                :FIT_QUESTIONS
+            ].tolist()
+        )
+        for name, answer in zip(NAMES, answers, strict=True)
+    ]
+    models = {name: fit_model([row for row in rows if row.model == name], seed) for name in NAMES}
+    chances = chances_of(CapabilityFile(models=models))
+    return chances._replace(ease_spread=fit_ease(rows, chances.by_model))
 
 
 def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
@@ -174,11 +185,12 @@ def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
     return tuple(question for question in questions for _ in range(MAX_ATTEMPTS))
 
 
-def fleet() -> FleetSpec:
+def fleet(scrape_interval_s: float | None = None) -> FleetSpec:
     """Return one replica of each model on a local network."""
     network = NetworkPath(0.5)
     return FleetSpec(
-        tuple(ReplicaSpec(f"{cls.name}:8000", cls, network, "local", model=cls.name) for cls in A100_MODELS)
+        tuple(ReplicaSpec(f"{cls.name}:8000", cls, network, "local", model=cls.name) for cls in A100_MODELS),
+        scrape_interval_s=scrape_interval_s,
     )
 
 
@@ -191,36 +203,105 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         Question(LANGUAGES[language], frozenset(name for name, yes in zip(NAMES, row, strict=True) if yes))
         for row in right[FIT_QUESTIONS:].tolist()
     ]
+    chances = fitted(seed)
+    if policy == "laar-paper":  # its chances are those of first attempts
+        chances = chances._replace(ease_spread=0.0)
     asked = RetrySim(
         questions,
         requests_of(LENGTHS[length]),
-        fleet(),
+        fleet(LLM_D_SCRAPE_S if policy == LOAD_AWARE else None),
         create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
-        chances=fitted(seed),
+        chances=chances,
         weights={},
         seed=seed * 100 + language * 10 + length,
         options=WindowOptions(),
     ).ask()
-    spent_s = sum(one.ttca_ms for one in asked) / 1e3
-    correct = sum(one.correct for one in asked)
+    by_attempt = np.array([[one.after(n) for one in asked] for n in range(1, MAX_ATTEMPTS + 1)]).mean(axis=1)
+    ttca_ms, right_share = by_attempt[-1]
     attempts = sum(len(one.models) for one in asked)
     return {
-        "TTCA s": spent_s / len(asked),
-        "s per right answer": spent_s / correct if correct else float("nan"),
-        "right": correct / len(asked),
+        "TTCA s": ttca_ms / 1e3,
+        "s per right answer": ttca_ms / 1e3 / right_share if right_share else math.nan,
+        "right": right_share,
         "attempts": attempts / len(asked),
         "hit share": sum(one.cached_tokens for one in asked) / (attempts * LENGTHS[length]),
+        **{f"TTCA s by {n}": spent_ms / 1e3 for n, (spent_ms, _) in enumerate(by_attempt, 1)},
+        **{f"right by {n}": share for n, (_, share) in enumerate(by_attempt, 1)},
     }
+
+
+def gain(runs: Sequence[Run], policy: str, other: str, cells: Sequence[str]) -> Floats:
+    """Return by how many per cent less TTCA is than another's: a seed each, the geometric mean over cells."""
+    ttca = {run.key: run.value("TTCA s") for run in runs}
+    seeds = sorted({run.seed for run in runs})
+    both = [[[ttca.get((c, e, s), math.nan) for s in seeds] for c in cells] for e in (policy, other)]
+    ours, others = np.log(both).mean(axis=1)
+    return np.asarray(100.0 * (1.0 - np.exp(ours - others)))
+
+
+def gains(runs: Sequence[Run]) -> str:
+    """Write a Markdown table of gains by length, over all languages, with intervals over the seeds."""
+    lines = [f"| TTCA less by | {' | '.join(PAIRS)} |", "|---" * (len(PAIRS) + 1) + "|"]
+    for length, tokens in enumerate(LENGTHS):
+        found = (interval(gain(runs, *pair, CELLS[length :: len(LENGTHS)])) for pair in PAIRS.values())
+        texts = (f"{mean:.0f} % [{low:.0f}, {high:.0f}]" for mean, low, high in found)
+        lines.append(f"| {tokens // 1024}K | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def plots(runs: Sequence[Run]) -> list[str]:
+    """Draw figures 1 to 4 of source [R]."""
+    accuracy = np.mean([draw_truth(seed + SEED).accuracy for seed in {run.seed for run in runs}], axis=0)
+
+    def mean(cell: str, entry: str, measure: str) -> float:
+        return float(
+            np.mean([run.value(measure) for run in runs if run.key[:2] == (cell, entry)] or math.nan)
+        )
+
+    def by_length(values: Iterable[float]) -> list[tuple[float, float]]:
+        return list(zip(LENGTHS, values, strict=True))
+
+    right, asked, less = [], [], []
+    for at, language in enumerate(LANGUAGES):
+        cells = CELLS[at * len(LENGTHS) : (at + 1) * len(LENGTHS)]
+        chances = dict(zip(NAMES, map(by_length, accuracy[:, at]), strict=True))
+        right.append(Panel(language, "tokens", "right", chances))
+        for cell in cells:
+            attempts = {
+                entry: [
+                    (mean(cell, entry, f"TTCA s by {n}"), mean(cell, entry, f"right by {n}"))
+                    for n in range(1, MAX_ATTEMPTS + 1)
+                ]
+                for entry in (*OURS, *BASELINES)
+            }
+            asked.append(Panel(cell, "TTCA s", "right", attempts))
+        gained = {
+            name: by_length(gain(runs, *pair, [cell]).mean() for cell in cells)
+            for name, pair in PAIRS.items()
+        }
+        less.append(Panel(language, "tokens", "% less", gained))
+    alone = {}
+    for cls in A100_MODELS:
+        decode_ms = (ANSWER_TOKENS - 1) * cls.decode_step_ms(1)
+        alone[cls.name] = by_length((lone_first_token_ms(cls, n) + decode_ms) / 1e3 for n in LENGTHS)
+    return [
+        figure("1. Chance of a right answer, mean of the draws", right, log_x=True),
+        figure("2. Seconds of one answer alone", [Panel("", "tokens", "s", alone)], log_x=True),
+        figure("3. Right answers and time to them after 1 to 10 attempts", asked),
+        figure("4. How much less the time to the first correct answer is", less, log_x=True),
+    ]
 
 
 EXPERIMENT = Experiment(
     question="How much sooner is the first correct answer there when the policy knows who is likely right?",
     cells=CELLS,
-    entries=("laar", "laar-paper", "least-load", "session-affinity"),
+    entries=(*OURS, *BASELINES),
     measures=("TTCA s", "s per right answer", "right", "attempts", "hit share"),
     run=run,
     minutes=2,
     seeds=20,
+    summary=gains,
+    plots=plots,
 )

@@ -56,6 +56,7 @@ SCRAPE_S: Mapping[str, float] = {
     **dict.fromkeys((entry for entry in VARIANTS if entry.endswith(" 30 s")), 30.0),
     "llm-d": 0.05,
     "llm-d-affinity": 0.05,
+    "llm-d-load-aware": 0.05,
     "lmetric scraped": 0.1,
 }
 #: Policies that need what a simulated fleet of one model does not have.

@@ -70,5 +70,5 @@ def lookups(path: Path) -> dict[str, Lookup]:
         raise ConfigError(str(path), "", str(error)) from error
     return {
         model: Lookup(model, chances)
-        for model, chances in chances_of(parse_capability(text, str(path))).items()
+        for model, chances in chances_of(parse_capability(text, str(path))).by_model.items()
     }

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.engine_class import EngineClass
     from epp.lab.sim.results import SimResult
     from epp.lab.sim.scenario import FleetSpec, WindowOptions
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
-    from epp.types import Cell, RequestInfo
+    from epp.types import Chances, RequestInfo
 
 #: Uncontended requests that rates are learned from before a window, as a deployment measures offline.
 _MEASURED_TOKENS = (2048, 4096, 8192, 16_384, 32_768, 65_536)
@@ -50,16 +51,27 @@ class Asked:
     """What came of a question.
 
     Attributes:
-        ttca_ms: from the first attempt to the end of the last.
+        ended_ms: from the beginning of the first attempt to the end of each.
         models: who served the attempts, in order.
         correct: whether the last was right.
         cached_tokens: prompt tokens that caches gave, over all attempts.
     """
 
-    ttca_ms: float
+    ended_ms: tuple[float, ...]
     models: tuple[str, ...]
     correct: bool
     cached_tokens: int
+
+    def after(self, attempts: int) -> tuple[float, bool]:
+        """Return the time spent by the end of so many attempts, in ms, and whether the answer was there."""
+        made = min(attempts, len(self.ended_ms))
+        return self.ended_ms[made - 1], self.correct and made == len(self.ended_ms)
+
+
+def lone_first_token_ms(cls: EngineClass, tokens: int) -> float:
+    """Return the time to first token of a prompt that is alone on an engine."""
+    batches = -(-tokens // cls.chunk_tokens)
+    return cls.arrival_delay_ms(tokens) + cls.prefill_ms_per_token * tokens + batches * cls.prefill_base_ms
 
 
 class RetrySim(FleetSim):
@@ -87,7 +99,7 @@ class RetrySim(FleetSim):
         *,
         attempts: int,
         at_once: int,
-        chances: Mapping[str, Mapping[Cell, float]],
+        chances: Chances,
         weights: Mapping[str, float],
         seed: int,
         options: WindowOptions,
@@ -97,6 +109,7 @@ class RetrySim(FleetSim):
         self._waiting = deque(range(len(questions)))
         self._begun_ms: dict[int, float] = {}
         self._served: list[list[str]] = [[] for _ in questions]
+        self._ended_ms: list[list[float]] = [[] for _ in questions]
         self._cached = [0] * len(questions)
         self._is_left = [True] * len(questions)
         self._asked: dict[int, Asked] = {}
@@ -125,11 +138,12 @@ class RetrySim(FleetSim):
     def answered(self, index: int) -> None:
         """Go on with the question, or with the next one."""
         question, now_ms = index // self._attempts, self.loop.now_ms
-        served = self._served[question]
+        served, ended_ms = self._served[question], self._ended_ms[question]
+        ended_ms.append(now_ms - self._begun_ms[question])
         correct = served[-1] in self._questions[question].right
         if correct or len(served) >= self._attempts or not self._is_left[question]:
-            passed_ms = now_ms - self._begun_ms[question]
-            self._asked[question] = Asked(passed_ms, tuple(served), correct, self._cached[question])
+            cached = self._cached[question]
+            self._asked[question] = Asked(tuple(ended_ms), tuple(served), correct, cached)
             self._next_question()
         else:
             self._send(index + 1, now_ms)
@@ -169,9 +183,7 @@ class RetrySim(FleetSim):
             if slot is None:
                 continue
             for tokens in _MEASURED_TOKENS * _MEASURED_TIMES:
-                batches = -(-tokens // cls.chunk_tokens)
-                ttft_ms = cls.arrival_delay_ms(tokens) + cls.prefill_ms_per_token * tokens
-                ttft_ms += batches * cls.prefill_base_ms
+                ttft_ms = lone_first_token_ms(cls, tokens)
                 rates.observe_prefill(slot, ended_s=0.0, requests=1.0, tokens=tokens, ttft_ms=ttft_ms)
                 for beside in (0, 1, 3):
                     itl_ms = cls.decode_step_ms(1 + beside)

@@ -37,13 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: the answers cannot be read or are too few, or the file cannot be written.
     """
-    parsed = fit(read_rows(arguments.results), arguments.seed)
+    rows = read_rows(arguments.results)
+    parsed = fit(rows, arguments.seed)
     out: Path = arguments.out
     try:  # a picker that watches the file sees the old or the new one
         Files().replace(out, dump_capability(parsed))
     except OSError as error:
         raise EppError(f"{out}: {error.strerror}") from error
     _print(parsed)
+    for model in sorted({row.model for row in rows} - parsed.models.keys()):
+        print(f"{model}: no chance: only retries asked it; `epp capability measure` asks it first")
     print(f"Written: {out}")
     return 0
 
@@ -64,6 +67,7 @@ def _print(parsed: CapabilityFile) -> None:
                 str(entry.rows),
             )
         console.print(table)
+    print(f"Ease of the questions spreads by {parsed.ease_spread:g} in log odds; at 0 failures say nothing")
     report = parsed.report
     if report is not None and report.log_loss is not None:
         console.print(

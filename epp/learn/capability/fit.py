@@ -5,6 +5,9 @@ cross-validation over questions. Features: language, length bucket, the bucket's
 bucket, and task where there are several. Chances are calibrated: a line through the log odds that questions
 got from fits without them (Platt). Intervals are 95 %, from the curvature at the fit's optimum.
 
+First attempts alone are fitted: a retry meets only what others failed. Retries, and answers of several models
+to one question, fit how far questions differ in ease (`fit_ease`).
+
 A model gets chances for the languages and tasks that it was asked in, from the shortest to the longest bucket
 of each, and none beyond.
 """
@@ -16,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.config.capability import CapabilityFile, ChanceEntry, FitReport
+from epp.config.capability import CapabilityFile, ChanceEntry, FitReport, chances_of
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.types import Cell, length_bucket
+from epp.signals.capability import EASE_WEIGHTS, by_ease
+from epp.types import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,34 +49,66 @@ _INTERACTION = 0.7
 _BINS = 10
 #: A chance of 0 that was wrong would cost all there is.
 _LEAST = 1e-3
+#: Spreads of ease that are tried, and the deviation of the normal prior that holds them near 0.
+_SPREADS = np.arange(0.0, 5.01, 0.1)
+_PRIOR_SPREAD = 2.0
 
 
 def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
     """Fit the capability file of these answers on half of the questions, and report on the other.
 
     Raises:
-        EppError: scikit-learn is not installed, or there are fewer than two questions.
+        EppError: scikit-learn is not installed, or there are first attempts at fewer than two questions.
     """
+    first = [row for row in rows if not row.tried_models]
     # Questions are split, not rows: all answers to one question go to the same side.
     questions = sorted(
-        {row.question for row in rows}, key=lambda name: keyed_uniform(seed, name, "laar split")
+        {row.question for row in first}, key=lambda name: keyed_uniform(seed, name, "laar split")
     )
     half = frozenset(questions[: (len(questions) + 1) // 2])
-    fitted = [row for row in rows if row.question in half]
-    test = [row for row in rows if row.question not in half]
+    fitted = [row for row in first if row.question in half]
+    test = [row for row in first if row.question not in half]
     if not test:
-        raise EppError("one question is not enough: half of them are held out")
+        raise EppError("first attempts at two questions are the least: half of them are held out")
     models = {
         model: fit_model([row for row in fitted if row.model == model], seed)
         for model in sorted({row.model for row in fitted})
     }
-    chances = {
-        (model, Cell(e.language, e.bucket_tokens, e.task)): e.success
-        for model, entries in models.items()
-        for e in entries
-    }
-    known = [(row, chances[row.model, _cell(row)]) for row in test if (row.model, _cell(row)) in chances]
-    return CapabilityFile(models=models, report=_report(fitted, known, seed))
+    chances = chances_of(CapabilityFile(models=models)).by_model
+    known = [(row, chances[row.model][row.cell]) for row in test if row.cell in chances.get(row.model, ())]
+    spread = fit_ease([row for row in rows if row.question in half], chances)
+    return CapabilityFile(models=models, ease_spread=spread, report=_report(fitted, known, seed))
+
+
+def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -> float:
+    """Return the spread of questions' ease under which the answers are likeliest (`epp.types.Chances`).
+
+    Answers to one question are independent given its ease (`by_ease`). Whom a retry asks hangs on the
+    failures before it alone, so that retries need no correction. A normal prior gives 0 without evidence.
+
+    Args:
+        rows: checked answers, one at least with a chance; the models that a retry names as tried were wrong.
+        chances: of first attempts, by model and cell.
+    """
+    answers: dict[tuple[str, Cell], dict[str, bool]] = defaultdict(dict)
+    for row in rows:
+        told = {**dict.fromkeys(row.tried_models, False), row.model: row.correct}
+        answers[row.question, row.cell].update(told)
+    known = [
+        (number, chances[model][cell], correct)
+        for number, ((_, cell), told) in enumerate(answers.items())
+        for model, correct in told.items()
+        if cell in chances.get(model, ())
+    ]
+    numbers, values, correct = (np.array(column) for column in zip(*known, strict=True))
+
+    def log_posterior(spread: float) -> float:
+        eased = by_ease(values, spread)
+        likely = np.ones((len(answers), len(EASE_WEIGHTS)))
+        np.multiply.at(likely, numbers, np.where(correct[:, None], eased, 1.0 - eased))
+        return float(np.log(likely @ EASE_WEIGHTS).sum()) - 0.5 * (spread / _PRIOR_SPREAD) ** 2
+
+    return round(float(max(_SPREADS, key=log_posterior)), 1)
 
 
 def _report(fitted: Sequence[Row], known: Sequence[tuple[Row, float]], seed: int) -> FitReport:
@@ -113,12 +149,12 @@ def fit_model(rows: Sequence[Row], seed: int) -> list[ChanceEntry]:
     Raises:
         EppError: scikit-learn is not installed.
     """
-    seen = sorted({_cell(row) for row in rows}, key=lambda c: (c.task, c.language, c.bucket_tokens))
+    seen = sorted({row.cell for row in rows}, key=lambda c: (c.task, c.language, c.bucket_tokens))
     place = {cell: number for number, cell in enumerate(seen)}
     counts = np.zeros((2, _FOLDS, len(seen)))  # wrong and right answers by fold and cell
     for row in rows:
         fold = int(keyed_uniform(seed, row.question, "laar fold") * _FOLDS)
-        counts[int(row.correct), fold, place[_cell(row)]] += 1.0
+        counts[int(row.correct), fold, place[row.cell]] += 1.0
     cells = _cells_within(seen)
     x, all_x = _features(seen, cells), _features(cells, cells)
     strength, (a, b) = _chosen(x, counts, len({row.question for row in rows}))
@@ -140,10 +176,6 @@ def fit_model(rows: Sequence[Row], seed: int) -> list[ChanceEntry]:
         )
         for at, cell in enumerate(cells)
     ]
-
-
-def _cell(row: Row) -> Cell:
-    return Cell(row.language, length_bucket(row.prompt_tokens), row.task)
 
 
 def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
@@ -203,7 +235,7 @@ def _regression(x: Floats, counts: Floats, strength: float) -> tuple[Floats, Flo
 def _chosen(x: Floats, counts: Floats, questions: int) -> tuple[float, tuple[float, float]]:
     """Return the strength that predicts left-out folds best, and the line that calibrates it (Platt).
 
-    The line is kept near the identity, and is the identity without evidence.
+    It is the identity without evidence, as where all log odds are about the same and carry no slope.
     """
     wrong, right = counts
     best: tuple[float, float, Floats] = (np.inf, 1.0, np.zeros_like(right))
@@ -217,6 +249,7 @@ def _chosen(x: Floats, counts: Floats, questions: int) -> tuple[float, tuple[flo
             best = (loss, strength, log_odds)
     if questions < _LEAST_QUESTIONS or min(right.sum(), wrong.sum()) < _LEAST_QUESTIONS:
         return best[1], (0.0, 1.0)
-    weights, _ = _regression(best[2].reshape(-1, 1), counts.reshape(2, -1), 100.0)
-    slope = float(np.clip(weights[1], *_SLOPES))
-    return best[1], (float(weights[0]) if slope == weights[1] else 0.0, slope)
+    middle = best[2].mean()
+    weights, _ = _regression((best[2] - middle).reshape(-1, 1), counts.reshape(2, -1), 100.0)
+    intercept, slope = float(weights[0] - weights[1] * middle), float(weights[1])
+    return best[1], (intercept, slope) if _SLOPES[0] < slope < _SLOPES[1] else (0.0, 1.0)

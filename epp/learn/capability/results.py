@@ -13,6 +13,7 @@ import msgspec
 from epp.config.section import ModelName  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.errors import EppError
 from epp.records.files import placed_records
+from epp.types import Cell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ class Row(msgspec.Struct, frozen=True):
         prompt_tokens: length of the prompt.
         correct: whether the answer was right.
         task: kind of work, any when empty.
+        tried_models: those that had answered it wrongly before; none at a first attempt.
     """
 
     question: _Name
@@ -48,6 +50,12 @@ class Row(msgspec.Struct, frozen=True):
     prompt_tokens: Annotated[int, msgspec.Meta(gt=0)]
     correct: bool
     task: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    tried_models: tuple[ModelName, ...] = ()
+
+    @property
+    def cell(self) -> Cell:
+        """What its chance hangs on."""
+        return Cell(self.language, length_bucket(self.prompt_tokens), self.task)
 
 
 def read_rows(place: Path) -> list[Row]:
@@ -115,4 +123,5 @@ def _decided(record: Mapping[str, Any]) -> dict[str, object]:
         "language": request.get("language", ""),
         "prompt_tokens": request["prompt_tokens"],
         "task": request.get("task", ""),
+        "tried_models": request.get("tried_models", ()),
     }
