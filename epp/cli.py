@@ -53,6 +53,9 @@ COMMANDS = (
     Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.ops.records:verify", "prove that recorded decisions run again"),
     Command(
+        ("capability", "measure"), "epp.learn.capability.measure", "ask engines lookups, check their answers"
+    ),
+    Command(
         ("capability", "fit"),
         "epp.learn.capability.command",
         "how likely each model is right, from checked answers",
