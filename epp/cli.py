@@ -52,6 +52,10 @@ COMMANDS = (
     Command(("records", "filter"), "epp.ops.records:filter", "the lines of the requests that are wanted"),
     Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
     Command(("records", "verify"), "epp.ops.records:verify", "prove that recorded decisions run again"),
+    Command(("records", "ttca"), "epp.ops.records:ttca", "time to the first correct answer, by who answered"),
+    Command(
+        ("capability", "measure"), "epp.learn.capability.measure", "ask engines lookups, check their answers"
+    ),
     Command(
         ("capability", "fit"),
         "epp.learn.capability.command",

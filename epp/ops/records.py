@@ -1,4 +1,4 @@
-"""Commands `epp records show | filter | follow | verify`: recorded requests for people and other tools."""
+"""Commands `epp records show | filter | follow | verify | ttca`: recorded requests for people and tools."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +22,7 @@ from epp.errors import EppError
 from epp.records.files import Place, Tail, parse_line, read_records, record_files
 from epp.records.model_files import ModelVersions
 from epp.records.schema import MAX_WAITING, Joined, join
+from epp.records.ttca import Asked, asked_questions
 from epp.records.verify import verify
 
 if TYPE_CHECKING:
@@ -231,6 +233,40 @@ def run_verify(arguments: argparse.Namespace) -> int:
     if damaged:
         print(f"{len(damaged)} damaged lines prove nothing, the first is {damaged[0]}")
     return 1 if verdict.differences or damaged else 0
+
+
+def add_ttca_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp records ttca`."""
+    parser.add_argument("places", nargs="+", type=Path, help="folders of records, or files of them")
+    _add_decision_conditions(parser)
+
+
+def run_ttca(arguments: argparse.Namespace) -> int:
+    """Print how long first correct answers took, by policy and by the model that was asked first."""
+    query = _query_of(arguments)
+    asked = asked_questions(
+        record
+        for place in arguments.places
+        for record in read_records(place)
+        if record["kind"] != "decision" or query.decision(record)
+    )
+    judged = [one for one in asked if one.correct is not None and one.ttca_ms > 0]
+    groups = defaultdict[tuple[str, str], list[Asked]](list)
+    for one in judged:
+        groups[one.policy, "any"].append(one)
+        groups[one.policy, one.models[0]].append(one)
+    table = Table("policy", "first model")
+    for title in ("questions", "right", "attempts", "TTCA s", "s per right answer"):
+        table.add_column(title, justify="right")
+    for names, members in groups.items():
+        right = fmean(bool(one.correct) for one in members)
+        ttca_s = fmean(one.ttca_ms for one in members) / 1e3
+        figures = (fmean(len(one.models) for one in members), ttca_s, ttca_s / right if right else None)
+        table.add_row(*names, f"{len(members)}", f"{right:.1%}", *(number(each, 2) for each in figures))
+    console = wide_console()
+    console.print(table)
+    console.print(f"{len(judged)} of {len(asked)} questions; the others lack a verdict or an end")
+    return 0
 
 
 def _add_folder(parser: argparse.ArgumentParser) -> None:

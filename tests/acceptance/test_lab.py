@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import TYPE_CHECKING
 
-from tests.acceptance.kit import run
+from tests.acceptance.kit import EPP, Stack, answers, free_ports, run, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +94,29 @@ def test_a_capability_file_is_fitted_from_checked_answers(tmp_path: Path) -> Non
     text = (tmp_path / "capability.yaml").read_text(encoding="utf-8")
     assert "small" in text
     assert "large" in text
+
+
+def test_a_measurement_stopped_by_ctrl_c_goes_on_and_is_fitted(tmp_path: Path) -> None:
+    cells = [{"language": language, "bucket_tokens": 1024, "success": 0.6} for language in ("en", "ja")]
+    file, (port,) = tmp_path / "answers.jsonl", free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    words = [*EPP, "capability", "measure", url, "--languages", "en", "ja", "--lengths", "1024"]
+    words += ["--questions", "12", "--at-once", "2", "--out", str(file)]
+    with Stack(tmp_path) as stack:
+        stack.write("truth.yaml", {"version": 1, "models": {"phi": cells}})
+        truth = ["--accuracy", str(tmp_path / "truth.yaml")]
+        stack.start("sim", [*EPP, "lab", "sim", *truth, "--replica", f"name=a,port={port},model=phi"])
+        until(lambda: answers(f"{url}/v1/models"))
+        first = stack.start("first", words)
+        until(lambda: file.exists() and file.read_bytes().count(b"\n") >= 3)
+        first.signal(signal.SIGINT)
+        assert first.wait() == 130, first.log()
+        before = file.read_text(encoding="utf-8").splitlines()
+        assert len(before) < 24
+        run(*words[len(EPP) :])
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert lines[: len(before)] == before
+    rows = [json.loads(line) for line in lines]
+    assert len({row["question"] for row in rows}) == len(rows) == 24
+    assert 0 < sum(row["correct"] for row in rows) < 24
+    assert "phi" in run("capability", "fit", str(file), "--out", str(tmp_path / "capability.yaml"))

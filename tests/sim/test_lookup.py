@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from epp.lab.demo.laar import question
 from epp.lab.sim.api import parse
 from epp.lab.sim.lookup import Lookup
+from epp.learn.capability.questions import question
 
 if TYPE_CHECKING:
     from epp.lab.sim.api import SimRequest

@@ -9,12 +9,9 @@ picker knows its speed.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-import uuid
-from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import aiohttp
 import uvloop
@@ -26,12 +23,15 @@ from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
+from epp.learn.capability.questions import question
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
     from pathlib import Path
+
+    from epp.learn.capability.questions import Question
 
 #: How often each model is right at 4K and at 16K tokens in English, and the share of that in other languages:
 #: invented, because the paper shows none as numbers.
@@ -44,21 +44,8 @@ CHANCES = {
 }
 #: Long prompts take simulated engines as long as real ones; these fit into a minute or two.
 LENGTHS = (4096, 16_384)
-QUESTIONS = {
-    "en": "JSON data: {data}\nWhat is the value associated with the specified key?\nKey: {key}",
-    "ja": "JSONデータ: {data}\n指定されたキーに関連付けられた値は何ですか。\nキー: {key}",
-    "zh": "JSON数据: {data}\n与指定的键相关联的值是什么\n键: {key}",
-}
-#: Bytes of one pair in the object, and of a token in the simulated engines.
-PAIR_BYTES, TOKEN_BYTES = 80, 4
+LANGUAGES = ("en", "ja", "zh")
 AT_ONCE = 8
-
-
-class Question(NamedTuple):
-    """A prompt, and the right answer."""
-
-    prompt: str
-    value: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +66,7 @@ def show(arguments: argparse.Namespace) -> int:
     capability = out.absolute() / "capability.yaml"
     capability.write_bytes(dump_capability(CapabilityFile(models={name: chances(name) for name in CHANCES})))
     numbers = range(arguments.questions)
-    asked = [question(n, language, tokens) for n in numbers for tokens in LENGTHS for language in QUESTIONS]
+    asked = [question(n, language, tokens) for n in numbers for tokens in LENGTHS for language in LANGUAGES]
     console.print(f"{len(asked)} questions to {len(CHANCES)} models behind one name, {AT_ONCE} at a time")
     table = Table("policy", "mean s", "right", "attempts", title="time to the first correct answer")
     for policy in policies:
@@ -90,18 +77,6 @@ def show(arguments: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"\nOutput in {out}/: the models' chances, logs, records.", markup=False)
     return 0
-
-
-def question(number: int, language: str, tokens: int) -> Question:
-    """Make the question of that number; equal arguments give equal questions."""
-    random = Random(f"{language} {tokens} {number}")  # noqa: S311  # no secrets
-
-    def new_id() -> str:
-        return str(uuid.UUID(int=random.getrandbits(128), version=4))
-
-    data = {new_id(): new_id() for _ in range(tokens * TOKEN_BYTES // PAIR_BYTES)}
-    key = random.choice(list(data))
-    return Question(QUESTIONS[language].format(data=json.dumps(data), key=key), data[key])
 
 
 def chances(model: str) -> list[ChanceEntry]:

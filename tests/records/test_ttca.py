@@ -1,0 +1,125 @@
+"""Attempts of recorded questions joined: whose retry is whose, what counts as wrong, and what took how long."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.records.ttca import asked_questions
+from epp.records.verdicts import Verdict, verdict_record
+from epp.schedule.decision import to_record
+from tests.kit.records import command, decided
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def attempt(
+    at: float,
+    model: str,
+    *tried: str,
+    ms: float | None = 100.0,
+    correct: bool | None = None,
+    prompt: str = "p",
+    session: str = "s",
+    policy: str = "laar",
+) -> list[dict[str, Any]]:
+    """Records of a request: its decision, its outcome where it has an end, its verdict where it has one."""
+    ((decision, _),) = decided(1, "gorgo")
+    name = f"{at}"
+    record = to_record(decision, blocks=["shared", prompt]) | {
+        "id": name,
+        "at": at,
+        "policy": policy,
+        "served_model": model,
+    }
+    record["request"] |= {"tried_models": list(tried), "affinity_key": session}
+    found = [record]
+    if ms is not None:
+        found.append({"schema": 2, "kind": "outcome", "id": name, "e2e_ms": ms})
+    if correct is not None:
+        found.append(verdict_record(Verdict(id=name, correct=correct), at + 1.0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attempts", "questions"),
+    [
+        pytest.param([attempt(1, "a", correct=True)], [(["a"], 100.0, True)], id="right at once"),
+        pytest.param(
+            [attempt(1, "a", correct=False), attempt(2, "b", "a", ms=50.0, correct=True)],
+            [(["a", "b"], 150.0, True)],
+            id="right at the second",
+        ),
+        pytest.param(
+            [attempt(1, "a"), attempt(2, "b", "a"), attempt(3, "c", "a", "b", correct=False)],
+            [(["a", "b", "c"], 300.0, False)],
+            id="never right: what it took counts, and what was retried needs no verdict",
+        ),
+        pytest.param(
+            [
+                *(attempt(at, "a", session=session) for at, session in ((1, "s"), (2, "t"))),
+                attempt(3, "b", "a", session="s", correct=False),
+                attempt(4, "c", "a", session="t", correct=True),
+            ],
+            [(["a", "b"], 200.0, False), (["a", "c"], 200.0, True)],
+            id="one prompt in two sessions",
+        ),
+        pytest.param(
+            [
+                attempt(1, "a", correct=False),
+                attempt(2, "a", correct=False, prompt="q"),
+                attempt(3, "b", "a", correct=True),
+            ],
+            [(["a", "b"], 200.0, True), (["a"], 100.0, False)],
+            id="two prompts in one session",
+        ),
+        pytest.param(
+            [attempt(1, "a", correct=True), attempt(2, "b", "a", correct=True)],
+            [(["a"], 100.0, True)],
+            id="answered rightly: nothing follows",
+        ),
+        pytest.param([attempt(2, "b", "a", correct=True)], [], id="its first attempt is not on file"),
+        pytest.param(
+            [attempt(2, "a", "a", correct=True), attempt(1, "a", correct=False)],
+            [(["a", "a"], 200.0, True)],
+            id="files of two pickers, the same model again",
+        ),
+    ],
+)
+def test_attempts_are_joined(
+    attempts: list[list[dict[str, Any]]], questions: list[tuple[list[str], float, bool | None]]
+) -> None:
+    found = asked_questions(record for records in attempts for record in records)
+    assert [(one.models, one.ttca_ms, one.correct) for one in found] == questions
+
+
+def test_the_command_compares_policies_and_first_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [
+        *attempt(1, "small", correct=False, prompt="1", ms=1000.0),
+        *attempt(2, "large", "small", correct=True, prompt="1", ms=3000.0),
+        *attempt(3, "large", correct=True, prompt="2", ms=2000.0),
+        *attempt(4, "large", correct=False, prompt="3", ms=2000.0, policy="least-load"),
+        *attempt(5, "large", correct=True, prompt="4", ms=None),  # no end
+        *attempt(6, "large", prompt="5"),  # no verdict
+    ]
+    halves = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
+    for path, part in zip(halves, (records[:3], records[3:]), strict=True):
+        path.write_text("".join(json.dumps(record) + "\n" for record in part))
+    assert command("records", "ttca", *halves) == 0
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert rows == [
+        ["laar", "any", "2", "100.0%", "1.50", "3.00", "3.00"],
+        ["laar", "small", "1", "100.0%", "2.00", "4.00", "4.00"],
+        ["laar", "large", "1", "100.0%", "1.00", "2.00", "2.00"],
+        ["least-load", "any", "1", "0.0%", "1.00", "2.00", "-"],
+        ["least-load", "large", "1", "0.0%", "1.00", "2.00", "-"],
+    ]
+    assert "3 of 5 questions; the others lack a verdict or an end" in out
+    assert command("records", "ttca", *halves, "--policy", "least-load") == 0
+    assert "laar " not in capsys.readouterr().out
