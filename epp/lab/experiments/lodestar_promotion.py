@@ -106,4 +106,5 @@ EXPERIMENT = Experiment(
     run=run,
     events=("promoted",),
     seeds=3,
+    minutes=20.0,
 )

@@ -104,5 +104,5 @@ EXPERIMENT = Experiment(
     measures=("TTFT p50 ms", "TTFT p99 ms", "E2E p50 s", "ITL p50 ms", "local share"),
     run=run,
     seeds=20,
-    minutes=0.1,
+    minutes=0.5,
 )
