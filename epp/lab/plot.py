@@ -69,12 +69,12 @@ def _panel(panel: Panel, color: Mapping[str, str], *, log_x: bool, joined: bool)
     left, right, bottom, up = _MARGIN, _WIDTH - _MARGIN / 2, _HEIGHT - _MARGIN, _MARGIN / 2
     x_of, x_ticks = _axis(xs, left, right, log=log_x)
     y_of, y_ticks = _axis(ys, bottom, up)
-    parts = [f'<path d="M{left} {up}V{bottom}H{right}" fill="none" stroke="#888"/>']
-    parts += [
+    parts = [
+        f'<path d="M{left} {up}V{bottom}H{right}" fill="none" stroke="#888"/>',
         _text((left + right) / 2, up - 6, panel.title),
         _text((left + right) / 2, _HEIGHT - 10, panel.x),
+        _text(left, up - 6, panel.y),
     ]
-    parts += [_text(left, up - 6, panel.y)]
     parts += [_text(x_of(tick), bottom + 14, f"{tick:.4g}") for tick in x_ticks]
     parts += [_text(left - 4, y_of(tick) + 4, f"{tick:.3g}", "end") for tick in y_ticks]
     for name, points in shown.items():

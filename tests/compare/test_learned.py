@@ -12,7 +12,7 @@ import numpy as np
 
 from epp.cli import main
 from epp.lab.baselines.lodestar_paper import LodestarPaper
-from epp.lab.compare.learned import PUBLISHED, LearnedSim, Learning, Lesson, run_learned, trained_on
+from epp.lab.compare.learned import PUBLISHED, LearnedSim, Learning, Lesson, run_learned, taught_by_heuristic
 from epp.lab.compare.report import lesson_sentence
 from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
@@ -104,7 +104,7 @@ def test_the_published_learner_has_its_features_and_no_price_and_no_gate() -> No
 
 def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     other = generate(ToolAgent(duration_s=40.0, rate_rps=12.0, divisor=4), 2)
-    model = trained_on(other, pool(), Lodestar(), SETTINGS, seed=2)
+    model = taught_by_heuristic(other, pool(), Lodestar(), SETTINGS, seed=2).train(ZERO_WALL_S)
     assert model is not None
     assert model.seen > 0.95 * len(other)
     _, lesson = run_learned(LOAD[:120], pool(), Lodestar(), Learning(model=model, freeze_at_s=0.0), seed=1)

@@ -242,7 +242,10 @@ def taught_by_heuristic(
     weights: Mapping[str, float] | None = None,
     seed: int,
 ) -> Learner:
-    """Return a learner that has seen all of a run that the heuristic served, and trained on nothing."""
+    """Return a learner that has seen all of a run that the heuristic served, and trained on nothing.
+
+    Its `Learner.train` then gives the model of a policy learned offline, None where the run says too little.
+    """
     whole = msgspec.structs.replace(
         settings,
         data=msgspec.structs.replace(settings.data, first=len(requests) + 1, recent=len(requests) + 1),
@@ -252,23 +255,6 @@ def taught_by_heuristic(
     )
     sim.run()
     return sim.learner
-
-
-def trained_on(
-    requests: Sequence[TraceRequest],
-    fleet: FleetSpec,
-    policy: Lodestar,
-    settings: LearnerSettings,
-    *,
-    weights: Mapping[str, float] | None = None,
-    seed: int,
-) -> RewardModel | None:
-    """Return the model of one training on a run that the heuristic served: a policy learned offline.
-
-    None when the run says too little to train on.
-    """
-    learner = taught_by_heuristic(requests, fleet, policy, settings, weights=weights, seed=seed)
-    return learner.train(ZERO_WALL_S)
 
 
 def predicted_and_measured(model: RewardModel, samples: Sequence[Sample]) -> list[tuple[float, float]]:

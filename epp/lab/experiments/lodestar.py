@@ -23,10 +23,10 @@ from epp.lab.compare.learned import (
     predicted_and_measured,
     run_learned,
     taught_by_heuristic,
-    trained_on,
 )
 from epp.lab.experiment import Experiment
 from epp.lab.plot import Panel, figure
+from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
 from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.mooncake_mix import MooncakeMix
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.lab.compare.learned import Lesson
     from epp.lab.compare.trace import TraceRequest
     from epp.lab.experiment import Run
+    from epp.learn.reward_model.rounds import Learner
     from epp.learn.reward_model.settings import LearnerSettings
 
 SEED = 301
@@ -222,6 +224,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
     if not condition.shifts:
         from_s = (settings.data.first + settings.data.every) / condition.rate_rps + 2.0 * TRAINING_S
     figures = dict.fromkeys(MEASURES, math.nan)
+    lesson: Lesson | None = None
     if entry.model:
         policy, learning = create(entry.policy, entry.params), Learning(settings)
         assert isinstance(policy, Lodestar)  # noqa: S101  # it learns
@@ -237,10 +240,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
         if label in ABLATIONS and learning.model is None and not lesson.first_model_s < shift_s:
             return figures  # no model decided before the shift, or the freeze: there is nothing to compare
     else:
-        result, lesson = (
-            run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=seed),
-            None,
-        )
+        result = run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=seed)
     due_s = np.array([request.intended_ms for request in result.requests]) / 1e3
     ttft_ms = np.array([math.nan if r.ttft_ms is None else r.ttft_ms for r in result.requests])
     late = due_s >= from_s
@@ -263,12 +263,15 @@ def _offline(
     """Train on a run that the heuristic served, and predict another one: predicted and measured."""
     past = CONDITIONS[entry.trained] if entry.trained else condition
     fleet, weights = FLEETS[past.pool][1], _constants(past)
-    load = requests_of(past, REQUESTS // 3, OFFLINE_SEED + seed)
-    model = trained_on(load, fleet, policy, settings, weights=weights, seed=seed)
+
+    def taught(count: int, draw: int) -> Learner:
+        load = requests_of(past, count, draw + seed)
+        return taught_by_heuristic(load, fleet, policy, settings, weights=weights, seed=seed)
+
+    model = taught(REQUESTS // 3, OFFLINE_SEED).train(ZERO_WALL_S)
     if model is None:
         return Learning(settings, freeze_at_s=0.0), []
-    load = requests_of(past, REQUESTS // 20, 2 * OFFLINE_SEED + seed)
-    seen = taught_by_heuristic(load, fleet, policy, settings, weights=weights, seed=seed).memory.recent
+    seen = taught(REQUESTS // 20, 2 * OFFLINE_SEED).memory.recent
     points = predicted_and_measured(model, seen)
     if not entry.guarded:
         model = replace(model, low=np.full_like(model.low, -_ANY), high=np.full_like(model.high, _ANY))
