@@ -46,13 +46,18 @@ CASES = {
     "soak": Case(1, soak.measure),
 }
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
+_NAMES = (
+    "core: the decision alone; learned: by a reward model; server: the ext_proc server over loopback, beside bare ones; "
+    "envoy: through a real Envoy; index: of 1M and 10M cached tokens (long-index: 100M); idle: scraped endpoints alone; "
+    "tokens: a model's own tokenizer; soak: a million requests, for leaks"
+)
 ALL = ("core", "learned", "server", "envoy", "index", "idle")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("name", choices=("all", *CASES), help="what to measure")
+    add("name", choices=("all", *CASES), help=_NAMES)
     add("--rounds", type=_positive, help="rounds of each, taken in turns (1 to 5)")
     add("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
     add("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
