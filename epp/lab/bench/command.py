@@ -45,12 +45,13 @@ CASES = {
     "long-index": Case(1, index.measure, {"cached": ("100M",)}),
     "soak": Case(1, soak.measure),
 }
-#: What ``all`` runs, in this order; under twenty minutes on two cores.
+#: What each measures, for ``--help``.
 _NAMES = (
-    "core: the decision alone; learned: by a reward model; server: the ext_proc server over loopback, beside bare ones; "
-    "envoy: through a real Envoy; index: of 1M and 10M cached tokens (long-index: 100M); idle: scraped endpoints alone; "
-    "tokens: a model's own tokenizer; soak: a million requests, for leaks"
+    "core: the decision alone; learned: by a reward model; server: the ext_proc server over loopback, "
+    "beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens (long-index: 100M); "
+    "idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million requests, for leaks"
 )
+#: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "learned", "server", "envoy", "index", "idle")
 
 
