@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TARGET = Path(__file__).parent / "configuration.md"
 HEAD = """# Configuration
 
-`epp serve --config epp.yaml` reads it; `epp config check --config epp.yaml` only checks it and its files. An
+`epp serve --config epp.yaml` reads it; `epp config check epp.yaml` only checks it and its files. An
 empty file is valid. Unknown keys are errors; all errors are reported at once. Paths are relative to the
 configuration file.
 

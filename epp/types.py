@@ -175,6 +175,8 @@ class RequestInfo(Struct, frozen=True):
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
+        priority: of the InferenceObjective that it names, 0 for none.
+        headers: those that columns of `Snapshot.extra` are made of.
     """
 
     decision_id: str = ""
@@ -203,6 +205,8 @@ class RequestInfo(Struct, frozen=True):
     blocks: Sequence[int] = ()
     block_tokens: float = 0.0
     token_offsets: Sequence[float] = ()
+    priority: int = 0
+    headers: Mapping[str, str] = {}
 
     def tokens_before(self, blocks: int) -> float:
         """Count the tokens in so many of the first blocks."""
@@ -303,6 +307,7 @@ class Snapshot(Struct, frozen=True):
         rtt_sources: where each round trip comes from, as indices of `RTT_SOURCES`; for people, None when not
             recorded.
         models: what the engine of each calls the model; empty when all use its public name.
+        extra: further columns, by the names that the policy asks for (`epp.schedule.extras`).
     """
 
     endpoints: tuple[str, ...]
@@ -312,6 +317,7 @@ class Snapshot(Struct, frozen=True):
     unknown: Mapping[str, Flags] = {}
     rtt_sources: NDArray[np.int8] | None = None
     models: tuple[str, ...] = ()
+    extra: Mapping[str, Floats] = {}
 
     rtt_ms = _Column()
     cached_tokens = _Column()

@@ -6,7 +6,7 @@ socket or the pool is checked by whoever owns that.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -47,10 +47,17 @@ class Saturation(Section, frozen=True):
     Attributes:
         queue_requests: waiting requests per endpoint that count as saturated.
         kv_usage: share of the KV cache in use that counts as saturated.
+        stale_after_s: age from which an endpoint's metrics make it count as saturated; 0 for the scrape's.
+        running_requests: unfinished requests per endpoint that count as saturated, instead of its metrics; 0
+            for none.
+        pending_tokens: uncached tokens per endpoint that await their first token, likewise.
     """
 
     queue_requests: Positive = 5.0
     kv_usage: Positive = 0.8
+    stale_after_s: NotNegative = 0.0
+    running_requests: NotNegative = 0.0
+    pending_tokens: NotNegative = 0.0
 
 
 class PolicySection(Section, frozen=True):
@@ -67,7 +74,7 @@ class PolicySection(Section, frozen=True):
     """
 
     name: str = "gorgo-ms"
-    params: dict[str, bool | int | float | str | dict[str, float]] = {}
+    params: dict[str, Any] = {}
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     tie_band: Share = 0.01

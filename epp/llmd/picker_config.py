@@ -5,19 +5,32 @@ Owns the shape alone; `plugins` says what the plugins mean here. Source [E].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from epp.config.strict import decode
-from epp.errors import ConfigError
+from epp.config.strict import convert, load_yaml
+from epp.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 KIND = "EndpointPickerConfig"
 #: llm-d's group, and the one that it replaces.
-API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+API_VERSIONS = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+#: Plugins that llm-d makes where they are referred to and not listed.
+_MADE = frozenset(
+    [
+        "openai-parser",
+        "anthropic-parser",
+        "vllmhttp-parser",
+        "sglanghttp-parser",
+        "passthrough-parser",
+        "vllmgrpc-parser",
+        "vertexai-parser",
+        "utilization-detector",
+    ]
+)
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -47,7 +60,7 @@ class Reference(_Part, frozen=True):
 class Profile(_Part, frozen=True):
     """A scheduling profile."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     plugins: list[Reference] = []
 
 
@@ -76,7 +89,7 @@ class RequestHandler(_Part, frozen=True):
 
 
 class EndpointPickerConfig(_Part, frozen=True):
-    """The whole file. `flowControl` is left open: it is refused as a whole."""
+    """The whole file. Of `flowControl` the detector is read; the rest is refused with its feature gate."""
 
     api_version: str
     kind: str
@@ -94,25 +107,41 @@ def parse_picker_config(text: str | bytes, source: str) -> EndpointPickerConfig:
     """YAML or JSON text to a configuration whose references all lead to a plugin.
 
     Raises:
-        ConfigError: not this kind of file, an unknown key, a repeated or unknown plugin name.
+        ConfigError: not this kind of file; all unknown keys, all repeated or unknown names.
     """
-    config = decode(text, EndpointPickerConfig, source)
+    config = convert(_without_nulls(load_yaml(text, source) or {}), EndpointPickerConfig, source)
     if config.kind != KIND:
         raise ConfigError(source, "kind", f"{config.kind!r} is not {KIND}")
     if config.api_version not in API_VERSIONS:
         known = " or ".join(API_VERSIONS)
         raise ConfigError(source, "apiVersion", f"{config.api_version!r} is not known", known)
+    errors = []
     names = [plugin.known_as for plugin in config.plugins]
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise ConfigError(
-                source, f"plugins[{position}]", f"a second plugin named {name!r}", "give it a name"
-            )
-    for key, reference in _references(msgspec.to_builtins(config), ""):
-        if reference not in names:
-            known = ", ".join(names) or "the file has none"
-            raise ConfigError(source, key, f"no plugin is named {reference!r}", f"plugins: {known}")
+            problem = f"a second plugin named {name!r}"
+            errors.append(ConfigError(source, f"plugins[{position}]", problem, "give it a name"))
+    known = ", ".join(names) or "the file has none"
+    errors += [
+        ConfigError(source, key, f"no plugin is named {reference!r}", f"plugins: {known}")
+        for key, reference in _references(msgspec.to_builtins(config), "")
+        if reference not in names and reference not in _MADE
+    ]
+    raise_all(errors)
     return config
+
+
+def _without_nulls(value: object) -> object:
+    """Leave out keys without a value, as Go does; parameters stay as they are."""
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: part if name == "parameters" else _without_nulls(part)
+        for name, part in value.items()
+        if part is not None
+    }
 
 
 def _references(value: object, key: str) -> Iterator[tuple[str, str]]:

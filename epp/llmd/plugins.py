@@ -1,23 +1,39 @@
 """What an `EndpointPickerConfig` means here: a policy with its weights, and settings of the prefix index.
 
-Three ways to say the policy: llm-d's scorers under max-score-picker become the policy `llm-d` (same formulas,
-`epp.policies.llm_d`); random-picker becomes `random`; a plugin named like one of our policies is that policy.
-Owns that translation; `picker_config` owns the file's shape, `catalogue` what has no counterpart.
+Ways to say the policy: the scorers of llm-d's default profile become the policy `llm-d` (same formulas,
+weights that can be tuned); random-picker alone becomes `random`; any other profile becomes `llm-d-profile`,
+plugin by plugin; a plugin named like one of our policies is that policy. Owns that translation;
+`picker_config` owns the file's shape, `catalogue` what is no part of a profile.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from epp.config.strict import convert
-from epp.errors import ConfigError
-from epp.llmd.catalogue import ALTERNATIVES
+from epp.errors import ConfigError, gather, raise_all
+from epp.llmd.catalogue import ALTERNATIVES, FLOW_CONTROL, STAGES, STAND_INS
 from epp.llmd.picker_config import Reference
 from epp.llmd.values import duration_s
+from epp.policies.llm_d_plugins import (
+    Admitter,
+    ConcurrencyDetector,
+    Filter,
+    Filters,
+    PrefixScorer,
+    Scorer,
+    Scorers,
+    TopologyFilter,
+    TopologyScorer,
+    UtilizationDetector,
+)
+from epp.policies.llm_d_profile import LlmDProfile, Picker
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -34,13 +50,17 @@ SCORERS = {
     "prefix-cache-scorer": "prefix_weight",
     "load-aware-scorer": "load_weight",
 }
-PICKERS = frozenset({"max-score-picker", "random-picker"})
+PICKERS = frozenset(get_args(Picker))
 #: Weights without any configuration, llm-d's defaults (source [E]).
 DEFAULT_WEIGHTS = {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
 #: Bytes a token is taken for where a block's size is given in tokens; llm-d's estimate (source [E]).
 BYTES_PER_TOKEN = 4
 _LARGEST_WEIGHT = 10.0
 _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlugins"})
+_FALSE = frozenset({"0", "f", "false"})
+_NOTHING_QUEUED = "leave it out: nothing is queued; requests of negative priority get 429 when saturated"
+#: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
+_LEAST_STALE_MS = 500.0
 #: What a policy's plugin may say besides the policy's parameters.
 _POLICY_KEYS = ("weights", "bounds", "tie_band", "fallbacks")
 
@@ -52,20 +72,20 @@ class Meaning:
     Attributes:
         sections: section -> key -> value, to be laid over defaults.
         own: sections written by the operator as ours; they are laid over everything.
-        warnings: sentences on what means something else here.
+        warnings: sentences on what means something else here, one for each plugin or parameter.
+        admitters: by name; they come before a profile's filters.
+        predictor: parameters of a profile that a latency predictor says.
     """
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    admitters: dict[str, Admitter] = field(default_factory=dict)
+    predictor: dict[str, Any] = field(default_factory=dict)
 
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
         self.sections.setdefault(section, {}).update(values)
-
-    def put_params(self, **values: Any) -> None:
-        """Set parameters of the policy."""
-        self.sections.setdefault("policy", {}).setdefault("params", {}).update(values)
 
 
 def default_meaning() -> Meaning:
@@ -79,116 +99,225 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     """Translate a configuration.
 
     Raises:
-        ConfigError: a plugin, parameter or section without a counterpart; says what to do instead.
+        ConfigError: all plugins, parameters and sections without a counterpart, each with what to do instead.
     """
-    _refuse_sections(config, source)
-    meaning = Meaning()
+    meaning, made, errors = Meaning(), dict[str, Any](), list[ConfigError]()
+    queued = _check_sections(config, source, meaning, errors)
+    refused: dict[str, list[str]] = {}
     for position, plugin in enumerate(config.plugins):
-        _plugin(plugin, f"plugins[{position}]", source, meaning)
+        kind = plugin.type
+        if instead := ALTERNATIVES.get(kind, _NOTHING_QUEUED if queued and kind in FLOW_CONTROL else ""):
+            refused.setdefault(instead, []).append(kind)
+            continue
+        with gather(errors):
+            made[plugin.known_as] = _plugin(plugin, f"plugins[{position}]", source, meaning)
+    for instead, kinds in refused.items():
+        problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
+        errors.append(ConfigError(source, "plugins", problem, instead))
+    raise_all(errors)
     if not config.plugins:
         return default_meaning()
+    _detect(config, made, meaning)
     by_name = {plugin.known_as: plugin for plugin in config.plugins}
-    if config.scheduling_profiles:
+    key, references = "plugins", [Reference(plugin_ref=name) for name in by_name]
+    if config.scheduling_profiles:  # without, every plugin belongs to one
         key, references = "schedulingProfiles[0]", config.scheduling_profiles[0].plugins
-    else:  # without profiles every plugin belongs to one
-        key = "plugins"
-        references = [Reference(plugin_ref=plugin.known_as) for plugin in config.plugins]
-    entries = [(by_name[reference.plugin_ref], reference.weight) for reference in references]
+    entries = [(by_name[each.plugin_ref], made[each.plugin_ref], each.weight) for each in references]
     _policy(entries, key, source, meaning)
     return meaning
 
 
-def _refuse_sections(config: EndpointPickerConfig, source: str) -> None:
-    if len(config.scheduling_profiles) > 1:
+def _check_sections(
+    config: EndpointPickerConfig, source: str, meaning: Meaning, errors: list[ConfigError]
+) -> bool:
+    """Check all but plugins; tell whether flow control is asked for."""
+    staged = any(ALTERNATIVES.get(plugin.type) == STAGES for plugin in config.plugins)
+    if len(config.scheduling_profiles) > 1 and not staged:
         names = ", ".join(profile.name for profile in config.scheduling_profiles)
-        fix = "keep the one that decodes; prefill and decode endpoints are not distinguished yet"
-        raise ConfigError(source, "schedulingProfiles", f"one profile is served, not several ({names})", fix)
-    if config.flow_control is not None:
-        raise ConfigError(source, "flowControl", "nothing is queued here", "leave it out")
+        fix = "keep the one that decodes, or run one picker for each"
+        errors.append(ConfigError(source, "schedulingProfiles", f"one is served, not several ({names})", fix))
+    queued = False
     for position, gate in enumerate(config.feature_gates):
         name, _, value = gate.partition("=")
-        if value != "false" and name not in _GATES:
-            problem = "nothing is queued here" if name == "flowControl" else f"unknown gate {name!r}"
-            raise ConfigError(source, f"featureGates[{position}]", problem, "leave it out")
+        if value.strip().lower() not in _FALSE and name not in _GATES:
+            queued |= name == "flowControl"
+            problem = "flow control: nothing is queued here" if queued else f"unknown gate {name!r}"
+            fix = _NOTHING_QUEUED if queued else "leave it out"
+            errors.append(ConfigError(source, f"featureGates[{position}]", problem, fix))
+    if not queued and set(config.flow_control or {}) - {"saturationDetector"}:
+        meaning.warnings.append("flowControl: without effect, as in llm-d without its feature gate")
     layer = config.data_layer
     if layer.peer_discovery or layer.cross_replica_syncer_plugin_ref:
         fix = "leave it out: replicas share no state"
-        raise ConfigError(source, "dataLayer.peerDiscovery", "replicas of the picker do not meet", fix)
+        problem = "replicas of the picker do not meet"
+        errors.append(ConfigError(source, "dataLayer.peerDiscovery", problem, fix))
+    return queued
 
 
-def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> None:
-    """Check a plugin and take what its parameters say for itself."""
-    kind = plugin.type
+def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
+    """Check a plugin, take what its parameters say for itself, and return them."""
+    kind, given, key_of = plugin.type, plugin.parameters or {}, f"{key}.parameters"
     if kind == SETTINGS:
-        meaning.own = dict(plugin.parameters or {})
+        meaning.own = dict(given)
         for section in ("listen", "pool"):
             if section in meaning.own:
                 fix = "use the flags" if section == "listen" else "the flags say the pool"
-                raise ConfigError(source, f"{key}.parameters.{section}", "is said by flags here", fix)
-        return
+                raise ConfigError(source, f"{key_of}.{section}", "is said by flags here", fix)
+        return None
     if kind in POLICIES:
-        return
+        return None
+    if kind in FLOW_CONTROL:
+        meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
+        return None
+    if stand_in := STAND_INS.get(kind):
+        words, names = stand_in
+        if unknown := given.keys() - names.split():
+            problem = f"{kind}: unknown parameter"
+            raise ConfigError(source, f"{key_of}.{min(unknown)}", problem, f"known: {names or 'none'}")
+        meaning.warnings.append(f"{kind}: {words}")
+        return None
     if kind not in KINDS:
-        if alternative := ALTERNATIVES.get(kind):
-            raise ConfigError(source, key, f"plugin {kind!r} has no counterpart here", alternative)
         near = difflib.get_close_matches(kind, [*KINDS, *POLICIES, *ALTERNATIVES, SETTINGS], n=1)
         fix = f"did you mean {near[0]!r}?" if near else "docs/llm-d.md lists the plugins"
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
-    given, key = plugin.parameters or {}, f"{key}.parameters"
-    parameters = convert(given, KINDS[kind], source, key)
+    parameters = convert(given, KINDS[kind], source, key_of)
     for name in given:
         if refusal := _REFUSED.get(name):
-            raise ConfigError(source, f"{key}.{name}", f"{kind}: {refusal[0]}", refusal[1])
+            raise ConfigError(source, f"{key_of}.{name}", f"{kind}: {refusal[0]}", refusal[1])
         if note := _NOTED.get(name):
             meaning.warnings.append(f"{kind} {name}: {note}")
     try:
-        parameters.put(meaning)
+        if isinstance(parameters, UtilizationDetector):
+            return _with_staleness(parameters, meaning)
+        if isinstance(parameters, _Parameters):
+            parameters.put(meaning)
+        elif isinstance(parameters, Admitter):
+            meaning.admitters[plugin.known_as] = parameters
+        elif isinstance(parameters, TopologyScorer | TopologyFilter):
+            meaning.warnings.append(
+                f"{kind}: without effect where no prefill endpoint is picked, as in llm-d"
+            )
     except ValueError as error:
-        raise ConfigError(source, key, f"{kind}: {error}") from None
+        raise ConfigError(source, key_of, f"{kind}: {error}") from None
+    return parameters
 
 
-def _policy(entries: list[tuple[Plugin, float | None]], key: str, source: str, meaning: Meaning) -> None:
-    ours = [(plugin, weight) for plugin, weight in entries if plugin.type in POLICIES]
-    scorers = [(plugin.type, weight) for plugin, weight in entries if plugin.type in SCORERS]
-    pickers = [plugin.type for plugin, _ in entries if plugin.type in PICKERS]
-    if len(pickers) > 1 or len(dict(scorers)) < len(scorers):
+def _with_staleness(found: UtilizationDetector, meaning: Meaning) -> UtilizationDetector:
+    """Read the Go duration; engines are scraped less often here than by llm-d."""
+    told = found.metrics_staleness_threshold
+    stale_ms = max(duration_s(told) * 1e3 if isinstance(told, str) else told, _LEAST_STALE_MS)
+    if isinstance(told, str) and stale_ms == _LEAST_STALE_MS:
+        meaning.warnings.append(
+            f"utilization-detector metricsStalenessThreshold: {_LEAST_STALE_MS:g} ms at least"
+        )
+    return replace(found, metrics_staleness_threshold=stale_ms)
+
+
+def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: Meaning) -> None:
+    """Measure saturation by the detector that is referred to, else by the one that llm-d would take."""
+    within = (config.flow_control or {}).get("saturationDetector") or {}
+    outer = config.saturation_detector.plugin_ref if config.saturation_detector else ""
+    match made.get(within.get("pluginRef") or outer or "utilization-detector"):
+        case UtilizationDetector() as found:
+            meaning.put(
+                "saturation",
+                queue_requests=found.queue_depth_threshold,
+                kv_usage=found.kv_cache_util_threshold,
+                stale_after_s=float(found.metrics_staleness_threshold) / 1e3,
+            )
+        case ConcurrencyDetector() as found:
+            if found.concurrency_mode != "tokens":
+                meaning.put("saturation", running_requests=found.max_concurrency)
+            if found.concurrency_mode != "requests":
+                meaning.put("saturation", pending_tokens=found.max_token_concurrency)
+
+
+#: A plugin of a profile: as configured, its parameters, its weight.
+_Entry = tuple["Plugin", Any, float | None]
+
+
+def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> None:
+    ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
+    scorers = [entry for entry in entries if isinstance(entry[1], Scorer | _Prefix)]
+    filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
+    filters = {**meaning.admitters, **filters}
+    pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
+    if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
         raise ConfigError(source, key, "several pickers, or a scorer twice", "keep one")
-    if len(ours) > 1 or (ours and scorers):
-        names = ", ".join([*(plugin.type for plugin, _ in ours), *dict(scorers)])
-        fix = "a policy is the whole formula: keep one, and drop the scorers"
+    if len(ours) > 1 or (ours and (scorers or filters)):
+        names = ", ".join(
+            [*(each[0].type for each in ours), *(plugin.type for plugin, _, _ in scorers), *filters]
+        )
+        fix = "a policy is the whole formula: keep one, and drop the filters and scorers"
         raise ConfigError(source, key, f"a policy beside others: {names}", fix)
-    meaning.sections.setdefault("policy", {}).setdefault("fallbacks", 0)
+    picker = next(iter(pickers), "max-score-picker")
+    fallbacks = max(pickers[picker].max_num_of_endpoints, 1) - 1 if pickers else 0
+    meaning.put("policy", fallbacks=fallbacks)
     if ours:
-        [(policy, weight)] = ours
-        if weight not in (None, 1.0):
-            problem = "a policy has no weight beside others"
-            raise ConfigError(source, key, problem, "put 'weights' into its parameters")
-        params = dict(policy.parameters or {})
-        own = {name: params.pop(name) for name in _POLICY_KEYS if name in params}
-        meaning.put("policy", name=policy.type, params=params, **own)
-    elif "random-picker" in pickers or not any(weight != 0 for _, weight in scorers):
+        _our_policy(*ours[0], key, source, meaning)
+    elif not filters and (picker == "random-picker" or not any(weight != 0 for _, _, weight in scorers)):
         meaning.put("policy", name="random")
         if scorers:
             meaning.warnings.append("random-picker: the scorers beside it decide nothing")
     else:
-        _scored(scorers, key, source, meaning)
+        for plugin, _, weight in scorers:
+            if weight is not None and not math.isfinite(weight):
+                raise ConfigError(source, key, f"weight {weight} of {plugin.known_as!r}", "a number")
+        if filters or picker != "max-score-picker" or not _usual(scorers):
+            _profile(filters, scorers, picker, meaning)
+        else:
+            _scored(scorers, meaning)
 
 
-def _scored(scorers: list[tuple[str, float | None]], key: str, source: str, meaning: Meaning) -> None:
-    name = "llm-d-load-aware" if "load-aware-scorer" in dict(scorers) else "llm-d"
-    if name == "llm-d":  # the scorer may be named without being in the profile
-        meaning.sections["policy"].get("params", {}).pop("threshold", None)
+def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, meaning: Meaning) -> None:
+    if weight not in (None, 1.0):
+        problem = "a policy has no weight beside others"
+        raise ConfigError(source, key, problem, "put 'weights' into its parameters")
+    params = dict(policy.parameters or {})
+    own = {name: params.pop(name) for name in _POLICY_KEYS if name in params}
+    meaning.put("policy", name=policy.type, params=params, **own)
+
+
+def _usual(scorers: list[_Entry]) -> bool:
+    """Tell whether the policies `llm-d` and `llm-d-load-aware` have these scorers, each once."""
+    kinds = {plugin.type for plugin, _, _ in scorers}
+    return (
+        kinds <= SCORERS.keys()
+        and len(kinds) == len(scorers)
+        and all(weight is None or weight >= 0.0 for _, _, weight in scorers)
+    )
+
+
+def _profile(filters: Mapping[str, Filter], scorers: list[_Entry], picker: str, meaning: Meaning) -> None:
+    """Say the profile plugin by plugin, by the names that the file has for them."""
+    parts = {
+        plugin.known_as: part.scorer() if isinstance(part, _Prefix) else part for plugin, part, _ in scorers
+    }
+    params: dict[str, Any] = {"filters": filters, "scorers": parts, "picker": picker}
+    weights = {plugin.known_as: 1.0 if weight is None else weight for plugin, _, weight in scorers}
+    if any(part.predicts for part in (*filters.values(), *parts.values())):
+        params |= meaning.predictor
+    meaning.put("policy", name=LlmDProfile.name, params={**params, "scorer_weights": weights})
+
+
+def _scored(scorers: list[_Entry], meaning: Meaning) -> None:
+    kinds = {plugin.type: part for plugin, part, _ in scorers}
+    name = "llm-d-load-aware" if "load-aware-scorer" in kinds else "llm-d"
     weights = dict.fromkeys(POLICIES[name].load().weight_specs, 0.0)
-    for kind, weight in scorers:
-        value = 1.0 if weight is None else float(weight)
-        if not 0.0 <= value < float("inf"):
-            raise ConfigError(source, key, f"weight {value} of {kind!r}", "0 or more")
-        weights[SCORERS[kind]] = value
+    for plugin, _, weight in scorers:
+        weights[SCORERS[plugin.type]] = 1.0 if weight is None else float(weight)
     largest = max(weights.values())
     if largest > _LARGEST_WEIGHT:  # only proportions count, and ours are bounded
         weights = {name: value * _LARGEST_WEIGHT / largest for name, value in weights.items()}
         meaning.warnings.append(f"scorer weights are scaled to at most {_LARGEST_WEIGHT:g}; proportions stay")
-    meaning.put("policy", name=name, weights=weights)
+    params: dict[str, Any] = {}
+    prefix, load = kinds.get("prefix-cache-scorer"), kinds.get("load-aware-scorer")
+    if prefix and prefix.match_length_weight:
+        params["match_length_weight"] = prefix.match_length_weight
+        params["match_length_scale_tokens"] = prefix.match_length_scale_tokens
+    if load and load.threshold not in (0, 128):
+        params["threshold"] = load.threshold
+    meaning.put("policy", name=name, weights=weights, **({"params": params} if params else {}))
 
 
 class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -199,21 +328,17 @@ class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
-_Threshold = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Picker(_Parameters, frozen=True):
-    max_num_of_endpoints: Annotated[int, msgspec.Meta(ge=1, le=17)] = 1
-
-    def put(self, meaning: Meaning) -> None:
-        meaning.put("policy", fallbacks=self.max_num_of_endpoints - 1)
+    max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
 
 
 class _Prefix(_Parameters, frozen=True):
     """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
     match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    match_length_scale_tokens: Annotated[float, msgspec.Meta(ge=1)] = 8192.0
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
     block_size_tokens: _Count = 0
     #: What `block_size_tokens` was called, which wins.
     block_size: _Count = 0
@@ -224,11 +349,6 @@ class _Prefix(_Parameters, frozen=True):
     prefix_match_info_producer_name: object = None
 
     def put(self, meaning: Meaning) -> None:
-        if self.match_length_weight:
-            meaning.put_params(
-                match_length_weight=self.match_length_weight,
-                match_length_scale_tokens=self.match_length_scale_tokens,
-            )
         stated = self.block_size_tokens or self.block_size
         block_tokens = max(stated, 64)
         if stated:
@@ -236,19 +356,74 @@ class _Prefix(_Parameters, frozen=True):
         if self.lru_capacity_per_server:
             meaning.put("prefix", capacity_tokens=self.lru_capacity_per_server * block_tokens)
 
+    def scorer(self) -> PrefixScorer:
+        """Return what scores by it in a profile."""
+        return PrefixScorer(
+            match_length_weight=self.match_length_weight,
+            match_length_scale_tokens=self.match_length_scale_tokens,
+        )
 
-class _LoadAware(_Parameters, frozen=True):
-    threshold: int = 0
+
+class _Precise(_Prefix, frozen=True):
+    """The deprecated scorer with an index of its own."""
+
+    token_processor_config: object = None
+    indexer_config: object = None
+    kv_events_config: object = None
+    speculative_indexing: object = None
+    speculative_ttl: object = msgspec.field(default=None, name="speculativeTTL")
 
     def put(self, meaning: Meaning) -> None:
-        if self.threshold > 0:  # else llm-d takes the default, too
-            meaning.put_params(threshold=self.threshold)
+        meaning.warnings.append(
+            f"precise-prefix-cache-scorer: {STAND_INS['precise-prefix-cache-producer'][0]}"
+        )
+
+
+class _InFlight(_Parameters, frozen=True):
+    add_estimated_output_tokens: Annotated[
+        Literal[False], msgspec.Meta(extra={"fix": "leave it out: only prompts are counted"})
+    ] = False
+    output_ratio: object = None
+    max_estimated_output_tokens: object = None
+    sync_cross_replica_state: object = None
+    prefix_match_info_producer_name: object = None
+
+
+class _Predictor(_Parameters, frozen=True):
+    streaming_mode: bool = False
+    slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = msgspec.field(
+        default=1.0, name="sloBufferFactor"
+    )
+    sampling_mean: object = None
+    max_decode_token_samples_for_prediction: object = None
+    context_ttl: object = msgspec.field(default=None, name="contextTTL")
+    endpoint_role_label: object = None
+    predict_in_produce: object = None
+    use_encoder_cache_features: object = None
+    encoder_cache_match_info_producer_name: object = None
+    prefix_match_info_producer_name: object = None
+    in_flight_load_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.predictor = {
+            "streaming_mode": self.streaming_mode,
+            "slo_buffer_factor": self.slo_buffer_factor,
+        }
+        meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
 
 
 class _TokenProducer(_Parameters, frozen=True):
+    model_name: str = ""
     estimate: object = None
     vllm: object = None
     uds_tokenizer_config: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        if self.vllm or self.uds_tokenizer_config:
+            meaning.warnings.append(
+                "token-producer: tokens are counted in process, by the model's tokenizer where it is on this "
+                "machine (tokens of epp-settings), else estimated"
+            )
 
 
 class _DataSource(_Parameters, frozen=True):
@@ -276,36 +451,28 @@ class _Extractor(_Parameters, frozen=True):
     custom_metrics: object = None
 
 
-class _Saturation(_Parameters, frozen=True):
-    queue_depth_threshold: _Threshold = 5.0
-    kv_cache_util_threshold: _Threshold = 0.8
-    metrics_staleness_threshold: object = None
-    headroom: object = None
-
-    def put(self, meaning: Meaning) -> None:
-        meaning.put(
-            "saturation", queue_requests=self.queue_depth_threshold, kv_usage=self.kv_cache_util_threshold
-        )
-
-
 class _Conformance(_Parameters, frozen=True):
     def put(self, meaning: Meaning) -> None:
         meaning.put("protocol", conformance=True)
         meaning.warnings.append("for the conformance suite alone: clients choose their endpoint by a header")
 
 
-KINDS: Mapping[str, type[_Parameters]] = {
-    "single-profile-handler": _Parameters,
-    "queue-scorer": _Parameters,
-    "kv-cache-utilization-scorer": _Parameters,
+def _kinds(union: object) -> dict[str, type[msgspec.Struct]]:
+    return {str(part.__struct_config__.tag): part for part in get_args(union)}
+
+
+KINDS: Mapping[str, type[msgspec.Struct]] = {
+    **_kinds(Filters),
+    **_kinds(Scorers),
     "prefix-cache-scorer": _Prefix,
-    "load-aware-scorer": _LoadAware,
-    "max-score-picker": _Picker,
-    "random-picker": _Picker,
+    "precise-prefix-cache-scorer": _Precise,
+    **dict.fromkeys(PICKERS, _Picker),
+    "single-profile-handler": _Parameters,
     "approx-prefix-cache-producer": _Prefix,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,
-    "inflight-load-producer": _Parameters,
+    "inflight-load-producer": _InFlight,
+    "predicted-latency-producer": _Predictor,
     "openai-parser": _Parameters,
     "anthropic-parser": _Parameters,
     "vllmhttp-parser": _Parameters,
@@ -313,7 +480,6 @@ KINDS: Mapping[str, type[_Parameters]] = {
     "passthrough-parser": _Parameters,
     "metrics-data-source": _DataSource,
     "core-metrics-extractor": _Extractor,
-    "utilization-detector": _Saturation,
     "header-based-testing-filter": _Conformance,
     "destination-endpoint-served-verifier": _Conformance,
 }
@@ -333,19 +499,11 @@ _NOTED = {
     "insecureSkipVerify": "certificates are verified; give caCertPath",
     "engineLabelKey": _BY_METRICS,
     "defaultEngine": _BY_METRICS,
-    "metricsStalenessThreshold": "scrape.stale_after_s holds for all that is read of metrics",
-    "headroom": "there is none",
 }
-_NO_SERVICE = (
-    "no other service is asked for tokens",
-    "name the model's tokenizer under tokens.models of epp-settings: it is counted in process",
-)
 _NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
 _BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
 #: Parameters that are refused: why, and what to do instead.
 _REFUSED = {
-    "vllm": _NO_SERVICE,
-    "udsTokenizerConfig": _NO_SERVICE,
     "port": (
         "metrics are read where the endpoint serves",
         "leave it out, or serve metrics on the endpoint's port",

@@ -14,7 +14,7 @@ from msgspec import Meta
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from epp.types import Floats, RequestInfo, Snapshot
+    from epp.types import Endpoint, Floats, RequestInfo, Snapshot
 
     Terms = dict[str, Floats]
     Weights = Mapping[str, float]
@@ -116,6 +116,15 @@ class Policy:
     def default_weights(cls) -> dict[str, float]:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
+
+    def admits(self, endpoint: Endpoint) -> bool:
+        """Tell whether an endpoint may serve any request at all, by what its pool says of it."""
+        return True
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """Columns of `Snapshot.extra` that it reads."""
+        return frozenset()
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.

@@ -99,7 +99,11 @@ def params_of(policy: Policy) -> dict[str, object]:
         if isinstance(value, RewardModel):
             changed[field.name] = value.version
         elif value != default:
-            changed[field.name] = dict(value) if isinstance(value, Mapping) else value
+            changed[field.name] = (
+                {name: msgspec.to_builtins(part) for name, part in value.items()}
+                if isinstance(value, Mapping)
+                else value
+            )
     return changed
 
 

@@ -116,6 +116,7 @@ def _fleet(record: Mapping[str, Any]) -> Snapshot:
         unknown=unknown,
         rtt_sources=_rtt_sources(record, count),
         models=tuple(record["served_models"]),
+        extra={name: _column(values, count) for name, values in record.get("extra", {}).items()},
     )
 
 

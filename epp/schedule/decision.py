@@ -201,6 +201,7 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
+        **({"extra": {name: column.tolist() for name, column in fleet.extra.items()}} if fleet.extra else {}),
         "served_model": decision.served_model,
         "served_models": fleet.models,
     }

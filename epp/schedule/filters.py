@@ -66,9 +66,14 @@ class _Static(Struct, frozen=True):
 
 
 class Filters:
-    """Filters the pool."""
+    """Filters the pool.
 
-    def __init__(self) -> None:
+    Args:
+        admits: the policy's own rule on endpoints, None for none.
+    """
+
+    def __init__(self, admits: Callable[[Endpoint], bool] | None = None) -> None:
+        self._admits = admits or (lambda _: True)
         self._pool: dict[int, Endpoint] = {}
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
@@ -180,6 +185,7 @@ class Filters:
                 lambda endpoint: regions is None or endpoint.region in regions,
                 f"no endpoint in the allowed regions {sorted(regions or ())}",
             ),
+            ("labels", self._admits, "no endpoint has the labels that the policy's filters ask for"),
         )
         for rule, passes, problem in rules:
             out = tuple(endpoint.address for endpoint in left.values() if not passes(endpoint))

@@ -20,6 +20,7 @@ from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.schedule.decision import Basis, Decision, Source
+from epp.schedule.extras import Extras
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
@@ -95,7 +96,8 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self.filters = Filters()
+        self.filters = Filters(policy.admits)
+        self._extras = Extras(policy.asks) if policy.asks else None
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -140,6 +142,8 @@ class Picker:
         cached = match.cached_tokens(found.slots) if match else None
         success = fleet.capability.success(request, found.served_models, len(found.slots))
         seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
+        if self._extras is not None:
+            seen = replace(seen, extra=self._extras.columns(request, fleet, found.slots))
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
@@ -239,6 +243,8 @@ class Picker:
 
     def _reserve(self, decision: Decision, slot: int, now_s: float) -> None:
         self._sequence += 1
+        if self._extras is not None:
+            self._extras.picked(decision.endpoint, cold=not decision.fleet.cached_tokens.any())
         seen = decision.fleet.at(decision.chosen)
         sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
         self.fleet.retry_after.sent(slot, decision.id, now_s)

@@ -1,8 +1,9 @@
 """Who has to wait for better times: requests of negative priority, while the pool is saturated.
 
-Owns the measure of saturation and the rule; it is llm-d's utilization detector with its flow control off,
-source [E]: the mean over the endpoints of the larger of queue and KV cache, each over its threshold. An
-endpoint that reports nothing counts as saturated, and so does a pool without endpoints.
+Owns the measure of saturation and the rule; it is one of llm-d's detectors with its flow control off, source
+[E]. Utilization: the mean over the endpoints of the larger of queue and KV cache, each over its threshold. An
+endpoint that reports nothing counts as saturated, and so does a pool without endpoints. Concurrency: the same
+of what was sent and has not ended.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ def saturation(waiting: Floats, kv_usage: Floats, settings: Saturation) -> float
     return float(np.where(np.isnan(fuller), 1.0, fuller).mean())
 
 
+def concurrency(requests: Floats, tokens: Floats, settings: Saturation) -> float:
+    """Measure it by unfinished requests of each endpoint, and uncached tokens that await a first one."""
+    if not requests.size:
+        return 1.0
+    loads = ((requests, settings.running_requests), (tokens, settings.pending_tokens))
+    return float(np.maximum.reduce([load / limit for load, limit in loads if limit]).mean())
+
+
 class Shedding:
     """Refuses sheddable requests while the pool is saturated.
 
@@ -53,8 +62,17 @@ class Shedding:
     def saturation(self, now_s: float) -> float:
         """Measure the endpoints that take requests."""
         slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
-        block = self._fleet.engine.block(now_s)
-        return saturation(block[WAITING, slots], block[KV_USAGE, slots], self._settings)
+        fleet, settings = self._fleet, self._settings
+        if settings.running_requests or settings.pending_tokens:
+            ledger = fleet.ledger
+            return concurrency(
+                ledger.running_requests[slots], ledger.pending_uncached_tokens[slots], settings
+            )
+        block = fleet.engine.block(now_s)[:, slots]
+        if settings.stale_after_s:
+            stale = ~(now_s - fleet.engine.updated_s[slots] <= settings.stale_after_s)
+            block = np.where(stale, np.nan, block)
+        return saturation(block[WAITING], block[KV_USAGE], settings)
 
     def priority(self, headers: Mapping[str, str]) -> int:
         """Return the priority of the InferenceObjective that a request names, 0 for none."""

@@ -24,6 +24,7 @@ from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, PickAt, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
+from epp.schedule.extras import headers_read
 from epp.schedule.filters import allowed_regions
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.outcomes import EstimatedLeases, Outcomes
@@ -147,6 +148,8 @@ class Core:
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
         self.tokenizers = tokenizers
+        asks = picker.policy.asks
+        self._headers_read = headers_read(asks) if asks else None
         self._admission = admission
         self._relays = relays
         self._protocol = config.protocol
@@ -212,6 +215,10 @@ class Core:
             return parsed
         try:
             asked = self._info(request, parsed, counted)
+            if self._headers_read is not None:
+                told = {name: value for name, value in request.headers.items() if name in self._headers_read}
+                priority = self._admission.priority(request.headers)
+                asked = replace(asked, priority=priority, headers=told)
             asked_s = self._clock.mono_s()
             decision = self.picker.pick(asked, asked_s, self._clock.wall_s())
         except ClientError as error:
@@ -222,7 +229,8 @@ class Core:
                 words = f"The model '{model}' does not exist or you do not have access to it."
                 return self._refuse(request, 404, words, rule=error.rule, param="model", model=model)
             words = f"no endpoint available: {error.message}"
-            return self._refuse(request, 503, words, rule=error.rule, model=model)
+            status = 429 if error.rule == "saturated" else 503
+            return self._refuse(request, status, words, rule=error.rule, model=model)
         decided_s = self._clock.mono_s()
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - since_s)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.signals.metrics_text import NO_ADAPTERS
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from epp.signals.metrics_text import EngineSample
+    from epp.signals.metrics_text import Adapters, EngineSample
     from epp.types import Floats
 
 #: Rows of `EngineMetrics.block`.
@@ -73,6 +74,11 @@ class EngineMetrics:
             if start >= self._started_s[slot] - _SAME_START_S:
                 self._heard_s[slot] = now_s
         return restarted
+
+    def adapters(self, slot: int) -> Adapters:
+        """Return the LoRA adapters of the last sample."""
+        sample = self._last.get(slot)
+        return NO_ADAPTERS if sample is None else sample.adapters
 
     def forget(self, slot: int) -> None:
         """Clear the slot."""

@@ -246,6 +246,10 @@ class Fleet:
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
 
+    def labels(self, key: str) -> dict[int, str]:
+        """Return the value of a label by slot, of the endpoints that have it."""
+        return {slot: each.labels[key] for slot, each in self._members.values() if key in each.labels}
+
     def assume_rtt(self, address: str, rtt_ms: float | None) -> None:
         """State the RTT that counts while none is measured, None to state nothing."""
         slot = self.slot_of(address)

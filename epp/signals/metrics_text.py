@@ -32,6 +32,23 @@ if TYPE_CHECKING:
 SHARDS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank", b"ep_rank"})
 
 
+class Adapters(NamedTuple):
+    """LoRA adapters of an engine.
+
+    Attributes:
+        running: loaded.
+        waiting: to be loaded.
+        most: how many it loads at once.
+    """
+
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    most: int = 0
+
+
+NO_ADAPTERS = Adapters()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSample:
     """What one scrape shows; None is unknown.
@@ -45,6 +62,7 @@ class EngineSample:
         process_start_time_s: Unix time at which the process started.
         prompt_tokens_total: prompt tokens so far.
         generation_tokens_total: generated tokens so far.
+        adapters: its LoRA adapters.
     """
 
     engine: str = ""
@@ -55,6 +73,7 @@ class EngineSample:
     process_start_time_s: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
+    adapters: Adapters = NO_ADAPTERS
 
 
 #: By engine and meaning, names of which the first that is present counts. A name may select one series by a
@@ -68,6 +87,7 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "info": ("vllm:cache_config_info", "block_size", "num_gpu_blocks"),
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
+        "adapters": ("vllm:lora_requests_info",),
     },
     "sglang": {
         "running": ("sglang:num_running_reqs",),
@@ -137,6 +157,8 @@ class Plan:
         self._info_tokens = self._capacity_of_labels(*spec["info"]) if "info" in spec else None
         block, count = (self._by_scheduler(name) for name in spec.get("product", ("", "")))
         self._products = [((block[key],), (count[key],)) for key in block if key in count]
+        found = [each for name in spec.get("adapters", ()) for each in self._found.get(name, ())]
+        self._adapters = [(at, _adapters(labels)) for at, labels in found]
         del self._found
 
     def sample(self, numbers: Sequence[float]) -> EngineSample:
@@ -152,6 +174,8 @@ class Plan:
             _reduce(numbers, self._start, max),
             prompt,
             generation,
+            # Each set of adapters has a series, whose number is the time at which it came to be.
+            max(self._adapters, key=lambda each: numbers[each[0]], default=(0, NO_ADAPTERS))[1],
         )
 
     def _capacity_tokens(self, numbers: Sequence[float]) -> int | None:
@@ -192,6 +216,16 @@ class Plan:
             key = frozenset(item for item in labels.items() if item[0] not in SHARDS and item[0] != label)
             groups[key] = (*groups.get(key, ()), at)
         return groups
+
+
+def _adapters(labels: Labels) -> Adapters:
+    def names(label: bytes) -> frozenset[str]:
+        told = labels.get(label, b"").decode("utf-8", "replace").split(",")
+        return frozenset(name.strip() for name in told if name.strip())
+
+    most = number(labels.get(b"max_lora", b""))
+    running, waiting = names(b"running_lora_adapters"), names(b"waiting_lora_adapters")
+    return Adapters(running, waiting, int(most) if 0.0 <= most < 1e6 else 0)
 
 
 def _reduce(numbers: Sequence[float], names: Iterable[Groups], combine: Combine) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from epp.llmd.catalogue import ALTERNATIVES
+from epp.llmd.catalogue import ALTERNATIVES, STAND_INS
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.plugins import KINDS, SETTINGS
 from epp.llmd.settings import translate
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "llm-d.md").read_text()
 def test_every_flag_and_plugin_is_named() -> None:
     named = set(re.findall(r"`(?:-{1,2})?([a-z][\w-]*)`", PAGE))
     assert named >= {flag.name for flag in FLAGS}
-    assert named >= {*KINDS, *ALTERNATIVES, SETTINGS}
+    assert named >= {*KINDS, *ALTERNATIVES, *STAND_INS, SETTINGS}
 
 
 #: llm-d's flags and defaults, source [E]; "" for none.

@@ -1,0 +1,97 @@
+"""Columns that a policy asks for beyond a snapshot's own (`epp.policies.base.Policy.asks`).
+
+Owns who had cold requests, in order. All else is read of the request, the pool and the engines' last metrics.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.policies.llm_d_plugins import COLD_PLACE, LORA, PRIORITY, TPOT_SLO, TTFT_SLO
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from epp.signals.fleet import Fleet
+    from epp.types import Floats, RequestInfo, Slots
+
+#: Headers of latency objectives in ms, the newer name first.
+_HEADERS = {
+    TTFT_SLO: ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    TPOT_SLO: ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
+}
+
+
+def headers_read(asks: Collection[str]) -> frozenset[str]:
+    """Return the request headers that columns are made of."""
+    objectives = {header for name, headers in _HEADERS.items() if name in asks for header in headers}
+    labels = {name[6:].partition("=")[0] for name in asks if name.startswith("label:")}
+    return frozenset(objectives | labels)
+
+
+class Extras:
+    """Makes the columns.
+
+    Args:
+        asks: their names.
+    """
+
+    def __init__(self, asks: Collection[str]) -> None:
+        self._asks = sorted(asks)
+        #: Column -> endpoints that had cold requests, the oldest first.
+        self._cold: dict[str, dict[str, None]] = {
+            name: {} for name in self._asks if name.startswith(COLD_PLACE)
+        }
+
+    def columns(self, request: RequestInfo, fleet: Fleet, slots: Slots) -> Mapping[str, Floats]:
+        """Make a column for each name, in the order of the slots."""
+        return {name: self._column(name, request, fleet, slots.tolist()) for name in self._asks}
+
+    def _column(self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int]) -> Floats:
+        count = len(slots)
+        if name in self._cold:
+            places = {address: place for place, address in enumerate(self._cold[name])}
+            found = (places.get(fleet.address_of(slot) or "", -1) for slot in slots)
+            return np.fromiter(found, np.float64, count)
+        if name == LORA:
+            return np.fromiter((_lora(fleet, slot, request.model) for slot in slots), np.float64, count)
+        if name == PRIORITY:
+            return np.full(count, float(request.priority))
+        if name in _HEADERS:
+            told = next((request.headers[key] for key in _HEADERS[name] if key in request.headers), "")
+            return np.full(count, _number(told))
+        header, _, label = name.removeprefix("label:").partition("=")
+        if not (wanted := request.headers.get(header)):
+            return np.zeros(count)
+        labels = fleet.labels(label)
+        return np.fromiter((labels.get(slot) == wanted for slot in slots), np.float64, count)
+
+    def picked(self, address: str, *, cold: bool) -> None:
+        """Note where a request went, whose prompt no candidate had anything of if it is cold."""
+        if not cold:
+            return
+        for name, order in self._cold.items():
+            order.pop(address, None)
+            order[address] = None
+            if len(order) > int(name.partition(":")[2]):
+                del order[next(iter(order))]
+
+
+def _lora(fleet: Fleet, slot: int, model: str) -> float:
+    """Score an endpoint for an adapter: ``scheduling/scorer/loraaffinity/lora_affinity.go``."""
+    adapters = fleet.engine.adapters(slot)
+    if model in adapters.running:
+        return 1.0
+    if len(adapters.running) + len(adapters.waiting) < adapters.most:
+        return 0.8
+    return 0.6 if model in adapters.waiting else 0.0
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value < 1e12 else 0.0
