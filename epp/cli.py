@@ -42,6 +42,7 @@ COMMANDS = (
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
     Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),
+    Command(("migrate", "llm-d"), "epp.ops.migrate", "values of llm-d's charts as values of ours"),
     Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),
     Command(("doctor",), "epp.ops.doctor.command", "check a running deployment, and say what to do"),
     Command(
@@ -79,6 +80,7 @@ COMMANDS = (
     ),
 )
 GROUPS = {
+    "migrate": "come from another picker",
     "config": "the picker's configuration",
     "records": "what was decided, on file",
     "capability": "models that answer differently well",

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from epp.types import Ranking
 
 #: Header that says to a client, or a gateway's retry rule, why a request was dropped.
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
@@ -68,14 +67,15 @@ def dropped_reason(status: int, rule: str = "") -> str:
 
 
 def endpoint_scores(
-    endpoints: Sequence[str], costs: NDArray[np.float64], policy: str, weights: Mapping[str, float]
+    endpoints: Sequence[str], ranking: Ranking, policy: str, weights: Mapping[str, float]
 ) -> dict[str, float]:
     """A score for each priced endpoint, higher is better, for readers who know llm-d's.
 
-    Of `llm-d` and `llm-d-load-aware` it is llm-d's own weighted sum of scores, of which the load-aware one is
-    0.5 at most; of any other policy the negated cost.
+    Of `llm-d`, `llm-d-load-aware` and `llm-d-profile` it is llm-d's own weighted sum of scores, of which the
+    load-aware one is 0.5 at most; of any other policy the negated cost.
     """
     whole = 0.0
     if policy in ("llm-d", "llm-d-load-aware"):
         whole = sum(weights.values()) - 0.5 * weights.get("load_weight", 0.0)
-    return dict(zip(endpoints, (whole - costs).tolist(), strict=True))
+    scores = ranking.terms["score"] if policy == "llm-d-profile" else whole - ranking.costs
+    return dict(zip(endpoints, scores.tolist(), strict=True))

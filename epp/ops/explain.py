@@ -109,7 +109,8 @@ def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any
 def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> list[RenderableType]:
     """A decision for people: what was asked, the table of terms, why the choice, what came of it."""
     request = record["request"]
-    weights = ", ".join(f"{escape(name)} {value:g}" for name, value in record["weights"].items())
+    told = record["weights"] or record["params"].get("scorer_weights", {})  # llm-d's, by its names
+    weights = ", ".join(f"{escape(name)} {value:g}" for name, value in told.items())
     model = record["params"].get("model")
     head = (
         f"[bold]{escape(record['id'])}[/bold]"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from epp.signals.fleet import Fleet
+    from epp.signals.metrics_text import Adapters
     from epp.types import Floats, RequestInfo, Slots
 
 #: Headers of latency objectives in ms, the newer name first.
@@ -56,7 +57,8 @@ class Extras:
             found = (places.get(fleet.address_of(slot) or "", -1) for slot in slots)
             return np.fromiter(found, np.float64, count)
         if name == LORA:
-            return np.fromiter((_lora(fleet, slot, request.model) for slot in slots), np.float64, count)
+            scores = (lora_score(fleet.engine.adapters(slot), request.model) for slot in slots)
+            return np.fromiter(scores, np.float64, count)
         if name == PRIORITY:
             return np.full(count, float(request.priority))
         if name in _HEADERS:
@@ -79,9 +81,8 @@ class Extras:
                 del order[next(iter(order))]
 
 
-def _lora(fleet: Fleet, slot: int, model: str) -> float:
-    """Score an endpoint for an adapter: ``scheduling/scorer/loraaffinity/lora_affinity.go``."""
-    adapters = fleet.engine.adapters(slot)
+def lora_score(adapters: Adapters, model: str) -> float:
+    """Score an endpoint for an adapter (`epp.policies.llm_d_plugins.LoraScorer`)."""
     if model in adapters.running:
         return 1.0
     if len(adapters.running) + len(adapters.waiting) < adapters.most:

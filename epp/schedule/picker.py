@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.paths import ConnectionTiming
-    from epp.types import Endpoint, Floats, RequestInfo, Slots
+    from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,7 @@ class Picker:
             request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         )
         match = fleet.index.match(request) if tokens else None
-        cached = match.cached_tokens(found.slots) if match else None
-        success = fleet.capability.success(request, found.served_models, len(found.slots))
-        seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
-        if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, found.slots))
+        seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
@@ -189,6 +185,18 @@ class Picker:
         )
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
+
+    def _seen(
+        self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
+    ) -> Snapshot:
+        """Take the snapshot that the policy sees."""
+        fleet, slots, models = self.fleet, found.slots, found.served_models
+        cached = match.cached_tokens(slots) if match else None
+        success = fleet.capability.success(request, models, len(slots))
+        seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+        if self._extras is not None:
+            seen = replace(seen, extra=self._extras.columns(request, fleet, slots))
+        return seen
 
     def _completed(
         self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates

@@ -261,7 +261,7 @@ class Core:
             pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         if protocol.emit_scores:
             names = [others.get(name) or resolver.known_as(name) for name in decision.fleet.endpoints]
-            pick.scores = endpoint_scores(names, decision.ranking.costs, decision.policy, decision.weights)
+            pick.scores = endpoint_scores(names, decision.ranking, decision.policy, decision.weights)
         if self._relays is not None:
             self._relays.set_path(pick, decision)
         if self._tell_model:

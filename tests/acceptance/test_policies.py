@@ -31,6 +31,7 @@ POLICIES = [
     "llm-d",
     "llm-d-affinity",
     "llm-d-load-aware",
+    "llm-d-profile",
     "lmetric",
     "lodestar",
     "lodestar-paper",

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "gorgo",
     "gorgo-ms",
     "laar",
+    "llm-d-profile",
     "lodestar",
     "lodestar-paper",
     "power-of-two",

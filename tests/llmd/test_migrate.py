@@ -1,0 +1,114 @@
+"""`epp migrate llm-d` and `epp config check`: values and configurations of llm-d's, without starting."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from deploy.k8s.helm import template
+from epp.cli import main
+from tests.kit.chart import container, find, objects_of, require_helm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = """
+router:
+  epp: {replicas: 1, flags: {v: 2, tracing: false, secure-serving: true}, pluginsConfigFile: default-plugins.yaml}
+  inferencePool: {failureMode: FailOpen}
+  tracing: {sampling: {sampler: x}}
+"""
+GUIDE = """
+router:
+  epp:
+    replicas: 2
+    metricsDataSource: {path: /m}
+    pluginsConfigFile: mine.yaml
+    pluginsCustomConfig:
+      mine.yaml: |
+        apiVersion: llm-d.ai/v1
+        kind: EndpointPickerConfig
+        plugins:
+        - type: token-producer
+          parameters: {modelName: m, vllm: {url: "http://render:8000"}}
+        - type: prefix-cache-affinity-filter
+        - type: token-load-scorer
+        schedulingProfiles:
+        - name: default
+          plugins: [{pluginRef: prefix-cache-affinity-filter}, {pluginRef: token-load-scorer, weight: 2}]
+  modelServers: {type: vllm, targetPorts: [{number: 8000}, {number: 8001}], matchLabels: {app: qwen}}
+httpRoute: {create: true, inferenceGatewayName: gateway}
+"""
+STAGED = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {type: disagg-profile-handler}
+- {type: always-disagg-pd-decider}
+- {type: queue-scorer, parameters: {x: 1}}
+- {type: round-robin-fairness-policy}
+schedulingProfiles: [{name: prefill, plugins: []}, {name: decode, plugins: []}]
+"""
+
+
+def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("base.yaml", BASE), ("guide.yaml", GUIDE)):
+        (tmp_path / name).write_text(text)
+    assert main(["migrate", "llm-d", str(tmp_path / "base.yaml"), str(tmp_path / "guide.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("#")] == [
+        "epp.flags.tracing", "epp.flags.secure-serving", "tracing", "modelServers.type",
+    ]  # fmt: skip
+    ours = yaml.safe_load(out)
+    config = ours.pop("endpointPickerConfig")
+    assert config["plugins"][-1] == {"type": "metrics-data-source", "parameters": {"path": "/m"}}
+    assert ours == {
+        "endpoints": {"from": "inferencePool", "matchLabels": {"app": "qwen"}, "targetPorts": [8000, 8001]},
+        "replicas": 2,
+        "flags": {"v": 2},
+        "inferencePool": {"failureMode": "FailOpen"},
+        "httpRoute": {"create": True, "gateway": {"name": "gateway"}},
+    }
+
+
+@pytest.mark.parametrize("proxy", ["", "router: {proxy: {enabled: true}, extraServicePorts: [{port: 8080}]}"])
+def test_our_chart_takes_migrated_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], proxy: str
+) -> None:
+    require_helm()
+    (tmp_path / "guide.yaml").write_text(GUIDE)
+    (tmp_path / "proxy.yaml").write_text(proxy)
+    assert main(["migrate", "llm-d", str(tmp_path / "guide.yaml"), str(tmp_path / "proxy.yaml")]) == 0
+    (tmp_path / "ours.yaml").write_text(capsys.readouterr().out)
+    objects = objects_of(template("--values", str(tmp_path / "ours.yaml")))
+    assert ("--config" if proxy else "--config-file") in container(objects, "picker")["args"]
+    texts = find(objects, "ConfigMap", "gorgo-epp")["data"]
+    assert "token-load-scorer" in texts["epp.yaml" if proxy else "picker-config.yaml"]
+
+
+def test_a_check_says_of_each_what_becomes_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "values.yaml").write_text(GUIDE)
+    (tmp_path / "staged.yaml").write_text(STAGED)
+    (tmp_path / "other.yaml").write_text("kind: ConfigMap")
+    assert main(["config", "check", "--json", str(tmp_path)]) == 1
+    staged, guide = json.loads(capsys.readouterr().out)
+    assert (guide["status"], guide["policy"]) == ("mapped", "llm-d-profile")
+    assert [line.partition(":")[0] for line in guide["mapped"]] == ["token-producer"]
+    assert staged["status"] == "refused"
+    said = [f"{each['problem']} ({each['fix']})" for each in staged["refused"]]
+    assert len(said) == 4, "all at once, but for what the stages make wrong of themselves"
+    for words in (
+        "flow control",
+        "unknown key",
+        "disagg-profile-handler, always-disagg-pd-decider",
+        "round-robin",
+    ):
+        assert any(words in line for line in said), words
+    assert main(["config", "check", str(tmp_path / "values.yaml"), str(tmp_path / "staged.yaml")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 accepted, 1 mapped, 1 refused"

@@ -1,0 +1,36 @@
+"""llm-d's plugins keep the contract of policies, and come back from records."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from epp.policies.contract import breaches
+from epp.policies.llm_d_plugins import Filters, Scorers
+from epp.policies.llm_d_profile import LlmDProfile
+from epp.policies.registry import create
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "utilization-filter": {
+        "conditions": [{"metric": "waiting-queue", "maxValue": 100}],
+        "fallbackOnEmpty": True,
+    },
+    "header-label-affinity-scorer": {"headerName": "x", "labelKey": "y"},
+    "concurrency-detector": {"maxConcurrency": 10**15, "maxTokenConcurrency": 10**15},
+}
+PLUGINS = [part for union in (Filters, Scorers) for part in get_args(union)]
+
+
+@pytest.mark.parametrize("kind", PLUGINS, ids=lambda kind: kind.__struct_config__.tag)
+def test_a_plugin_keeps_the_contract_and_comes_back_from_a_record(kind: type[msgspec.Struct]) -> None:
+    tag = str(kind.__struct_config__.tag)
+    part = {"type": tag, **NEEDED.get(tag, {})}
+    params: dict[str, Any] = {"filters": {tag: part}, "picker": "weighted-random-picker"}
+    if kind in get_args(Scorers):
+        params = {"scorers": {tag: part}, "scorer_weights": {tag: 1.5}}
+    policy = create(LlmDProfile.name, params)
+    assert msgspec.to_builtins(policy)["filters" if "filters" in params else "scorers"] == {tag: part}
+    # Cold requests go by the order of the pool where nobody had one.
+    assert set(breaches(policy, 30, in_order=tag == "no-hit-lru-scorer")) == set()
