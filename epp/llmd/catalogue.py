@@ -11,8 +11,7 @@ INSTEAD = {
     STAGES: """
         always-disagg-multimodal-decider always-disagg-pd-decider disagg-headers-handler
         disagg-profile-handler disaggregatedset-rollout-screener mm-embeddings-cache-producer
-        mm-embeddings-cache-scorer p2p-source-producer pd-profile-handler prefill-header-handler
-        prefix-based-pd-decider
+        mm-embeddings-cache-scorer pd-profile-handler prefill-header-handler prefix-based-pd-decider
     """,
     "name label-selector-filter, decode-filter or prefill-filter": """
         by-label by-label-selector
@@ -23,8 +22,8 @@ INSTEAD = {
     "name the policy 'session-affinity' as a plugin": """
         session-affinity-filter session-affinity-scorer session-id-producer
     """,
-    "leave it out: GPU counters are not read": """
-        dcgm-data-source dcgm-extractor endpoint-attribute-filter endpoint-attribute-scorer
+    "leave it out: of GPUs and custom metrics nothing is read": """
+        endpoint-attribute-filter endpoint-attribute-scorer
     """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
@@ -45,6 +44,7 @@ ALTERNATIVES = {kind: instead for instead, kinds in INSTEAD.items() for kind in 
 _INDEX = "the prefix index here: it follows what is sent and what engines report; no KV events are read"
 _WATCHED = "pods are watched anyway"
 _MODELS = "models are matched where endpoints state theirs"
+_UNASKED = "GPU counters are not read, and nothing here asks for them"
 _UNREAD = "what it parses passes through unread, balanced among the endpoints"
 #: Plugin type -> what stands for it here, and its parameters, which are taken and say nothing more.
 STAND_INS = {
@@ -66,6 +66,8 @@ STAND_INS = {
         "scheme path insecureSkipVerify caCertPath clientCertPath clientKeyPath interval",
     ),
     "models-data-extractor": (_MODELS, ""),
+    "dcgm-data-source": (_UNASKED, "scheme path port insecureSkipVerify useNodeAddress interval"),
+    "dcgm-extractor": (_UNASKED, ""),
     "vertexai-parser": (_UNREAD, ""),
     "vllmgrpc-parser": (_UNREAD, ""),
     "request-attribute-reporter": (

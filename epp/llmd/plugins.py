@@ -59,6 +59,7 @@ _LARGEST_WEIGHT = 10.0
 _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlugins"})
 _FALSE = frozenset({"0", "f", "false"})
 _NOTHING_QUEUED = "leave it out: nothing is queued; requests of negative priority get 429 when saturated"
+_KV_SOURCE = "kv_source_min_tokens"
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
 _LEAST_STALE_MS = 500.0
 #: What a policy's plugin may say besides the policy's parameters.
@@ -74,14 +75,14 @@ class Meaning:
         own: sections written by the operator as ours; they are laid over everything.
         warnings: sentences on what means something else here, one for each plugin or parameter.
         admitters: by name; they come before a profile's filters.
-        predictor: parameters of a profile that a latency predictor says.
+        profile: parameters of a profile that producers say.
     """
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     admitters: dict[str, Admitter] = field(default_factory=dict)
-    predictor: dict[str, Any] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
 
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
@@ -263,7 +264,7 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> N
         for plugin, _, weight in scorers:
             if weight is not None and not math.isfinite(weight):
                 raise ConfigError(source, key, f"weight {weight} of {plugin.known_as!r}", "a number")
-        if filters or picker != "max-score-picker" or not _usual(scorers):
+        if filters or picker != "max-score-picker" or _KV_SOURCE in meaning.profile or not _usual(scorers):
             _profile(filters, scorers, picker, meaning)
         else:
             _scored(scorers, meaning)
@@ -293,10 +294,8 @@ def _profile(filters: Mapping[str, Filter], scorers: list[_Entry], picker: str, 
     parts = {
         plugin.known_as: part.scorer() if isinstance(part, _Prefix) else part for plugin, part, _ in scorers
     }
-    params: dict[str, Any] = {"filters": filters, "scorers": parts, "picker": picker}
+    params = {**meaning.profile, "filters": filters, "scorers": parts, "picker": picker}
     weights = {plugin.known_as: 1.0 if weight is None else weight for plugin, _, weight in scorers}
-    if any(part.predicts for part in (*filters.values(), *parts.values())):
-        params |= meaning.predictor
     meaning.put("policy", name=LlmDProfile.name, params={**params, "scorer_weights": weights})
 
 
@@ -405,11 +404,20 @@ class _Predictor(_Parameters, frozen=True):
     in_flight_load_producer_name: object = None
 
     def put(self, meaning: Meaning) -> None:
-        meaning.predictor = {
+        meaning.profile |= {
             "streaming_mode": self.streaming_mode,
             "slo_buffer_factor": self.slo_buffer_factor,
         }
         meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
+
+
+class _Peer(_Parameters, frozen=True):
+    min_cached_token_delta: Annotated[int, msgspec.Meta(ge=1)] = 1
+    prefill_profile_name: object = None
+    prefix_match_info_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.profile[_KV_SOURCE] = self.min_cached_token_delta
 
 
 class _TokenProducer(_Parameters, frozen=True):
@@ -473,6 +481,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "tokenizer": _TokenProducer,
     "inflight-load-producer": _InFlight,
     "predicted-latency-producer": _Predictor,
+    "p2p-source-producer": _Peer,
     "openai-parser": _Parameters,
     "anthropic-parser": _Parameters,
     "vllmhttp-parser": _Parameters,

@@ -126,6 +126,10 @@ class Policy:
         """Columns of `Snapshot.extra` that it reads."""
         return frozenset()
 
+    def kv_source(self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int) -> str:
+        """Name the endpoint that the pick should fetch the prompt's KV cache from, empty for none."""
+        return ""
+
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
-from epp.policies.base import Need, Policy, Positive, Softmax
+from epp.policies.base import Count, Need, Policy, Positive, Softmax
 from epp.policies.llm_d_plugins import (
     TPOT_HEADROOM,
     TPOT_SLO,
@@ -69,6 +69,8 @@ class LlmDProfile(Policy):
         picker: how to choose by score.
         streaming_mode: a request has a TPOT; else its headroom is 0.
         slo_buffer_factor: part of the TPOT's SLO that counts.
+        kv_source_min_tokens: how many more cached tokens make another endpoint the source of the pick's KV
+            cache; 0 for none.
     """
 
     name = "llm-d-profile"
@@ -79,6 +81,7 @@ class LlmDProfile(Policy):
     picker: Picker = "max-score-picker"
     streaming_mode: bool = False
     slo_buffer_factor: Positive = 1.0
+    kv_source_min_tokens: Count = 0
 
     def __post_init__(self) -> None:
         """Every scorer has a weight.
@@ -103,6 +106,22 @@ class LlmDProfile(Policy):
     def admits(self, endpoint: Endpoint) -> bool:
         """Ask the filters of labels."""
         return all(plugin.admits(endpoint.labels) for plugin in self.filters.values())
+
+    def kv_source(self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int) -> str:
+        """Draw among those with the most cached tokens, a block less included, for short queues.
+
+        ``requestcontrol/dataproducer/p2psource/producer.go``.
+        """
+        cached = fleet.cached_tokens
+        most = cached.max()
+        if not self.kv_source_min_tokens or most <= 0.0:
+            return ""
+        near = (cached > 0.0) & (cached + request.block_tokens >= most)
+        chances = np.cumsum(near / (1.0 + fleet.engine_waiting))
+        draw = keyed_uniform(seed, request.decision_id, "kv source") * chances[-1]
+        best = int(np.searchsorted(chances, draw, "right"))
+        enough = cached[best] - cached[chosen] >= self.kv_source_min_tokens
+        return fleet.endpoints[best] if best != chosen and enough else ""
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Filter, score and cost.

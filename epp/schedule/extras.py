@@ -25,22 +25,21 @@ _HEADERS = {
 }
 
 
-def headers_read(asks: Collection[str]) -> frozenset[str]:
-    """Return the request headers that columns are made of."""
-    objectives = {header for name, headers in _HEADERS.items() if name in asks for header in headers}
-    labels = {name[6:].partition("=")[0] for name in asks if name.startswith("label:")}
-    return frozenset(objectives | labels)
-
-
 class Extras:
     """Makes the columns.
 
     Args:
         asks: their names.
+
+    Attributes:
+        headers: request headers that they are made of.
     """
 
     def __init__(self, asks: Collection[str]) -> None:
         self._asks = sorted(asks)
+        objectives = {header for name in asks for header in _HEADERS.get(name, ())}
+        labels = {name[6:].partition("=")[0] for name in asks if name.startswith("label:")}
+        self.headers = frozenset(objectives | labels)
         #: Column -> endpoints that had cold requests, the oldest first.
         self._cold: dict[str, dict[str, None]] = {
             name: {} for name in self._asks if name.startswith(COLD_PLACE)

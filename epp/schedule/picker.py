@@ -20,7 +20,6 @@ from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.schedule.decision import Basis, Decision, Source
-from epp.schedule.extras import Extras
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex, PrefixMatch
     from epp.schedule.decision import Outcome
+    from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.paths import ConnectionTiming
@@ -97,7 +97,11 @@ class Picker:
         self._name_block = name_block
         self._learn = learn
         self.filters = Filters(policy.admits)
-        self._extras = Extras(policy.asks) if policy.asks else None
+        self._extras: Extras | None = None
+        if policy.asks:
+            from epp.schedule.extras import Extras  # noqa: PLC0415  # only for policies that ask for more
+
+            self._extras = Extras(policy.asks)
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -117,6 +121,11 @@ class Picker:
         if policy.name != self.policy.name:
             raise ValueError(f"the weights in force are those of {self.policy.name}, not of {policy.name}")
         self.policy, self._params = policy, params_of(policy)
+
+    @property
+    def headers_read(self) -> frozenset[str] | None:
+        """Request headers that the policy's further columns are made of; None where it asks for none."""
+        return None if self._extras is None else self._extras.headers
 
     @property
     def in_flight(self) -> int:

@@ -24,7 +24,6 @@ from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, PickAt, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
-from epp.schedule.extras import headers_read
 from epp.schedule.filters import allowed_regions
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.outcomes import EstimatedLeases, Outcomes
@@ -59,6 +58,8 @@ _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
 STEERING_HEADER = "test-epp-endpoint-selection"
 #: Its echo server answers with the headers that this one lists.
 ECHO_HEADER = "x-echo-set-header"
+#: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
+KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
 #: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
@@ -148,8 +149,7 @@ class Core:
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
         self.tokenizers = tokenizers
-        asks = picker.policy.asks
-        self._headers_read = headers_read(asks) if asks else None
+        self._headers_read = picker.headers_read
         self._admission = admission
         self._relays = relays
         self._protocol = config.protocol
@@ -257,6 +257,9 @@ class Core:
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
         pick = Pick(",".join(endpoints), decision.id)
+        policy = self.picker.policy
+        if source := policy.kv_source(decision.request, decision.fleet, decision.chosen, decision.seed):
+            pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
         if protocol.conformance:
             pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         if protocol.emit_scores:
