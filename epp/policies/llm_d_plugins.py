@@ -180,7 +180,7 @@ class NoHitLruScorer(Scorer, frozen=True, tag="no-hit-lru-scorer"):
         place = fleet.extra.get(self.asks[0], np.full(count, -1.0))
         never = place < 0.0
         rank = np.where(never, np.cumsum(never) - 1.0, never.sum() + place)
-        return np.maximum(1.0 - rank / max(count - 1, 1), 0.0)
+        return np.maximum(1.0 - rank / (count - 1), 0.0) if count > 1 else np.ones(1)
 
 
 class LoraScorer(Scorer, frozen=True, tag="lora-affinity-scorer"):
@@ -245,10 +245,10 @@ class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
         ttft, flat_ttft = _scaled(np.abs(fleet.extra[TTFT_HEADROOM][among]))
         tpot, flat_tpot = _scaled(np.abs(fleet.extra[TPOT_HEADROOM][among]))
         total = self.ttft_weight + self.tpot_weight
-        share = self.ttft_weight / total if total > 0.0 else 1.0
+        shares = (self.ttft_weight / total, self.tpot_weight / total) if total > 0.0 else (1.0, 0.0)
         if flat_ttft != flat_tpot:
-            share = float(flat_tpot)
-        combined = share * ttft + (1.0 - share) * tpot
+            shares = (float(flat_tpot), float(flat_ttft))
+        combined = shares[0] * ttft + shares[1] * tpot
         scores = np.zeros(len(fleet))
         scores[among] = (np.trunc((1.0 - combined if least else combined) * 100.0) + 1.0) / 100.0
         return scores

@@ -37,7 +37,7 @@ Picker = Literal["max-score-picker", "random-picker", "weighted-random-picker"]
 #: Term of the weighted sum.
 SCORE = "score"
 #: Costs of those without a chance, behind all that has one.
-_NO_CHANCE, _FILTERED = 1e100, 1e101
+_NO_CHANCE, FILTERED = 1e100, 1e101
 
 
 def _scorers() -> dict[str, Scorers]:
@@ -147,7 +147,7 @@ class LlmDProfile(Policy):
             score = score + self.scorer_weights[name] * column
             terms[name] = _spread_out(column, rows, count)
         terms[SCORE] = _spread_out(score, rows, count)
-        costs = np.full(count, _FILTERED)
+        costs = np.full(count, FILTERED)
         costs[rows] = self._costs(score, seen, seed, request.decision_id)
         return Ranking(costs, terms)
 
@@ -180,7 +180,7 @@ class LlmDProfile(Policy):
         if params.get("picker") != "weighted-random-picker" or not (score > 0.0).any():
             return None
         before = np.where(score > 0.0, -np.log(np.maximum(score, 1e-90)), 1e4)
-        return Softmax(np.where(ranking.costs < _FILTERED, before, 1e4), 1.0)
+        return Softmax(np.where(ranking.costs < FILTERED, before, 1e4), 1.0)
 
 
 def _among(fleet: Snapshot, kept: Flags) -> Snapshot:
