@@ -43,12 +43,11 @@ if TYPE_CHECKING:
 
 #: Our own settings, as parameters of a plugin of this type: sections of `epp.yaml`.
 SETTINGS = "epp-settings"
-#: Scorer -> weight of the policy `llm-d`, or of `llm-d-load-aware` where the last is among them.
+#: Scorer -> weight of the policy `llm-d`.
 SCORERS = {
     "queue-scorer": "queue_weight",
     "kv-cache-utilization-scorer": "kv_weight",
     "prefix-cache-scorer": "prefix_weight",
-    "load-aware-scorer": "load_weight",
 }
 PICKERS = frozenset(get_args(Picker))
 #: Weights without any configuration, llm-d's defaults (source [E]).
@@ -267,7 +266,10 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> N
         if filters or picker != "max-score-picker" or _KV_SOURCE in meaning.profile or not _usual(scorers):
             _profile(filters, scorers, picker, meaning)
         else:
-            _scored(scorers, meaning)
+            weights = {
+                SCORERS[plugin.type]: 1.0 if weight is None else weight for plugin, _, weight in scorers
+            }
+            meaning.put("policy", name="llm-d", weights={**dict.fromkeys(SCORERS.values(), 0.0), **weights})
 
 
 def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, meaning: Meaning) -> None:
@@ -280,12 +282,14 @@ def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, mea
 
 
 def _usual(scorers: list[_Entry]) -> bool:
-    """Tell whether the policies `llm-d` and `llm-d-load-aware` have these scorers, each once."""
-    kinds = {plugin.type for plugin, _, _ in scorers}
+    """Tell whether the policy `llm-d` has these scorers, each once, with weights within its bounds."""
+    kinds = {plugin.type: part for plugin, part, _ in scorers}
+    prefix = kinds.get("prefix-cache-scorer")
     return (
-        kinds <= SCORERS.keys()
+        kinds.keys() <= SCORERS.keys()
         and len(kinds) == len(scorers)
-        and all(weight is None or weight >= 0.0 for _, _, weight in scorers)
+        and not (prefix and prefix.match_length_weight)
+        and all(weight is None or 0.0 <= weight <= _LARGEST_WEIGHT for _, _, weight in scorers)
     )
 
 
@@ -297,26 +301,6 @@ def _profile(filters: Mapping[str, Filter], scorers: list[_Entry], picker: str, 
     params = {**meaning.profile, "filters": filters, "scorers": parts, "picker": picker}
     weights = {plugin.known_as: 1.0 if weight is None else weight for plugin, _, weight in scorers}
     meaning.put("policy", name=LlmDProfile.name, params={**params, "scorer_weights": weights})
-
-
-def _scored(scorers: list[_Entry], meaning: Meaning) -> None:
-    kinds = {plugin.type: part for plugin, part, _ in scorers}
-    name = "llm-d-load-aware" if "load-aware-scorer" in kinds else "llm-d"
-    weights = dict.fromkeys(POLICIES[name].load().weight_specs, 0.0)
-    for plugin, _, weight in scorers:
-        weights[SCORERS[plugin.type]] = 1.0 if weight is None else float(weight)
-    largest = max(weights.values())
-    if largest > _LARGEST_WEIGHT:  # only proportions count, and ours are bounded
-        weights = {name: value * _LARGEST_WEIGHT / largest for name, value in weights.items()}
-        meaning.warnings.append(f"scorer weights are scaled to at most {_LARGEST_WEIGHT:g}; proportions stay")
-    params: dict[str, Any] = {}
-    prefix, load = kinds.get("prefix-cache-scorer"), kinds.get("load-aware-scorer")
-    if prefix and prefix.match_length_weight:
-        params["match_length_weight"] = prefix.match_length_weight
-        params["match_length_scale_tokens"] = prefix.match_length_scale_tokens
-    if load and load.threshold not in (0, 128):
-        params["threshold"] = load.threshold
-    meaning.put("policy", name=name, weights=weights, **({"params": params} if params else {}))
 
 
 class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):

@@ -71,38 +71,41 @@ def test_without_profiles_every_plugin_is_in_one_with_weight_one() -> None:
     assert policy.weights == {"queue_weight": 1.0, "kv_weight": 0.0, "prefix_weight": 1.0}
 
 
-def test_heavy_weights_keep_their_proportions() -> None:
+def test_what_the_policy_llm_d_lacks_makes_a_profile_of_its_own() -> None:
     made = config_of(
-        [{"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}],
-        [{"pluginRef": "queue-scorer", "weight": 50}, {"pluginRef": "prefix-cache-scorer", "weight": 100}],
-    )
-    assert made.config.policy.weights == {"queue_weight": 5.0, "kv_weight": 0.0, "prefix_weight": 10.0}
-    assert any("proportions" in warning for warning in made.warnings)
-
-
-@pytest.mark.parametrize(
-    ("given", "params"), [({"threshold": 64}, {"threshold": 64}), ({"threshold": 0}, {})]
-)
-def test_the_load_aware_scorer(given: dict[str, int], params: dict[str, int]) -> None:
-    scorers: list[dict[str, Any]] = [
-        {"type": "load-aware-scorer", "parameters": given},
-        {"type": "prefix-cache-scorer"},
-    ]
-    profile: list[dict[str, Any]] = [
-        {"pluginRef": "load-aware-scorer", "weight": 5},
-        {"pluginRef": "prefix-cache-scorer"},
-    ]
-    policy = config_of(scorers, profile).config.policy
-    assert (policy.name, policy.params) == ("llm-d-load-aware", params)
-    assert policy.weights == {"queue_weight": 0.0, "kv_weight": 0.0, "prefix_weight": 1.0, "load_weight": 5.0}
-    without = config_of(scorers, profile[1:]).config.policy
-    assert (without.name, without.params) == ("llm-d", {})
-
-
-def test_the_match_length_of_the_prefix_scorer() -> None:
-    parameters = {"matchLengthWeight": 0.5, "matchLengthScaleTokens": 4096}
-    policy = config_of([{"type": "prefix-cache-scorer", "parameters": parameters}]).config.policy
-    assert policy.params == {"match_length_weight": 0.5, "match_length_scale_tokens": 4096}
+        [
+            {"type": "queue-scorer", "name": "q"},
+            {"type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": 0.5}},
+            {"type": "label-selector-filter", "name": "eu", "parameters": {"matchLabels": {"zone": "eu"}}},
+            {"type": "probabilistic-admitter"},
+            {"type": "p2p-source-producer", "parameters": {"minCachedTokenDelta": 512}},
+            {"type": "weighted-random-picker"},
+            {"type": "utilization-detector", "parameters": {"metricsStalenessThreshold": "2s"}},
+        ],
+        [{"pluginRef": "eu"}, {"pluginRef": "q", "weight": 50}, {"pluginRef": "prefix-cache-scorer"},
+         {"pluginRef": "utilization-detector"}, {"pluginRef": "weighted-random-picker"}],
+        flowControl={"saturationDetector": {"pluginRef": "utilization-detector"}},
+    )  # fmt: skip
+    assert made.config.policy.name == "llm-d-profile"
+    assert made.config.policy.params == {
+        "filters": {
+            "probabilistic-admitter": {"type": "probabilistic-admitter"},
+            "eu": {"type": "label-selector-filter", "matchLabels": {"zone": "eu"}},
+            "utilization-detector": {"type": "utilization-detector", "metricsStalenessThreshold": 2000.0},
+        },
+        "scorers": {
+            "q": {"type": "queue-scorer"},
+            "prefix-cache-scorer": {
+                "type": "prefix-cache-scorer",
+                "matchLengthWeight": 0.5,
+                "matchLengthScaleTokens": 8192,
+            },
+        },
+        "scorer_weights": {"q": 50.0, "prefix-cache-scorer": 1.0},
+        "picker": "weighted-random-picker",
+        "kv_source_min_tokens": 512,
+    }
+    assert made.config.saturation.stale_after_s == 2.0
 
 
 @pytest.mark.parametrize("scored", [True, False])
