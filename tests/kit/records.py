@@ -63,7 +63,7 @@ def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestInfo:
 
 def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
     """A picker over `POOL`, or another pool."""
-    chosen = create(policy)
+    chosen = create(policy, settings.pop("params", None))
     numbers = count()
     learn, pool = settings.pop("learn", None), settings.pop("pool", POOL)
     picker = Picker(

@@ -69,3 +69,20 @@ def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:
     priority = PRIORITIES.__getitem__
     assert Shedding(fleet(0.0, draining=True), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
     assert Shedding(fleet(0.0), Saturation(), priority).refusal({NEW: "batch"}, 1e6), "stale"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Saturation(stale_after_s=0.5), 1.0),  # metrics of a second ago
+        (Saturation(stale_after_s=2.0), 0.125),
+        (Saturation(running_requests=4), 0.25),  # two of one endpoint, none of the other
+        (Saturation(pending_tokens=1000), 0.5),
+        (Saturation(running_requests=4, pending_tokens=1000), 0.5),
+    ],
+)
+def test_llm_ds_detectors_of_utilization_and_concurrency(settings: Saturation, expected: float) -> None:
+    made = fleet(0.0, 0.0)
+    for name, tokens in (("a", 600), ("b", 400)):
+        made.ledger.reserve(name, 0, tokens, tokens, 1.0)
+    assert Shedding(made, settings, PRIORITIES.__getitem__).saturation(1.0) == pytest.approx(expected)

@@ -1,0 +1,63 @@
+"""What llm-d's plugins ask for beyond a snapshot: a picker fills it in, records keep it, and run again by it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epp.errors import NoEndpointError
+from epp.policies.registry import create
+from epp.records.schema import decision_of
+from epp.schedule.decision import Decision, rerun, to_record
+from epp.signals.metrics_text import Adapters, parse_metrics
+from epp.types import Endpoint, RequestInfo
+from tests.kit.records import picker_of
+
+PARAMS: dict[str, Any] = {
+    "filters": {
+        "decode": {"type": "decode-filter"},
+        "admit": {"type": "probabilistic-admitter", "k": 1e9},
+    },
+    "scorers": {
+        "lru": {"type": "no-hit-lru-scorer"},
+        "tier": {"type": "header-label-affinity-scorer", "headerName": "X-Tier", "labelKey": "tier"},
+        "lora": {"type": "lora-affinity-scorer"},
+    },
+    "scorer_weights": {"lru": 1.0, "tier": 4.0, "lora": 0.1},
+}
+POOL = [
+    Endpoint("10.0.0.1:80", labels={"tier": "gold"}),
+    Endpoint("10.0.0.2:80"),
+    Endpoint("10.0.0.3:80", labels={"llm-d.ai/role": "prefill"}),
+]
+LORA = b"""vllm:num_requests_waiting 9
+vllm:lora_requests_info{max_lora="1",running_lora_adapters="old",waiting_lora_adapters=""} 1.0
+vllm:lora_requests_info{max_lora="1",running_lora_adapters="m, n",waiting_lora_adapters="w"} 2.0
+"""
+
+
+def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it() -> None:
+    picker = picker_of("llm-d-profile", params=PARAMS, pool=POOL)
+    assert picker.headers_read == frozenset({"x-tier"})
+
+    def pick(model: str = "", **headers: str) -> Decision:
+        return picker.pick(RequestInfo(model=model, headers=headers), 1.0, 1.0)
+
+    first, second = pick(), pick()
+    assert (first.endpoint, second.endpoint) == ("10.0.0.1:80", "10.0.0.2:80"), "who had no cold request yet"
+    assert first.excluded == {"labels": ("10.0.0.3:80",)}
+    third = pick()
+    assert third.endpoint == "10.0.0.1:80", "whose last one is the older"
+    assert third.fleet.extra["cold_place:1024"].tolist() == [0.0, 1.0]
+    assert pick(**{"x-tier": "gold"}).endpoint == "10.0.0.1:80"
+    for made in (first, third):
+        read = decision_of(json.loads(json.dumps(to_record(made))))
+        again = rerun(read, create(read.policy, read.params))
+        assert again.ranking.costs.tolist() == made.ranking.costs.tolist()
+    picker.fleet.engine.update(1, parse_metrics(LORA), 1.0)
+    assert picker.fleet.engine.adapters(1) == Adapters(frozenset("mn"), frozenset("w"), 1)
+    assert [pick(model).ranking.terms["lora"][1] for model in ("m", "w", "x")] == [1.0, 0.6, 0.0]
+    with pytest.raises(NoEndpointError, match="admit"):
+        picker.pick(RequestInfo(priority=-1), 1.0, 1.0)
