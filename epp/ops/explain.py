@@ -202,10 +202,15 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
     for name, title, shape, scale in (*connections, *_RATES):
         column = record["signals"][name]
         lines.append((title, [shape.format(column[row] * scale) for row in order], "dim"))
+    # Scores of llm-d's plugins, by the names of its configuration, are 0..1.
+    kind, shape = ("", "{:,.3f}") if record["policy"] == "llm-d-profile" else (" term", "{:,.1f}")
     for name, column in record["terms"].items():
-        title, cell = _OF_LEARNED.get(name, (f"{escape(name)} term", "{:,.1f}".format))
+        title, cell = _OF_LEARNED.get(name, (f"{escape(name)}{kind}", shape.format))
         lines.append((title, [cell(column[row]) for row in order], None))
-    lines.append(("cost", [f"{record['costs'][row]:,.1f}" for row in order], "bold"))
+    costs = [record["costs"][row] for row in order]
+    lines.append(
+        ("cost", ["-" if kind == "" and cost >= 1e8 else shape.format(cost) for cost in costs], "bold")
+    )
     lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
     return lines
 

@@ -37,7 +37,7 @@ Picker = Literal["max-score-picker", "random-picker", "weighted-random-picker"]
 #: Term of the weighted sum.
 SCORE = "score"
 #: Costs of those without a chance, behind all that has one.
-_NO_CHANCE, FILTERED = 1e100, 1e101
+_NO_CHANCE, FILTERED = 1e8, 1e9
 
 
 def _scorers() -> dict[str, Scorers]:
@@ -158,7 +158,7 @@ class LlmDProfile(Policy):
             return np.zeros(len(score))
         times = (-math.log(keyed_uniform(seed, key, f"pick {name}") or 1e-10) for name in seen.endpoints)
         drawn = np.fromiter(times, np.float64, len(score))
-        return np.where(score > 0.0, drawn / np.maximum(score, 1e-90), _NO_CHANCE)
+        return np.minimum(drawn / np.maximum(score, 1e-90), _NO_CHANCE)
 
     def _predicted(self, fleet: Snapshot) -> dict[str, Floats]:
         """Predict times to first and per output token, and what the SLOs leave, in ms; no SLO counts as 0."""
