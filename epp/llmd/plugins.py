@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.catalogue import ALTERNATIVES, FLOW_CONTROL, STAGES, STAND_INS
-from epp.llmd.picker_config import Reference
+from epp.llmd.picker_config import Profile, Reference
 from epp.llmd.values import duration_s
 from epp.policies.llm_d_plugins import (
     Admitter,
@@ -33,7 +33,7 @@ from epp.policies.llm_d_plugins import (
     TopologyScorer,
     UtilizationDetector,
 )
-from epp.policies.llm_d_profile import LlmDProfile, Picker
+from epp.policies.llm_d_profile import LlmDProfile, LlmDProfiles, Picker
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlu
 _FALSE = frozenset({"0", "f", "false"})
 _NOTHING_QUEUED = "leave it out: nothing is queued; requests of negative priority get 429 when saturated"
 _KV_SOURCE = "kv_source_min_tokens"
+_BY_HEADER = "header-profile-handler"
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
 _LEAST_STALE_MS = 500.0
 #: What a policy's plugin may say besides the policy's parameters.
@@ -75,6 +76,7 @@ class Meaning:
         warnings: sentences on what means something else here, one for each plugin or parameter.
         admitters: by name; they come before a profile's filters.
         profile: parameters of a profile that producers say.
+        handler: how one of several profiles is chosen.
     """
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Meaning:
     warnings: list[str] = field(default_factory=list)
     admitters: dict[str, Admitter] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
+    handler: dict[str, str] = field(default_factory=dict)
 
     def put(self, section: str, **values: Any) -> None:
         """Set keys of a section."""
@@ -119,11 +122,17 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
         return default_meaning()
     _detect(config, made, meaning)
     by_name = {plugin.known_as: plugin for plugin in config.plugins}
-    key, references = "plugins", [Reference(plugin_ref=name) for name in by_name]
-    if config.scheduling_profiles:  # without, every plugin belongs to one
-        key, references = "schedulingProfiles[0]", config.scheduling_profiles[0].plugins
-    entries = [(by_name[each.plugin_ref], made[each.plugin_ref], each.weight) for each in references]
-    _policy(entries, key, source, meaning)
+    profiles = config.scheduling_profiles or [  # without, every plugin belongs to one
+        Profile("default", [Reference(plugin_ref=name) for name in by_name])
+    ]
+    parts: dict[str, dict[str, Any]] = {}
+    for position, profile in enumerate(profiles):
+        entries = [(by_name[each.plugin_ref], made[each.plugin_ref], each.weight) for each in profile.plugins]
+        key = f"schedulingProfiles[{position}]" if config.scheduling_profiles else "plugins"
+        _policy(entries, key, source, meaning, several=len(profiles) > 1)
+        parts[profile.name] = meaning.sections["policy"].get("params", {})
+    if len(profiles) > 1:
+        meaning.put("policy", name=LlmDProfiles.name, params={**meaning.handler, "profiles": parts})
     return meaning
 
 
@@ -132,10 +141,12 @@ def _check_sections(
 ) -> bool:
     """Check all but plugins; tell whether flow control is asked for."""
     staged = any(ALTERNATIVES.get(plugin.type) == STAGES for plugin in config.plugins)
-    if len(config.scheduling_profiles) > 1 and not staged:
+    by_header = any(plugin.type == _BY_HEADER for plugin in config.plugins)
+    if len(config.scheduling_profiles) > 1 and not staged and not by_header:
         names = ", ".join(profile.name for profile in config.scheduling_profiles)
-        fix = "keep the one that decodes, or run one picker for each"
-        errors.append(ConfigError(source, "schedulingProfiles", f"one is served, not several ({names})", fix))
+        fix = f"name {_BY_HEADER}, or keep one"
+        problem = f"several ({names}), and no plugin that chooses"
+        errors.append(ConfigError(source, "schedulingProfiles", problem, fix))
     queued = False
     for position, gate in enumerate(config.feature_gates):
         name, _, value = gate.partition("=")
@@ -236,7 +247,7 @@ def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: M
 _Entry = tuple["Plugin", Any, float | None]
 
 
-def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> None:
+def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, several: bool) -> None:
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
     scorers = [entry for entry in entries if isinstance(entry[1], Scorer | _Prefix)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
@@ -244,7 +255,7 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> N
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
         raise ConfigError(source, key, "several pickers, or a scorer twice", "keep one")
-    if len(ours) > 1 or (ours and (scorers or filters)):
+    if len(ours) > 1 or (ours and (scorers or filters or several)):
         names = ", ".join(
             [*(each[0].type for each in ours), *(plugin.type for plugin, _, _ in scorers), *filters]
         )
@@ -255,7 +266,11 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> N
     meaning.put("policy", fallbacks=fallbacks)
     if ours:
         _our_policy(*ours[0], key, source, meaning)
-    elif not filters and (picker == "random-picker" or not any(weight != 0 for _, _, weight in scorers)):
+    elif (
+        not several
+        and not filters
+        and (picker == "random-picker" or not any(weight != 0 for _, _, weight in scorers))
+    ):
         meaning.put("policy", name="random")
         if scorers:
             meaning.warnings.append("random-picker: the scorers beside it decide nothing")
@@ -263,7 +278,8 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning) -> N
         for plugin, _, weight in scorers:
             if weight is not None and not math.isfinite(weight):
                 raise ConfigError(source, key, f"weight {weight} of {plugin.known_as!r}", "a number")
-        if filters or picker != "max-score-picker" or _KV_SOURCE in meaning.profile or not _usual(scorers):
+        plain = not (several or filters or meaning.profile.get(_KV_SOURCE)) and picker == "max-score-picker"
+        if not (plain and _usual(scorers)):
             _profile(filters, scorers, picker, meaning)
         else:
             weights = {
@@ -395,6 +411,15 @@ class _Predictor(_Parameters, frozen=True):
         meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
 
 
+class _ByHeader(_Parameters, frozen=True):
+    header_name: str = ""
+    default_profile: str = ""
+
+    def put(self, meaning: Meaning) -> None:
+        told = {"profile_header": self.header_name.strip(), "default_profile": self.default_profile.strip()}
+        meaning.handler = {name: text for name, text in told.items() if text}
+
+
 class _Peer(_Parameters, frozen=True):
     min_cached_token_delta: Annotated[int, msgspec.Meta(ge=1)] = 1
     prefill_profile_name: object = None
@@ -460,6 +485,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "precise-prefix-cache-scorer": _Precise,
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": _Parameters,
+    _BY_HEADER: _ByHeader,
     "approx-prefix-cache-producer": _Prefix,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,

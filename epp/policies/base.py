@@ -117,6 +117,23 @@ class Policy:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
+    @property
+    def header(self) -> str:
+        """Request header that chooses among its profiles, empty where it has none."""
+        return ""
+
+    def profile(self, request: RequestInfo) -> str:
+        """Name the profile of a request."""
+        return ""
+
+    def of(self, profile: str) -> Policy:
+        """Return the policy of a profile; by default itself.
+
+        Raises:
+            NoEndpointError: there is no such profile.
+        """
+        return self
+
     def admits(self, endpoint: Endpoint) -> bool:
         """Tell whether an endpoint may serve any request at all, by what its pool says of it."""
         return True

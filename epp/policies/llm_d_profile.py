@@ -183,6 +183,49 @@ class LlmDProfile(Policy):
         return Softmax(np.where(ranking.costs < FILTERED, before, 1e4), 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class LlmDProfiles(Policy):
+    """Several profiles, of which a request's header names the one that decides.
+
+    ``scheduling/profilehandler/headerprofile/header_profile_handler.go``. Records are those of the profile.
+
+    Attributes:
+        profile_header: the header.
+        default_profile: where it is absent or blank.
+        profiles: by name.
+    """
+
+    name = "llm-d-profiles"
+    needs = LlmDProfile.needs
+    profile_header: str = "epp-profile"
+    default_profile: str = "decode"
+    profiles: dict[str, LlmDProfile] = field(default_factory=lambda: {"decode": LlmDProfile()})
+
+    @property
+    def header(self) -> str:
+        """Its header, as headers are read."""
+        return self.profile_header.strip().lower()
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What any profile asks for."""
+        return frozenset(name for profile in self.profiles.values() for name in profile.asks)
+
+    def profile(self, request: RequestInfo) -> str:
+        """Name what the header says, else the default."""
+        return request.headers.get(self.header, "").strip() or self.default_profile
+
+    def of(self, profile: str) -> Policy:
+        """Return the profile."""
+        if profile not in self.profiles:
+            raise NoEndpointError("saturated", f"no scheduling profile is called {profile!r}")
+        return self.profiles[profile]
+
+    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+        """Rank by the profile of the request."""
+        return self.of(self.profile(request)).rank(request, fleet, weights, seed)
+
+
 def _among(fleet: Snapshot, kept: Flags) -> Snapshot:
     """Take some endpoints of a snapshot."""
     rows = np.flatnonzero(kept).tolist()

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from epp.errors import NoEndpointError
+from epp.policies.base import Policy
 from epp.schedule.subset import hosts_of
 
 if TYPE_CHECKING:
@@ -69,16 +70,16 @@ class Filters:
     """Filters the pool.
 
     Args:
-        admits: the policy's own rule on endpoints, None for none.
+        policy: may have a rule on endpoints of its own, by profile.
     """
 
-    def __init__(self, admits: Callable[[Endpoint], bool] | None = None) -> None:
-        self._admits = admits or (lambda _: True)
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._policy = policy or Policy()
         self._pool: dict[int, Endpoint] = {}
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
-        self._memory: dict[tuple[str, frozenset[str] | None], _Static] = {}
+        self._memory: dict[tuple[str, frozenset[str] | None, str], _Static] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """Take the pool as (slot, endpoint) pairs, in order."""
@@ -154,16 +155,16 @@ class Filters:
         return slots[mask]
 
     def _static(self, request: RequestInfo) -> _Static:
-        key = (request.model, request.regions)
+        key = (request.model, request.regions, self._policy.profile(request))
         found = self._memory.get(key)
         if found is None:
-            found = self._evaluate(request.model, request.regions)
+            found = self._evaluate(*key)
             if len(self._memory) >= _REMEMBERED:  # model names come from clients: bounded, oldest out
                 self._memory.pop(next(iter(self._memory)))
             self._memory[key] = found
         return found
 
-    def _evaluate(self, model: str, regions: frozenset[str] | None) -> _Static:
+    def _evaluate(self, model: str, regions: frozenset[str] | None, profile: str) -> _Static:
         if not self._pool:
             raise NoEndpointError("pool-empty", "the pool has no endpoints")
         left = self._pool
@@ -185,7 +186,11 @@ class Filters:
                 lambda endpoint: regions is None or endpoint.region in regions,
                 f"no endpoint in the allowed regions {sorted(regions or ())}",
             ),
-            ("labels", self._admits, "no endpoint has the labels that the policy's filters ask for"),
+            (
+                "labels",
+                self._policy.of(profile).admits,
+                "no endpoint has the labels that the policy's filters ask for",
+            ),
         )
         for rule, passes, problem in rules:
             out = tuple(endpoint.address for endpoint in left.values() if not passes(endpoint))

@@ -96,7 +96,7 @@ class Picker:
         self._new_id = new_id
         self._name_block = name_block
         self._learn = learn
-        self.filters = Filters(policy.admits)
+        self.filters = Filters(policy)
         self._extras: Extras | None = None
         if policy.asks:
             from epp.schedule.extras import Extras  # noqa: PLC0415  # only for policies that ask for more
@@ -124,8 +124,9 @@ class Picker:
 
     @property
     def headers_read(self) -> frozenset[str] | None:
-        """Request headers that the policy's further columns are made of; None where it asks for none."""
-        return None if self._extras is None else self._extras.headers
+        """Request headers that the policy asks for, None where it asks for nothing beyond a snapshot."""
+        own = frozenset({self.policy.header} - {""})
+        return self._extras.headers | own if self._extras else own or None
 
     @property
     def in_flight(self) -> int:
@@ -154,9 +155,11 @@ class Picker:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
             weights, arm = self.weights.current, ""
         else:
-            policy, basis, params = self.policy, Basis.POLICY, self._params
+            policy, basis, params = self.policy.of(self.policy.profile(request)), Basis.POLICY, self._params
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
+        if policy is not self.policy and basis is Basis.POLICY:
+            params = params_of(policy)
         ranking = policy.rank(request, seen, values, settings.seed)
         if tokens:
             fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)

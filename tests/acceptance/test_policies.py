@@ -32,6 +32,7 @@ POLICIES = [
     "llm-d-affinity",
     "llm-d-load-aware",
     "llm-d-profile",
+    "llm-d-profiles",
     "lmetric",
     "lodestar",
     "lodestar-paper",

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from epp.errors import ConfigError
+from epp.errors import ConfigError, NoEndpointError
 from epp.llmd.catalogue import ALTERNATIVES
 from epp.llmd.flags import read_flags
 from epp.llmd.settings import Translation, translate
+from epp.policies.registry import create
+from epp.types import Endpoint, RequestInfo
 
 if TYPE_CHECKING:
     from epp.config.schema import Config
@@ -108,6 +110,29 @@ def test_what_the_policy_llm_d_lacks_makes_a_profile_of_its_own() -> None:
     assert made.config.saturation.stale_after_s == 2.0
 
 
+def test_a_header_names_one_of_several_profiles() -> None:
+    made = config_of(
+        [
+            {"type": "header-profile-handler", "parameters": {"headerName": "X-Stage"}},
+            {"type": "decode-filter"},
+            {"type": "prefill-filter"},
+            {"type": "queue-scorer"},
+        ],
+        schedulingProfiles=[
+            {"name": "prefill", "plugins": [{"pluginRef": "prefill-filter"}]},
+            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer"}]},
+        ],
+    )
+    policy = create(made.config.policy.name, made.config.policy.params)
+    assert (policy.name, policy.header) == ("llm-d-profiles", "x-stage")
+    roles = {role: Endpoint("a:1", labels={"llm-d.ai/role": role}) for role in ("prefill", "decode")}
+    for told, profile in (("prefill", "prefill"), (" ", "decode"), ("", "decode")):
+        chosen = policy.of(policy.profile(RequestInfo(headers={"x-stage": told})))
+        assert [role for role, endpoint in roles.items() if chosen.admits(endpoint)] == [profile]
+    with pytest.raises(NoEndpointError, match="encode"):
+        policy.of("encode")
+
+
 @pytest.mark.parametrize("scored", [True, False])
 def test_a_random_picker(scored: bool) -> None:
     plugins: list[dict[str, Any]] = [{"type": "random-picker"}] + [{"type": "queue-scorer"}] * scored
@@ -189,7 +214,7 @@ def test_the_conformance_plugins_turn_the_switch() -> None:
                 "plugins": [{"type": "gorgo"}],
                 "schedulingProfiles": [{"name": "prefill", "plugins": []}, {"name": "decode", "plugins": []}],
             },
-            "one is served, not several (prefill, decode)",
+            "several (prefill, decode), and no plugin that chooses",
         ),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",

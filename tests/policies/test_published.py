@@ -19,6 +19,7 @@ ELSEWHERE = {
     "gorgo-ms",
     "laar",
     "llm-d-profile",
+    "llm-d-profiles",
     "lodestar",
     "lodestar-paper",
     "power-of-two",

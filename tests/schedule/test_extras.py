@@ -38,9 +38,18 @@ vllm:lora_requests_info{max_lora="1",running_lora_adapters="m, n",waiting_lora_a
 """
 
 
-def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it() -> None:
-    picker = picker_of("llm-d-profile", params=PARAMS, pool=POOL)
-    assert picker.headers_read == frozenset({"x-tier"})
+@pytest.mark.parametrize(
+    ("policy", "params", "headers"),
+    [
+        ("llm-d-profile", PARAMS, {"x-tier"}),
+        ("llm-d-profiles", {"profiles": {"decode": PARAMS, "other": {}}}, {"x-tier", "epp-profile"}),
+    ],
+)
+def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it(
+    policy: str, params: dict[str, Any], headers: set[str]
+) -> None:
+    picker = picker_of(policy, params=params, pool=POOL)
+    assert picker.headers_read == frozenset(headers)
 
     def pick(model: str = "", **headers: str) -> Decision:
         return picker.pick(RequestInfo(model=model, headers=headers), 1.0, 1.0)
@@ -54,6 +63,7 @@ def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it() 
     assert pick(**{"x-tier": "gold"}).endpoint == "10.0.0.1:80"
     for made in (first, third):
         read = decision_of(json.loads(json.dumps(to_record(made))))
+        assert read.policy == "llm-d-profile"
         again = rerun(read, create(read.policy, read.params))
         assert again.ranking.costs.tolist() == made.ranking.costs.tolist()
     picker.fleet.engine.update(1, parse_metrics(LORA), 1.0)
