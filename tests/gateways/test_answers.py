@@ -46,14 +46,17 @@ class Scripted:
         """One chat, of a client that names an endpoint by itself."""
         return await ask(self.url, headers={DESTINATION: destination} if destination else None)
 
+    def says(self, destination: str = "", **answer: Any) -> None:
+        """Set all that the picker answers."""
+        usual = {"tells": ("header", "metadata"), "leaves": False}
+        vars(self.picker).update(usual | answer, destination=destination)
+
     async def obeys(self, name: str, **answer: Any) -> bool:
-        """Whether an endpoint is chosen each time: by the picker's ``answer``, or by the client."""
+        """Whether each endpoint is chosen each time: by the ``picker``, or by the ``client``."""
         chosen = [self.addresses[0]] * 4 + [self.addresses[1]] * 4
         served = []
         for address in chosen:
-            vars(self.picker).update(
-                {"destination": "", **answer}, **({"destination": address} if name == "picker" else {})
-            )
+            self.says(address if name == "picker" else "", **answer)
             served.append((await self.ask(address if name == "client" else "")).served)
         return served == chosen
 
@@ -105,13 +108,12 @@ async def test_where_the_answer_is_read(rig: Scripted, place: str) -> None:
 async def test_endpoints_that_are_not_there(rig: Scripted) -> None:
     """One that the gateway does not know is passed over; a dead one only where it retries."""
     gateway, (first, second) = rig.gateway, rig.replicas
-    rig.picker.tells = ("header", "metadata")
-    rig.picker.destination = f"{NOBODY},{second.address}"
+    rig.says(f"{NOBODY},{second.address}")
     answer = await rig.ask()
     assert (answer.status, answer.served) == ((200, second.address) if gateway.known_hosts else (503, ""))
-    rig.picker.destination = NOBODY
+    rig.says(NOBODY)
     assert (await rig.ask()).status == gateway.without_a_pick
-    rig.picker.destination = f"{first.address},{second.address}"
+    rig.says(f"{first.address},{second.address}")
     await first.stop()
     answer = await rig.ask()
     assert (answer.status, answer.served) == ((200, second.address) if gateway.retries else (503, ""))
@@ -120,15 +122,14 @@ async def test_endpoints_that_are_not_there(rig: Scripted) -> None:
 
 async def test_a_stream_that_ends_without_an_answer_lets_the_request_go_on(rig: Scripted) -> None:
     """With status OK, and also in a gateway that fails closed: then a client's own header chooses."""
-    vars(rig.picker).update(destination="", leaves=True)
+    rig.says(leaves=True)
     assert (await rig.ask()).status == rig.gateway.without_a_pick
     assert await rig.obeys("client", leaves=True) is (rig.gateway.reads == "header")
-    rig.picker.leaves = False
 
 
 async def test_a_picker_that_hangs(rig: Scripted) -> None:
     """The message timeout ends the wait where bodies are buffered; nothing does in full duplex."""
-    rig.picker.destination = rig.addresses[0]
+    rig.says(rig.addresses[0])
     rig.picker.going.clear()
     asked = asyncio.ensure_future(rig.ask())
     await asyncio.wait([asked], timeout=0.5 if rig.gateway.duplex else 10)
@@ -143,7 +144,7 @@ async def test_the_cure_of_clients_destinations(tmp_path: Path, name: str) -> No
     """The header is removed as soon as it is read, and picks are obeyed as before."""
     async with scripted(GATEWAYS[name], tmp_path, strips=True) as rig:
         assert await rig.obeys("picker")
-        rig.picker.leaves = True
+        rig.says(leaves=True)
         for address in rig.addresses:
             assert (await rig.ask(address)).status == rig.gateway.without_a_pick
         late = [headers for replica in rig.replicas for headers in replica.headers if DESTINATION in headers]
