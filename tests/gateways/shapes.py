@@ -247,7 +247,7 @@ def envoy_gateway(settings: EnvoySettings, *, buffered: bool = False) -> Shape:
     common: dict[str, Any] = {
         "ignore_health_on_host_removal": True,
         "connect_timeout": api.seconds(10),
-        "dns_lookup_family": api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
+        "dns_lookup_family": api.cluster.ClusterDnsLookupFamily.ALL,
         "per_connection_buffer_limit_bytes": 32768,
         "circuit_breakers": _breakers(max_retries=1024),
         "common_lb_config": api.cluster.ClusterCommonLbConfig(),
