@@ -51,6 +51,7 @@ class Shape:
         disabled: whether the filter is off but on routes that turn it on.
         stream_idle_s: limit on silent streams, None for Envoy's (5 minutes).
         buffer_bytes: limit of the client's connections, None for Envoy's (1 MiB).
+        removed: request headers that the route removes.
     """
 
     processor: api.ext_proc.ExternalProcessor
@@ -61,6 +62,7 @@ class Shape:
     disabled: bool = False
     stream_idle_s: float | None = None
     buffer_bytes: int | None = None
+    removed: list[str] = field(default_factory=list)
     more_clusters: list[api.cluster.Cluster] = field(default_factory=list)
 
 
@@ -377,6 +379,7 @@ def _route(shape: Shape) -> api.route.Route:
     return api.route.Route(
         match=api.route.RouteMatch(prefix="/"),
         route=shape.route,
+        request_headers_to_remove=shape.removed,
         typed_per_filter_config={EXT_PROC: api.pack(per_route)} if per_route else {},
     )
 
