@@ -130,9 +130,11 @@ async def post(serving: Serving, path: str, body: dict[str, Any]) -> dict[str, A
         return told
 
 
-async def converse(serving: Serving, model: str, *, conversations: int, turns: int) -> None:
+async def converse(
+    serving: Serving, model: str, *, conversations: int, turns: int, system: str = "Be brief."
+) -> None:
     """Lead so many conversations of a thousand tokens a turn, a turn of each after the other."""
-    histories: list[list[dict[str, str]]] = [[] for _ in range(conversations)]
+    histories = [[{"role": "system", "content": system}] for _ in range(conversations)]
     for turn in range(turns):
         for number, history in enumerate(histories):
             text = " ".join(f"{number} said {turn * 100 + word} things" for word in range(100))

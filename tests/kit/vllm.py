@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.kit.engine_process import EngineProcess
@@ -23,10 +24,11 @@ MODEL = "tiny"
 CONTEXT_TOKENS = 8192
 #: Attention on the CPU wants multiples of this.
 BLOCK_TOKENS = 32
+_WIDTH = 512
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 512,
+    "hidden_size": _WIDTH,
     "intermediate_size": 1024,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
@@ -70,6 +72,29 @@ def write_model(folder: Path) -> Path:
     # Else it builds the tokenizer that Llama has.
     told |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+def write_adapter(folder: Path) -> Path:
+    """Write a LoRA adapter of the model, of random weights; return the folder."""
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "r": 8, "lora_alpha": 16}))
+    random = np.random.default_rng(0)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight": random.normal(
+            0.0, 0.1, shape
+        ).astype(np.float32)
+        for layer in range(4)
+        for side, shape in (("A", (8, _WIDTH)), ("B", (_WIDTH, 8)))
+    }
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        offsets = [at, at := at + tensor.nbytes]
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    data = b"".join(tensor.tobytes() for tensor in tensors.values())
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
     return folder
 
 

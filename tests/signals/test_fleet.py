@@ -124,7 +124,9 @@ def test_cached_tokens_are_whole_blocks_of_an_engine_that_tells_their_size() -> 
     assert seen.cached_tokens.tolist() == [672, 700.5, 1000]
     assert seen.uncached_tokens.tolist() == [328, 299.5, 0]
     scrape(fleet, "c", 0.0, kv_block_tokens=8)
-    assert snapshot_of(fleet, "c", cached=[1000]).cached_tokens.tolist() == [992], "its last token is computed"
+    assert snapshot_of(fleet, "c", cached=[1000]).cached_tokens.tolist() == [992], (
+        "its last token is computed"
+    )
     fleet.apply(pool("b"), 1.0)
     fleet.apply(pool("b", "d"), 2.0)
     assert snapshot_of(fleet, "d", cached=[700.5]).cached_tokens.tolist() == [700.5], "it has a's slot"
