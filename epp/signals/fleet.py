@@ -117,15 +117,6 @@ def _fill(values: Floats) -> dict[str, Flags]:
     return {FILLABLE_COLUMNS[row]: masks[row] for row in filled}
 
 
-def _to_whole_blocks(cached_tokens: Floats, prompt_tokens: int, block_tokens: Floats) -> None:
-    """Round down to blocks where their size is known; a prompt's last token is computed in any case."""
-    known = block_tokens > 0
-    if known.any():
-        np.minimum(cached_tokens, prompt_tokens - 1, out=cached_tokens, where=known)
-        np.floor_divide(cached_tokens, block_tokens, out=cached_tokens, where=known)
-        np.multiply(cached_tokens, block_tokens, out=cached_tokens, where=known)
-
-
 def _from(column: str, count: int) -> slice:
     """Return the rows of a snapshot's block from a column on."""
     first = NUMERIC_COLUMNS.index(column)
@@ -324,8 +315,12 @@ class Fleet:
         if cached_tokens is None:
             block[_CACHED] = 0.0
         else:
-            np.minimum(cached_tokens, prompt_tokens, out=block[_CACHED])
-            _to_whole_blocks(block[_CACHED], prompt_tokens, self.engine.kv_block_tokens[rows])
+            cached, block_tokens = block[_CACHED], self.engine.kv_block_tokens[rows]
+            # Engines compute a prompt's last token in any case, and find whole blocks.
+            told = block_tokens > 0
+            np.minimum(cached_tokens, prompt_tokens - told, out=cached)
+            np.floor_divide(cached, block_tokens, out=cached, where=told)
+            np.multiply(cached, block_tokens, out=cached, where=told)
         np.subtract(prompt_tokens, block[_CACHED], out=block[_UNCACHED])
         block[_LEDGER] = self.ledger.block[:, rows]
         block[_AGE] = measured.age_ms(now_s)
