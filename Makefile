@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-chart test-vllm attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,11 @@ attacks: setup ## floods against the picker's port, peers that behave beside the
 
 h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)
 	tests/transport/install_h2spec.sh
+
+# Kept from run to run; given up after half an hour.
+test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 10 minutes)
+	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
+	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
 
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
