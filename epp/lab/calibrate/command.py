@@ -7,6 +7,8 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,14 +27,15 @@ from epp.lab.compare.results import encode
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
 from epp.records.files import DAMAGED
-from epp.signals.metrics_text import EngineSample, parse_metrics
+from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.compare.load import RequestResult
     from epp.lab.compare.stats import Floats
+    from epp.lab.compare.trace import TraceRequest
 
 _CHECK_S = 10.0
 _ROUND_TRIPS = 20
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     replicas = []
     with progress(sys.stderr) as step:
         for name, engine in engines.items():
-            longest = min(arguments.longest, engine.context_tokens // 2)
+            longest = min(arguments.longest, engine.scheduler["context_tokens"] // 2)
             sent = probes(longest, arguments.rounds, seed)
             options = LoadOptions(
                 base_url=urls[name],
@@ -80,16 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
                 headers=headers,
                 extra_body={"ignore_eos": True},
             )
-
-            def count(done: int, name: str = name, total: int = len(sent)) -> None:
-                step(name, done, total)
-
-            results = _drive([probe.request for probe in sent], options, name, count)
-            found = fit(sent, results, engine.rtt_ms)
+            results = _drive(sent, options, partial(step, name))
+            found = fit(sent, results, engine.network.rtt_ms)
             print(_text(name, engine, found))
-            address = urlsplit(urls[name]).netloc
             cls = found.engine_class(name, longest // 2, **engine.scheduler)
-            replicas.append(ReplicaSpec(address, cls, NetworkPath(engine.rtt_ms, engine.jitter, 0.0), name))
+            replicas.append(ReplicaSpec(urlsplit(urls[name]).netloc, cls, engine.network, name))
     arguments.out.write_bytes(encode(FleetSpec(tuple(replicas))))
     print(f"Written: {arguments.out}; epp lab compare --fleet {arguments.out} --workload small-chat")
     return 0
@@ -101,39 +99,22 @@ class Engine:
 
     Attributes:
         model: the first that it lists.
-        context_tokens: longest prompt and answer.
-        sample: of its metrics, empty where it has none.
-        round_trips_ms: of its list of models, over a warm connection.
+        network: the way to it.
+        scheduler: fields of `EngineClass` that it says, or that its kind decides.
     """
 
     model: str
-    context_tokens: int
-    sample: EngineSample
-    round_trips_ms: Floats
+    network: NetworkPath
+    scheduler: Mapping[str, Any]
 
-    @property
-    def rtt_ms(self) -> float:
-        """Warm round trip."""
-        return float(np.median(self.round_trips_ms))
 
-    @property
-    def jitter(self) -> float:
-        """Standard deviation of the logarithm of one way, of which a round trip has two."""
-        logs = np.log(self.round_trips_ms)
-        # A quantile, because one straggler is no jitter.
-        return float(2**0.5 * max(0.0, np.percentile(logs, 84) - np.median(logs)))
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
 
-    @property
-    def scheduler(self) -> dict[str, Any]:
-        """Fields of `EngineClass` that its kind decides: SGLang stops decodes for prompts, others do not."""
-        is_sglang = self.sample.engine == "sglang"
-        return {
-            "chunk_tokens": 8192 if is_sglang else 2048,
-            "mixed": not is_sglang,
-            "output_reserve_ratio": 0.7 if is_sglang else 0.0,
-            "kv_capacity_tokens": self.sample.kv_capacity_tokens or _UNTOLD_TOKENS,
-            "context_tokens": self.context_tokens,
-        }
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 async def look(url: str, headers: Mapping[str, str]) -> Engine:
@@ -142,51 +123,49 @@ async def look(url: str, headers: Mapping[str, str]) -> Engine:
     Raises:
         EppError: it is not there, refuses, or lists no model.
     """
-    base, timeout = url.rstrip("/"), aiohttp.ClientTimeout(total=_CHECK_S)
+    url, timeout, times_s = f"{url.rstrip('/')}/v1/models", aiohttp.ClientTimeout(total=_CHECK_S), []
     try:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
-            times_s = []
-            for _ in range(_ROUND_TRIPS + 1):  # the first opens the connection
+            for _ in range(_ROUND_TRIPS):
                 begun_s = time.perf_counter()
-                async with client.get(f"{base}/v1/models") as answer:
+                async with client.get(url) as answer:
                     content = await answer.read()
                 times_s.append(time.perf_counter() - begun_s)
                 if answer.status != 200:
-                    raise EppError(f"{base}/v1/models: HTTP {answer.status}: {content[:300]!r}")
-            async with client.get(f"{base}/metrics") as answer:
-                text = await answer.read() if answer.status == 200 else b""
-        model = msgspec.json.decode(content)["data"][0]
-        context_tokens = model.get("max_model_len") or _UNTOLD_TOKENS
-        sample = parse_metrics(text)
-        return Engine(model["id"], context_tokens, sample, np.array(times_s[1:]) * 1e3)
-    except (
-        aiohttp.ClientError,
-        OSError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        *DAMAGED,
-    ) as error:
-        raise EppError(f"{base}/v1/models: {type(error).__name__}: {error}") from error
+                    raise EppError(f"{url}: HTTP {answer.status}: {content[:300].decode(errors='replace')}")
+            async with client.get(f"{url.removesuffix('/v1/models')}/metrics") as answer:
+                sample = parse_metrics(await answer.read() if answer.status == 200 else b"")
+        model = msgspec.json.decode(content, type=_Models).data[0]
+    except (aiohttp.ClientError, OSError, ValueError, IndexError, *DAMAGED) as error:
+        raise EppError(f"{url}: {type(error).__name__}: {error}") from error
+    logs = np.log(times_s[1:])  # the first opened the connection
+    # A round trip is two ways; a quantile, because one straggler is no jitter.
+    jitter = 2**0.5 * float(np.percentile(logs, 84) - np.median(logs))
+    stops_decodes = sample.engine == "sglang"
+    scheduler = {
+        "chunk_tokens": 8192 if stops_decodes else 2048,
+        "mixed": not stops_decodes,
+        "output_reserve_ratio": 0.7 if stops_decodes else 0.0,
+        "kv_capacity_tokens": sample.kv_capacity_tokens or _UNTOLD_TOKENS,
+        "context_tokens": model.max_model_len or _UNTOLD_TOKENS,
+    }
+    return Engine(model.id, NetworkPath(1e3 * float(np.exp(np.median(logs))), jitter, 0.0), scheduler)
 
 
 def _drive(
-    requests: list[Any], options: LoadOptions, name: str, count: Callable[[int], None]
+    requests: Sequence[TraceRequest], options: LoadOptions, step: Callable[[int, int], None]
 ) -> list[RequestResult]:
     """Send the load.
 
     Raises:
         EppError: the first error of the engine.
     """
-    done = 0
+    done = count(1)
 
     def on_result(result: RequestResult) -> None:
-        nonlocal done
         if result.error:
-            raise EppError(f"{name}: {options.base_url}: {result.error}")
-        done += 1
-        count(done)
+            raise EppError(f"{options.base_url}: {result.error}")
+        step(next(done), len(requests))
 
     try:
         return asyncio.run(run_load(requests, options, on_result=on_result))
@@ -203,7 +182,7 @@ def _text(name: str, engine: Engine, found: Measured) -> str:
     constant, prompt, uncached = terms(found.ttft.values, found.ttft.margins)
     *levels, context = terms(found.step.values, found.step.margins)
     steps = ", ".join(f"{level} ({batch})" for batch, level in zip(found.batches, levels, strict=True))
-    head = f"{name}: {engine.model}, round trip {engine.rtt_ms:.3g} ms"
+    head = f"{name}: {engine.model}, round trip {engine.network.rtt_ms:.3g} ms"
     cache = "a prefix cache" if found.caches else "no prefix cache"
     return (
         f"{head}, {cache}, {found.peak} or more at once\n"

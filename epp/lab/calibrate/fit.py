@@ -9,6 +9,7 @@ prompts at once. Two linear models are fitted, relative errors counting:
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ import numpy as np
 
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.sim.engine_class import EngineClass
-from epp.lab.workloads.content import Content, Prompt
+from epp.lab.workloads.content import Content
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.lab.compare.stats import Floats
+    from epp.lab.workloads.content import Prompt
 
 #: Requests at once.
 BATCHES = (1, 2, 4, 8, 16)
@@ -29,83 +31,58 @@ BATCHES = (1, 2, 4, 8, 16)
 MOST_RUNNING = 256
 _ANSWER_TOKENS = 32
 _BLOCK_TOKENS = 32
-#: Before a request: engines may close a connection after some answers, which takes a moment to be seen.
+#: For each request before the next: engines may close a connection after an answer, which takes a moment to
+#: be seen, and others of a batch may be answered later.
 _PAUSE_MS = 20.0
-#: After requests at once, until the others have ended, too.
-_LONG_PAUSE_MS = 200.0
 #: Samples that are further off than this many usual errors, and than this share, count for nothing.
 _OUTLIER, _LEAST_OUTLIER = 5.0, 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One request of the load.
-
-    Attributes:
-        request: what is sent.
-        known_tokens: leading tokens that were sent before.
-        together: number of the requests that it is sent at once with; -1 where it is sent alone.
-    """
-
-    request: TraceRequest
-    known_tokens: int
-    together: int = -1
-
-
-class _Chain:
-    """Probes that wait for the one before."""
-
-    def __init__(self, seed: int) -> None:
-        self.probes: list[Probe] = []
-        self._after: int | None = None
-        self._seed, self._groups, self._pause_ms = seed, 0, _PAUSE_MS
-
-    def send(self, prompts: Sequence[Prompt], known_tokens: int, answer_tokens: int = 1) -> None:
-        """Send prompts at once."""
-        for prompt in prompts:
-            request = TraceRequest(
-                at_ms=0.0,
-                session="calibrate",
-                user="calibrate",
-                prompt_tokens=prompt.tokens,
-                output_tokens=answer_tokens,
-                block_ids=tuple((self._seed << 32) + block for block in prompt.ids),
-                block_tokens=_BLOCK_TOKENS,
-                after=self._after,
-                think_ms=self._pause_ms,
-                turn_starts=(0,),
-            )
-            self.probes.append(Probe(request, known_tokens, self._groups if len(prompts) > 1 else -1))
-        self._after = len(self.probes) - 1
-        self._groups += 1
-        self._pause_ms = _LONG_PAUSE_MS if len(prompts) > 1 else _PAUSE_MS
-
-
-def probes(longest_tokens: int, rounds: int, seed: int) -> list[Probe]:
-    """Return the load; the first request only opens the connection.
+def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
+    """Return the load; the first request only opens the connection, and a session is what is sent at once.
 
     Args:
         longest_tokens: of a prompt.
         rounds: how often everything is measured.
         seed: of the prompts: engines must not know them from before.
     """
-    content, chain = Content(_BLOCK_TOKENS), _Chain(seed)
+    content, requests = Content(_BLOCK_TOKENS), list[TraceRequest]()
     lengths = [max(_BLOCK_TOKENS, longest_tokens >> shift) for shift in range(5)]
-    chain.send([content.fresh(lengths[-1])], 0)
+    before = 0
+
+    def send(prompts: Sequence[Prompt], answer_tokens: int = 1) -> None:
+        nonlocal before
+        session, after = f"calibrate-{len(requests)}", len(requests) - 1 if requests else None
+        for prompt in prompts:
+            request = TraceRequest(
+                at_ms=0.0,
+                session=session,
+                user=session,
+                prompt_tokens=prompt.tokens,
+                output_tokens=answer_tokens,
+                block_ids=tuple((seed << 32) + block for block in prompt.ids),
+                block_tokens=_BLOCK_TOKENS,
+                after=after,
+                think_ms=_PAUSE_MS * before,
+                turn_starts=(0,),
+            )
+            requests.append(request)
+        before = len(prompts)
+
+    send([content.fresh(lengths[-1])])
     for _ in range(rounds):
         for length in lengths:
             prompt = content.fresh(length)
-            head = content.cut(prompt, length // _BLOCK_TOKENS // 2)
-            chain.send([prompt], 0)
-            chain.send([prompt], length, _ANSWER_TOKENS)
-            chain.send([content.grown(head, length)], head.tokens)
+            send([prompt])
+            send([prompt], _ANSWER_TOKENS)
+            send([content.grown(content.cut(prompt, len(prompt.ids) // 2), length)])
         for batch in BATCHES[1:]:
             for length in (lengths[-1], lengths[2]):
                 prompts = [content.fresh(length) for _ in range(batch)]
                 for prompt in prompts:
-                    chain.send([prompt], 0)
-                chain.send(prompts, length, _ANSWER_TOKENS)
-    return chain.probes
+                    send([prompt])
+                send(prompts, _ANSWER_TOKENS)
+    return requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +102,18 @@ def least_squares(x: Floats, y: Floats) -> Fit:
         x: samples x coefficients.
         y: above 0.
     """
-    keep, used = np.ones(len(y), dtype=bool), list(range(x.shape[1]))
-    for _ in range(2):
-        while True:
-            rows = (x / y[:, None])[:, used]
-            found = np.linalg.lstsq(rows[keep], np.ones(int(keep.sum())))[0]
-            if len(used) == 1 or (found >= 0.0).all():
-                break
-            del used[int(found.argmin())]
-        errors = np.abs(rows @ found - 1.0)
-        kept, keep = keep, errors <= max(_OUTLIER * float(np.median(errors)), _LEAST_OUTLIER)
-    spread = (errors[kept] ** 2).sum() / max(1, kept.sum() - len(used))
-    values, margins = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-    values[used] = found
-    margins[used] = 1.96 * np.sqrt(np.diag(np.linalg.pinv(rows[kept].T @ rows[kept])) * spread)
-    left, there = y[kept] - x[kept] @ values, y[kept] - y[kept].mean()
-    return Fit(values, margins, float(1.0 - left @ left / (there @ there)), int(kept.sum()))
+    keep, used = np.ones(len(y), dtype=bool), np.ones(x.shape[1], dtype=bool)
+    for _ in range(x.shape[1] + 1):
+        rows = np.where(used, x / y[:, None], 0.0)  # of a column of zeros the coefficient is 0
+        values = np.linalg.lstsq(rows[keep], np.ones(int(keep.sum())))[0]
+        errors = np.abs(rows @ values - 1.0)
+        keep = errors <= max(_OUTLIER * float(np.median(errors)), _LEAST_OUTLIER)
+        used &= values >= 0.0
+    values, rows, errors, y = np.maximum(values, 0.0), rows[keep], errors[keep], y[keep]
+    spread = errors @ errors / max(1, len(y) - used.sum())
+    margins = 1.96 * np.sqrt(np.diag(np.linalg.pinv(rows.T @ rows)) * spread)
+    r2 = 1.0 - ((y * errors) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    return Fit(values, margins, float(r2), len(y))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +146,9 @@ class Measured:
             others: fields of `EngineClass` that nothing was measured of.
         """
         constant, by_prompt, by_uncached = self.ttft.values.tolist()
-        *levels, by_context = self.step.values.tolist()
-        steps = [
-            level + batch * decode_context_tokens * by_context
-            for level, batch in zip(levels, self.batches, strict=True)
-        ]
-        base = min(constant, steps[0])
+        levels, by_context = self.step.values[:-1], self.step.values[-1]
+        steps = levels + np.array(self.batches) * decode_context_tokens * by_context
+        base = min(constant, float(steps[0]))
         return EngineClass(
             name=name,
             frontend_ms=constant - base,
@@ -192,7 +162,7 @@ class Measured:
         )
 
 
-def fit(sent: Sequence[Probe], results: Sequence[Any], rtt_ms: float) -> Measured:
+def fit(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> Measured:
     """Fit what came back.
 
     Args:
@@ -208,42 +178,41 @@ def fit(sent: Sequence[Probe], results: Sequence[Any], rtt_ms: float) -> Measure
     return Measured(ttft, least_squares(np.column_stack([*levels, context]), y), batches, peak, caches)
 
 
-def _first_tokens(sent: Sequence[Probe], results: Sequence[Any], rtt_ms: float) -> tuple[Fit, bool]:
+def _first_tokens(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> tuple[Fit, bool]:
     """Fit TTFT to requests sent alone.
 
-    An engine that reports no cached tokens either has all that was sent before or nothing: what fits better.
+    An engine that reports no cached tokens has all that was sent before, or nothing if that is no faster.
     """
-    alone = [
-        (probe, found) for probe, found in list(zip(sent, results, strict=True))[1:] if probe.together < 0
-    ]
-    # A single token may be no text: then its answer's end tells when it came.
-    y = np.array([max((found.ttft_ms or found.e2e_ms) - rtt_ms, 1e-3) for _, found in alone])
-    prompt = np.array([found.prompt_tokens or probe.request.prompt_tokens for probe, found in alone], float)
-    if any(found.cached_tokens for _, found in alone):
-        hypotheses = [np.array([found.cached_tokens or 0.0 for _, found in alone])]
-    else:
-        known = np.array([probe.known_tokens / probe.request.prompt_tokens for probe, _ in alone])
-        hypotheses = [np.zeros(len(alone)), known * prompt]
-    fits = []
-    for cached in hypotheses:
-        x = [np.ones(len(y)), prompt if cached.any() else np.zeros(len(y)), prompt - cached]
-        fits.append((least_squares(np.column_stack(x), y), bool(cached.any())))
-    return max(fits, key=lambda found: found[0].r2)
+    at_once, seen, rows = Counter(request.session for request in sent), set[int](), []
+    for request, found in zip(sent, results, strict=True):
+        known = len(seen.intersection(request.block_ids)) / len(request.block_ids)
+        seen.update(request.block_ids)
+        if at_once[request.session] == 1:
+            # A single token may be no text: then its answer's end tells when it came.
+            ttft_ms = max((found.ttft_ms or found.e2e_ms) - rtt_ms, 1e-3)
+            prompt_tokens = found.prompt_tokens or request.prompt_tokens
+            rows.append((ttft_ms, prompt_tokens, known * prompt_tokens, found.cached_tokens or 0))
+    y, prompt, guessed, told = np.array(rows[1:], dtype=float).T
+    cached, ones, zeros = told if told.any() else guessed, np.ones(len(y)), np.zeros(len(y))
+    found = least_squares(np.column_stack([ones, prompt, prompt - cached]), y)
+    if told.any() or found.values[2] > found.margins[2]:
+        return found, True
+    return least_squares(np.column_stack([ones, zeros, prompt]), y), False
 
 
-def _decodes(sent: Sequence[Probe], results: Sequence[Any]) -> tuple[Floats, Floats, Floats]:
+def _decodes(sent: Sequence[TraceRequest], results: Sequence[Any]) -> tuple[Floats, Floats, Floats]:
     """Return batch size, context in tokens, and ms a token, of each answer, on average over its time."""
-    groups: dict[int, list[Any]] = {}
-    for at, (probe, found) in enumerate(zip(sent, results, strict=True)):
-        if probe.request.output_tokens > 1 and found.itl_ms:
-            groups.setdefault(probe.together if probe.together >= 0 else -at, []).append(found)
+    groups: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for request, found in zip(sent, results, strict=True):
+        if found.itl_ms:
+            context = (found.prompt_tokens or request.prompt_tokens) + found.completion_tokens / 2
+            times = found.intended_ms + found.ttft_ms, found.intended_ms + found.e2e_ms
+            groups[request.session].append((*times, context, found.itl_ms))
     rows = []
     for group in groups.values():
-        first = np.array([found.intended_ms + found.ttft_ms for found in group])
-        end = np.array([found.intended_ms + found.e2e_ms for found in group])
+        first, end, context, itl_ms = np.array(group).T
         shared = np.minimum(end[:, None], end) - np.maximum(first[:, None], first)
         share = np.maximum(shared, 0.0) / (end - first)[:, None]
-        context = np.array([(found.prompt_tokens or 0) + found.completion_tokens / 2 for found in group])
-        rows.append(np.column_stack([share.sum(axis=1), share @ context, [found.itl_ms for found in group]]))
-    batch, context, y = np.concatenate(rows).T
-    return batch, context, y
+        rows.append([share.sum(axis=1), share @ context, itl_ms])
+    batch, contexts, y = np.concatenate(rows, axis=1)
+    return batch, contexts, y

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,26 +120,16 @@ async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tup
     return outcome_of(load, seed, from_live(results, len(requests))).figures, float(np.mean(picks))
 
 
-def _ranks(runs: Sequence[Run]) -> str:
-    """Lay out the order of the policies, measured and simulated, by pace and measure."""
-    logs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for run in runs:
-        for measure in MEASURES:
-            logs[run.cell, measure, run.entry].append(float(np.log(run.value(measure))))
-    lines = ["| pace | measure | measured order | simulated order | simulated / measured |", "|---" * 5 + "|"]
-    entries = list(dict.fromkeys(run.entry for run in runs))
-    for pace in PACES:
-        for measure in MEASURES:
-            found = [
-                [float(np.mean(logs[f"{how} / {pace}", measure, entry])) for entry in entries]
-                for how in ("measured", "simulated")
-                if (f"{how} / {pace}", measure, entries[0]) in logs
-            ]
-            if len(found) == 2:
-                orders = [", ".join(entries[at] for at in np.argsort(row)) for row in found]
-                ratios = np.exp(np.subtract(found[1], found[0]))
-                span = f"{ratios.min():.2f} to {ratios.max():.2f}"
-                lines.append(f"| {pace} | {measure} | {' | '.join(orders)} | {span} |")
+def _orders(runs: Sequence[Run]) -> str:
+    """Lay out the order of the policies by measure, the lowest geometric mean first."""
+    logs: dict[str, dict[str, list[float]]] = {}
+    for measure in MEASURES:
+        for run in runs:
+            found = logs.setdefault(f"| {measure} | {run.cell} |", {})
+            found.setdefault(run.entry, []).append(np.log(run.value(measure)))
+    lines = ["| measure | cell | order |", "|---|---|---|"]
+    for row, found in logs.items():
+        lines.append(f"{row} {', '.join(sorted(found, key=lambda entry: np.mean(found[entry])))} |")
     return "\n".join(lines)
 
 
@@ -153,6 +142,6 @@ EXPERIMENT = Experiment(
     seeds=4,
     ranges=("hits", "first replica", "requests", "failed"),
     minutes=10.0,
-    summary=_ranks,
+    summary=_orders,
     takes_fleet=True,
 )
