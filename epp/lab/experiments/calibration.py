@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 WORKLOAD, WINDOW_S = "small-chat", 40.0
 #: Share of the time that the fleet would compute, least-request placing everything.
 PACES = {"light": 0.25, "busy": 0.5}
+#: Of the workload's users: no fleet is full of so few.
+_LIGHT_RATE = 0.25
 ENTRIES = ("least-request", "session-affinity", "gorgo", "gorgo-ms")
 MEASURES = ("TTFT p50 ms", "TTFT p95 ms", "E2E p50 ms", "E2E p95 ms")
 
@@ -97,9 +99,9 @@ def run(cell: str, entry: str, seed: int, *, fleet: str) -> dict[str, float]:
 
 def _rate(fleet: FleetSpec, busy_share: float) -> float:
     """Return how many times the workload's users keep the fleet busy for a share of the time."""
-    light = Cell("light", Source(workload=WORKLOAD), warmup_s=0.0)
+    light = Cell("light", Source(workload=WORKLOAD, rate=_LIGHT_RATE), warmup_s=0.0)
     figures = run_task(light, fleet, PolicyChoice("least-request"), SEED).figures
-    return busy_share / float(np.mean(figures.busy_share))
+    return _LIGHT_RATE * busy_share / float(np.mean(figures.busy_share))
 
 
 async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tuple[Figures, float]:

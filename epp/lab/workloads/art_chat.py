@@ -105,12 +105,12 @@ DEMO = ArtChat(
     gap_s=Lognormal(0.7, 2.0, Z90),
     closed_loop=True,
 )
-# A minute of the same for engines on a CPU: lengths an eighth, few users, answers half.
+# A minute of the same for engines on a CPU: lengths an eighth, answers half.
 SMALL = replace(
     DEMO,
     duration_s=60.0,
-    rate_rps=1.0,
-    users=12,
+    rate_rps=4.0,
+    users=48,
     prompt_tokens=Lognormal(900.0, 1_800.0, Z95),
     message_tokens=Lognormal(120.0, 400.0, Z90),
     max_prompt_tokens=3_000,
