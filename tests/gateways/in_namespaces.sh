@@ -4,7 +4,8 @@
 set -euo pipefail
 
 mkdir -p /certs
-exec unshare --net --mount bash -c '
+trap 'rmdir --ignore-fail-on-non-empty /certs' EXIT
+unshare --net --mount bash -c '
   mount -t tmpfs certs /certs
   { cat /etc/hosts
     echo 127.0.0.1 envoy-gateway.envoy-gateway-system.svc.cluster.local
