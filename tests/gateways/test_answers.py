@@ -93,8 +93,11 @@ async def rig(
     gateway = GATEWAYS[request.param]
 
     def impatient(shape: shapes.Shape) -> None:
-        """Short where a test waits for it, and shorter than any test where it never ends anything."""
+        """Timeouts are short where a test waits for them, and shorter than any test where they end nothing."""
         shape.processor.message_timeout = api.ms(50 if gateway.duplex else 2000)
+        service = (shape.overrides or shape.processor).grpc_service
+        assert service is not None
+        service.timeout = api.ms(50)
 
     async with scripted(changed(request.param, impatient), tmp_path_factory.mktemp(request.param)) as made:
         yield made
@@ -128,7 +131,7 @@ async def test_a_stream_that_ends_without_an_answer_lets_the_request_go_on(rig: 
 
 
 async def test_a_picker_that_hangs(rig: Scripted) -> None:
-    """The message timeout ends the wait where bodies are buffered; nothing does in full duplex."""
+    """The message timeout ends the wait where bodies are buffered; nothing does in full duplex, gRPC's never."""
     rig.says(rig.addresses[0])
     rig.picker.going.clear()
     asked = asyncio.ensure_future(rig.ask())
