@@ -43,13 +43,10 @@ What the names do not say:
 * `epp_ttft_prediction_ratio` is above 1 where the first token came later than predicted: by the round
   trip and a straight line over uncached tokens through the endpoint's last requests. It decides
   nothing.
-* `llm_d_epp_request_streaming_itl_seconds` has one observation a request, the mean over its answer;
-  llm-d's has one a token.
 * `epp_connections_closed_total`: `limit` is `listen.max_connections` (to grpc also half of them for one
   peer), `room` an idle connection whose place was needed, `flood` a peer over its budget of work.
 * `epp_learned_*` and `epp_reward_model_*` are there where `lodestar` decides or stands in shadow,
   `epp_shadow_*` where `shadow` names policies (docs/lodestar.md).
-* `promtool check metrics` takes the `_d_` of llm-d's prefix for days and says so of each of its names.
 """
 _COLUMNS = "\n| name | type | labels | meaning |\n|---|---|---|---|\n"
 

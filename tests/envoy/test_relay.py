@@ -57,12 +57,17 @@ class Tiers:
         self.picker.relays = ",".join(self.relays.addresses(region)[0] for region in through)
 
     async def recovered(self, region: str) -> None:
-        """Wait until a pick of that region is served there: nothing of it is ejected any more."""
+        """Wait until a pick of that region is served there, and none of its endpoints is ejected any more."""
         for replica in self.replicas[region]:
             self.pick(replica, through=(region,))
             async with asyncio.timeout(60):
                 while (await self.ask()).served != replica.address:
                     await asyncio.sleep(0.1)
+        # Picks go to ejected endpoints, too.
+        ejected = "cluster.replicas.outlier_detection.ejections_active"
+        async with asyncio.timeout(60):
+            while any((await self.relay[region].stats(ejected)).values()):
+                await asyncio.sleep(0.1)
 
     async def logged(self, field: str, value: str | int) -> dict[str, Any]:
         """The global Envoy's access-log line with that in it, once it is written."""
@@ -98,6 +103,7 @@ async def tiers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiers
             relays=known,
             access_log=True,
             message_timeout_ms=10_000,
+            eject_s=1,
         )
         local = replace(chosen, relays=as_seen_by(known, "relay", folder), access_log=False)
         running = {
@@ -226,5 +232,5 @@ async def test_a_relay_killed_and_back(tiers: Tiers) -> None:
         answer = await tiers.ask()
         assert (answer.status, answer.served) == (200, far.address)
     again = EnvoyProcess(tiers.settings, relay=NEAR, folder=tiers.folder / "near-again")
-    await tiers.stack.enter_async_context(again)
+    tiers.relay[NEAR] = await tiers.stack.enter_async_context(again)
     await tiers.recovered(NEAR)

@@ -118,6 +118,11 @@ class EngineDriver:
             self.engine.cancel(job_id, self.now_ms())
             self._arm()
 
+    def slow_down(self, factor: float) -> None:
+        """See `Engine.set_slowdown`."""
+        self.engine.set_slowdown(factor, self.now_ms())
+        self._wake()
+
     def close(self) -> None:
         """Stop the clock; no answer is called any more."""
         self._answers.clear()

@@ -172,6 +172,7 @@ class SimReplica:
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                web.post("/fault", self._fault),
             ]
         )
         for parser in PARSERS:
@@ -258,6 +259,14 @@ class SimReplica:
         return _json(200, msgspec.json.encode({"object": "list", "data": models}))
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    async def _fault(self, request: web.Request) -> web.StreamResponse:
+        """Let GPU work take ``?slowdown=`` times as long from now on; at 0 the replica dies."""
+        if factor := float(request.query["slowdown"]):
+            self._driver.slow_down(factor)
+        else:
+            self._death = asyncio.ensure_future(self.kill())
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
