@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-chart test-vllm attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,12 @@ test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our ow
 test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
 	deploy/k8s/install_helm.sh
 	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py
+
+# Ten minutes the first time, for Envoy Gateway, beside what kube-apiserver takes; half a minute then.
+test-gateway: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## Envoy Gateway on a real kube-apiserver before the picker (root; wants Go and Debian)
+	cache=$$(tests/gateways/install_envoy_gateway.sh) && \
+	ENVOY_GATEWAY=$$cache KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd \
+	tests/gateways/in_namespaces.sh $(BIN)/python -m pytest tests/gateways/test_envoy_gateway.py
 
 # The released server, built from its Go module; kept until the module changes, given up after 40 minutes.
 $(KUBE)/kube-apiserver: tests/kube/apiserver/go.mod tests/kube/apiserver/go.sum tests/kube/apiserver/main.go

@@ -51,6 +51,7 @@ class Shape:
         disabled: whether the filter is off but on routes that turn it on.
         stream_idle_s: limit on silent streams, None for Envoy's (5 minutes).
         buffer_bytes: limit of the client's connections, None for Envoy's (1 MiB).
+        removed: request headers that the route removes.
     """
 
     processor: api.ext_proc.ExternalProcessor
@@ -61,6 +62,7 @@ class Shape:
     disabled: bool = False
     stream_idle_s: float | None = None
     buffer_bytes: int | None = None
+    removed: list[str] = field(default_factory=list)
     more_clusters: list[api.cluster.Cluster] = field(default_factory=list)
 
 
@@ -72,18 +74,6 @@ def istio(settings: EnvoySettings, *, fails_open: bool = False) -> Shape:
         fails_open: the InferencePool's `failureMode`.
     """
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
-    source = api.metadata_key(DESTINATION_NAMESPACE, DESTINATION_KEY)
-    policy = _override_host(
-        api.override_host.OverrideHostOverrideHostSource(metadata=source),
-        _policy("round_robin", round_robin.RoundRobin()),
-    )
-    policy.selected_host_key = api.metadata_key(DESTINATION_NAMESPACE, SERVED_KEY)
-    most = dict.fromkeys(
-        ("max_connections", "max_pending_requests", "max_requests", "max_retries"), 4294967295
-    )
-    predicate = api.extension(
-        "envoy.retry_host_predicates.previous_hosts", api.previous_hosts.PreviousHostsPredicate()
-    )
     return Shape(
         api.ext_proc.ExternalProcessor(
             grpc_service=_asked("dummy", timeout=api.seconds(10)),
@@ -96,29 +86,8 @@ def istio(settings: EnvoySettings, *, fails_open: bool = False) -> Shape:
                 forwarding_namespaces=namespaces, receiving_namespaces=namespaces
             ),
         ),
-        api.route.RouteAction(
-            cluster=REPLICAS,
-            timeout=api.seconds(0),
-            retry_policy=api.route.RetryPolicy(
-                num_retries=2,
-                retry_on="connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
-                host_selection_retry_max_attempts=5,
-                retry_host_predicate=[
-                    api.route.RetryPolicyRetryHostPredicate(
-                        name=predicate.name, typed_config=predicate.typed_config
-                    )
-                ],
-            ),
-        ),
-        _eds(
-            REPLICAS,
-            settings.eds_path,
-            connect_timeout=api.seconds(10),
-            lb_policy=api.cluster.ClusterLbPolicy.CLUSTER_PROVIDED,
-            load_balancing_policy=_policy("override_host", policy),
-            circuit_breakers=_breakers(**most),
-            typed_extension_protocol_options=_protocol(http_protocol_options=api.core.Http1ProtocolOptions()),
-        ),
+        _istio_route(),
+        _istio_pool(settings),
         _eds(
             PICKER,
             picker_file(settings),
@@ -133,6 +102,39 @@ def istio(settings: EnvoySettings, *, fails_open: bool = False) -> Shape:
         ),
         stream_idle_s=0,
         more_clusters=[_static("dummy", [])],
+    )
+
+
+def _istio_route() -> api.route.RouteAction:
+    predicate = api.route.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
+    )
+    retries = api.route.RetryPolicy(
+        num_retries=2,
+        retry_on="connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
+        host_selection_retry_max_attempts=5,
+        retry_host_predicate=[predicate],
+    )
+    return api.route.RouteAction(cluster=REPLICAS, timeout=api.seconds(0), retry_policy=retries)
+
+
+def _istio_pool(settings: EnvoySettings) -> api.cluster.Cluster:
+    source = api.metadata_key(DESTINATION_NAMESPACE, DESTINATION_KEY)
+    policy = _override_host(
+        api.override_host.OverrideHostOverrideHostSource(metadata=source),
+        _policy("round_robin", round_robin.RoundRobin()),
+    )
+    policy.selected_host_key = api.metadata_key(DESTINATION_NAMESPACE, SERVED_KEY)
+    limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    return _eds(
+        REPLICAS,
+        settings.eds_path,
+        connect_timeout=api.seconds(10),
+        lb_policy=api.cluster.ClusterLbPolicy.CLUSTER_PROVIDED,
+        load_balancing_policy=_policy("override_host", policy),
+        circuit_breakers=_breakers(**dict.fromkeys(limits, 4294967295)),
+        typed_extension_protocol_options=_protocol(http_protocol_options=api.core.Http1ProtocolOptions()),
     )
 
 
@@ -247,7 +249,7 @@ def envoy_gateway(settings: EnvoySettings, *, buffered: bool = False) -> Shape:
     common: dict[str, Any] = {
         "ignore_health_on_host_removal": True,
         "connect_timeout": api.seconds(10),
-        "dns_lookup_family": api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
+        "dns_lookup_family": api.cluster.ClusterDnsLookupFamily.ALL,
         "per_connection_buffer_limit_bytes": 32768,
         "circuit_breakers": _breakers(max_retries=1024),
         "common_lb_config": api.cluster.ClusterCommonLbConfig(),
@@ -290,7 +292,7 @@ def bootstrap(shape: Shape, settings: EnvoySettings, *, strips: bool = False) ->
         stat_prefix="requests",
         codec_type=api.hcm.HttpConnectionManagerCodecType.AUTO,
         use_remote_address=True,
-        early_header_mutation_extensions=[_without_destination()] if strips else [],
+        early_header_mutation_extensions=[without_destination()] if strips else [],
         http_filters=[
             api.http_filter(
                 "envoy.filters.http.header_to_metadata", api.header_to_metadata.Config(request_rules=[hint])
@@ -357,7 +359,7 @@ def tree(message: betterproto2.Message) -> dict[str, Any]:
     return made
 
 
-def _without_destination() -> api.core.TypedExtensionConfig:
+def without_destination() -> api.core.TypedExtensionConfig:
     """As Envoy Gateway writes `headers.earlyRequestHeaders.remove` of a ClientTrafficPolicy."""
     mutation = api.mutation_rules.HeaderMutation(remove=DESTINATION_KEY)
     return api.extension(
@@ -377,6 +379,7 @@ def _route(shape: Shape) -> api.route.Route:
     return api.route.Route(
         match=api.route.RouteMatch(prefix="/"),
         route=shape.route,
+        request_headers_to_remove=shape.removed,
         typed_per_filter_config={EXT_PROC: api.pack(per_route)} if per_route else {},
     )
 
