@@ -176,10 +176,12 @@ class HealthThread:
     def publish(self, not_ready: str) -> None:
         """Take a heartbeat, and the reason why requests should not come here, ``""`` when they should.
 
-        The first one begins the watch over the loop. The thread is woken only by what is new.
+        The first one begins the watch over the loop. The thread is woken by what is new: another reason, or
+        the end of a stall.
         """
         self._beaten = True
-        if self._loop is not None and not_ready != self._published:
+        stalled = self._clock is not None and self._clock.stalled_s > self._tick_s
+        if self._loop is not None and (stalled or not_ready != self._published):
             self._published = not_ready
             self._loop.call_soon_threadsafe(self._heard, not_ready)
 
