@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -260,14 +261,27 @@ async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
 
 
 async def _watch(file: WatchedFiles, poll_s: float) -> None:
-    while True:
-        await asyncio.sleep(poll_s)
-        try:
-            change = await in_daemon_thread(file.look)
-        except OSError as error:  # no thread
-            change = file.fault(f"{file.names}: {error}")
+    stopped = threading.Event()
+    try:
+        while True:
+            try:
+                change = await in_daemon_thread(_next_change, file, poll_s, stopped)
+            except OSError as error:  # no thread
+                change = file.fault(f"{file.names}: {error}")
+                await asyncio.sleep(poll_s)
+            if change is not None:
+                change()
+    finally:
+        stopped.set()
+
+
+def _next_change(file: WatchedFiles, poll_s: float, stopped: threading.Event) -> Callable[[], None] | None:
+    """Look until there is a change, without waking the event loop before."""
+    while not stopped.wait(poll_s):
+        change = file.look()
         if change is not None:
-            change()
+            return change
+    return None
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

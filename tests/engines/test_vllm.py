@@ -76,8 +76,7 @@ class VllmServing(Serving):
 
     def specs(self) -> list[EndpointSpec]:
         return [
-            EndpointSpec(address=spec.address, models=[MODEL, ADAPTER], adapters=[ADAPTER])
-            for spec in super().specs()
+            EndpointSpec(address=spec.address, models=[MODEL], adapters=[ADAPTER]) for spec in super().specs()
         ]
 
     async def __aenter__(self) -> Self:

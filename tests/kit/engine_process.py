@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -216,7 +217,8 @@ def seen(folder: Path) -> list[Seen]:
 
 
 def precision_and_recall(requests: Sequence[Seen]) -> tuple[float, float]:
-    """Compare tokens believed with those found: shares of the believed and of the found that are both."""
+    """Compare tokens believed with those found: shares of the believed and of the found that are both; NaN of none."""
     pairs = [(one.believed_tokens, one.cached_tokens) for one in requests if one.cached_tokens is not None]
     both = sum(min(pair) for pair in pairs)
-    return both / sum(believed for believed, _ in pairs), both / sum(found for _, found in pairs)
+    believed, found = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0)
+    return both / believed if believed else math.nan, both / found if found else math.nan

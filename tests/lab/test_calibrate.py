@@ -46,14 +46,14 @@ def measured(cls: EngineClass, change: Callable[[Any], None] = lambda _: None) -
 
 @pytest.mark.parametrize("name", ["l40s-x2", "l40s-x2-mixed", "l40s-x2-steep", "a30"])
 def test_the_fit_recovers_a_simulated_engine(name: str) -> None:
-    true = ENGINE_CLASSES[name]
+    # Beside decodes no prefill is shorter than their step: how much shorter it is alone does not show.
+    true = ENGINE_CLASSES[name] if name != "a30" else replace(A30, prefill_base_ms=25.0)
     found = measured(true)
     assert min(found.ttft.r2, found.step.r2) > 0.99
     fitted = found.engine_class("fitted", 2048, **{other: getattr(true, other) for other in OTHERS})
     near = pytest.approx
-    assert fitted.frontend_ms + fitted.prefill_base_ms == near(
-        true.frontend_ms + true.prefill_base_ms, rel=0.01
-    )
+    assert fitted.frontend_ms == near(true.frontend_ms, rel=0.02)
+    assert fitted.prefill_base_ms == near(true.prefill_base_ms, rel=0.02)
     assert fitted.frontend_ms_per_token == near(true.frontend_ms_per_token, rel=0.05)
     assert fitted.prefill_ms_per_token == near(true.prefill_ms_per_token, rel=0.01)
     for batch, step_ms in fitted.decode_curve:
@@ -61,11 +61,11 @@ def test_the_fit_recovers_a_simulated_engine(name: str) -> None:
     assert fitted.prefix_cache
 
     # And on a load that it was not fitted to, it answers as the engine does.
-    load = WORKLOADS["small-chat"].make(3, 2.0)
+    load = WORKLOADS["small-chat"].make(3, 0.5)
     runs = [run_window(load, alone(cls), "least-request").requests for cls in (true, fitted)]
     for figure in ("ttft_ms", "e2e_ms"):
         truth, said = (np.percentile([getattr(r, figure) for r in run], (50, 95)) for run in runs)
-        assert said == near(truth, rel=0.1)  # the price of taking a step for a prefill's constant
+        assert said == near(truth, rel=0.03)
 
 
 def test_noise_widens_the_intervals_and_stragglers_do_not_count() -> None:
@@ -84,7 +84,7 @@ def test_noise_widens_the_intervals_and_stragglers_do_not_count() -> None:
     assert by_prompt < 0.02
     assert 0.9 < found.ttft.r2 < 0.9999
     assert found.ttft.samples < 2 * (15 + 60)
-    assert (found.step.margins[:-1] > 0.0).all()
+    assert (found.step.margins[:-2] > 0.0).all()
 
 
 def test_an_engine_that_tells_no_cached_tokens_is_found_out() -> None:

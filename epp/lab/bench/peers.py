@@ -59,7 +59,7 @@ FIRST_PORT = 18_101
 SECTIONS: Mapping[str, object] = {"probe": {}, "records": {}}
 KEPT = Path("build", "lab", "peers.jsonl")
 ROUNDS = 6
-_QUIET_S, _SETTLE_S, _FAULT_AT_S, _TRIES = 5.0, 2.0, 4.0, 40
+_SETTLE_S, _FAULT_AT_S, _TRIES = 1.0, 2.0, 40
 
 
 class Cell(NamedTuple):
@@ -103,10 +103,10 @@ def burst(seed: int) -> Sequence[TraceRequest]:
 
 
 CELLS: Mapping[str, Cell] = {
-    "chat": Cell(3, partial(chat, seconds=20.0), quiet_s=_QUIET_S),
+    "chat": Cell(3, partial(chat, seconds=12.0), quiet_s=4.0),
     "burst": Cell(8, burst, uncounted=1),
-    "one dies": Cell(3, partial(chat, seconds=10.0), slowdown=0.0),
-    "one slows": Cell(3, partial(chat, seconds=12.0), slowdown=3.0),
+    "one dies": Cell(3, partial(chat, seconds=6.0), slowdown=0.0),
+    "one slows": Cell(3, partial(chat, seconds=6.0), slowdown=3.0),
 }
 LATENCIES = tuple(f"{what} p{q} ms" for what in ("TTFT", "E2E") for q in (50, 95, 99))
 COST, IDLE = "CPU ms a request", "idle CPU ms a second"

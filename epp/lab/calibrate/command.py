@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from epp.errors import EppError
-from epp.lab.calibrate.fit import Measured, fit, probes
+from epp.lab.calibrate.fit import Fit, Measured, fit, probes
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.plan import number_from
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.compare.load import RequestResult
-    from epp.lab.compare.stats import Floats
     from epp.lab.compare.trace import TraceRequest
 
 _CHECK_S = 10.0
@@ -176,18 +175,19 @@ def _drive(
 def _text(name: str, engine: Engine, found: Measured) -> str:
     """Describe the fit of an engine."""
 
-    def terms(values: Floats, margins: Floats) -> list[str]:
-        return [f"{value:.4g} ±{margin:.2g}" for value, margin in zip(values, margins, strict=True)]
+    def terms(fit: Fit) -> list[str]:
+        pairs = zip(fit.values, fit.margins, strict=True)
+        quality = f"R2 {fit.r2:.3f}, error {fit.error:.1%}, {fit.samples} samples"
+        return [*(f"{value:.4g} ±{margin:.2g}" for value, margin in pairs), quality]
 
-    constant, prompt, uncached = terms(found.ttft.values, found.ttft.margins)
-    *levels, context = terms(found.step.values, found.step.margins)
+    constant, prompt, uncached, ttft_quality = terms(found.ttft)
+    *levels, context, prefill, step_quality = terms(found.step)
     steps = ", ".join(f"{level} ({batch})" for batch, level in zip(found.batches, levels, strict=True))
-    head = f"{name}: {engine.model}, round trip {engine.network.rtt_ms:.3g} ms"
     cache = "a prefix cache" if found.caches else "no prefix cache"
     return (
-        f"{head}, {cache}, {found.peak} or more at once\n"
-        f"  TTFT ms = {constant} + {prompt} a token + {uncached} an uncached token; "
-        f"R2 {found.ttft.r2:.3f}, {found.ttft.samples} samples\n"
-        f"  ms a token (batch) = {steps} + {context} a token of context; "
-        f"R2 {found.step.r2:.3f}, {found.step.samples} samples"
+        f"{name}: {engine.model}, round trip {engine.network.rtt_ms:.3g} ms, {cache}, "
+        f"{found.peak} or more at once\n"
+        f"  TTFT ms = {constant} + {prompt} a token + {uncached} an uncached token; {ttft_quality}\n"
+        f"  ms a token (batch) = {steps} + {context} a token of context\n"
+        f"  + {prefill} a prefill beside; {step_quality}"
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from epp.lab.experiment import Run
     from epp.lab.sim.scenario import FleetSpec
 
-WORKLOAD, WINDOW_S = "small-chat", 40.0
+WORKLOAD, WINDOW_S = "small-chat", 30.0
 #: Share of the time that the fleet would compute, least-request placing everything.
 PACES = {"light": 0.25, "busy": 0.5}
 #: Of the workload's users: no fleet is full of so few.
