@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,10 @@ h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants
 test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 10 minutes)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
+
+test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; MINUTES)
+	guidellm=$$(timeout 1200 tests/clients/install.sh guidellm) && aiperf=$$(timeout 600 tests/clients/install.sh aiperf) && \
+	  $(BIN)/python -m tests.clients $$guidellm $$aiperf
 
 # Never a dependency: an environment of their own, in a cache outside the tree.
 PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gorgo-epp/peers

@@ -87,26 +87,21 @@ class Format:
 class Completion(Format):
     """OpenAI completions: one chunk per token, the last with the finish reason, then usage if asked for."""
 
-    prefix, streams, end_mark, kind, chunk_kind = (
-        "cmpl",
-        True,
-        b"[DONE]",
-        "text_completion",
-        "text_completion",
-    )
+    prefix, streams, end_mark = "cmpl", True, b"[DONE]"
+    kind = chunk_kind = "text_completion"
 
-    def token(self, number: int) -> Events:  # noqa: D102 - as the base says, here and below
+    def token(self, number: int) -> Events:
         return [self._chunk(self.said(self.words[number : number + 1]), self.reason_at(number))]
 
-    def end(self) -> Events:  # noqa: D102
+    def end(self) -> Events:
         wanted = self.asked.parsed.include_usage
         return [self._head(self.chunk_kind) | {"choices": [], "usage": self.usage()}] if wanted else []
 
-    def whole(self) -> Fields:  # noqa: D102
+    def whole(self) -> Fields:
         choice = self._choice(self.said(self.words, "message"), self.finish_reason)
         return self._head(self.kind) | {"choices": [choice], "usage": self.usage()}
 
-    def said(self, words: Sequence[str], field: str = "delta") -> Fields:  # noqa: ARG002 - for chats
+    def said(self, words: Sequence[str], field: str = "delta") -> Fields:
         """Return a choice's fields for words of the answer."""
         return {"text": "".join(words)}
 
@@ -126,10 +121,10 @@ class Chat(Completion):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begin(self) -> Events:  # noqa: D102
+    def begin(self) -> Events:
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
-    def said(self, words: Sequence[str], field: str = "delta") -> Fields:  # noqa: D102
+    def said(self, words: Sequence[str], field: str = "delta") -> Fields:
         role = {"role": "assistant"} if field == "message" else {}
         return {field: {**role, "content": "".join(words)}}
 
@@ -137,10 +132,10 @@ class Chat(Completion):
 class Tokens(Completion):
     """vLLM's tokens out."""
 
-    def said(self, words: Sequence[str], field: str = "delta") -> Fields:  # noqa: ARG002, D102
+    def said(self, words: Sequence[str], field: str = "delta") -> Fields:
         return {"token_ids": [int.from_bytes(word.encode(), "little") for word in words]}
 
-    def _head(self, kind: str) -> Fields:  # noqa: ARG002
+    def _head(self, kind: str) -> Fields:
         return {"request_id": self.id}
 
 
@@ -149,10 +144,10 @@ class Sglang(Format):
 
     streams, end_mark = True, b"[DONE]"
 
-    def token(self, number: int) -> Events:  # noqa: D102
+    def token(self, number: int) -> Events:
         return [self._said(number + 1)]
 
-    def whole(self) -> Fields:  # noqa: D102
+    def whole(self) -> Fields:
         return self._said(len(self.words))
 
     def _said(self, count: int) -> Fields:
@@ -176,7 +171,7 @@ class Responses(Format):
         super().__init__(*given)
         self._events = 0
 
-    def begin(self) -> Events:  # noqa: D102
+    def begin(self) -> Events:
         running = self._response("in_progress")
         return [
             self._event("created", response=running),
@@ -185,10 +180,10 @@ class Responses(Format):
             self._event("content_part.added", **self._place(), part=self._part("")),
         ]
 
-    def token(self, number: int) -> Events:  # noqa: D102
+    def token(self, number: int) -> Events:
         return [self._event("output_text.delta", **self._place(), delta=self.words[number], logprobs=[])]
 
-    def end(self) -> Events:  # noqa: D102
+    def end(self) -> Events:
         whole = self.whole()
         item = whole["output"][0]
         return [
@@ -198,7 +193,7 @@ class Responses(Format):
             self._event(whole["status"], response=whole),
         ]
 
-    def whole(self) -> Fields:  # noqa: D102
+    def whole(self) -> Fields:
         status = "completed" if self.finish_reason == "stop" else "incomplete"
         usage = {
             "input_tokens": self.asked.prompt_tokens,
@@ -247,7 +242,7 @@ class Messages(Format):
 
     prefix, streams = "msg", True
 
-    def begin(self) -> Events:  # noqa: D102
+    def begin(self) -> Events:
         message = self._message([], None, 0)
         block = {"type": "text", "text": ""}
         return [
@@ -255,11 +250,11 @@ class Messages(Format):
             {"type": "content_block_start", "index": 0, "content_block": block},
         ]
 
-    def token(self, number: int) -> Events:  # noqa: D102
+    def token(self, number: int) -> Events:
         delta = {"type": "text_delta", "text": self.words[number]}
         return [{"type": "content_block_delta", "index": 0, "delta": delta}]
 
-    def end(self) -> Events:  # noqa: D102
+    def end(self) -> Events:
         whole = self.whole()
         delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         return [
@@ -268,7 +263,7 @@ class Messages(Format):
             {"type": "message_stop"},
         ]
 
-    def whole(self) -> Fields:  # noqa: D102
+    def whole(self) -> Fields:
         reason = "end_turn" if self.finish_reason == "stop" else "max_tokens"
         return self._message([{"type": "text", "text": self.text}], reason, len(self.words))
 
@@ -294,7 +289,7 @@ class Messages(Format):
 class Pooled(Format):
     """A vector, class, number or rank for each prompt, drawn from its text."""
 
-    def whole(self) -> Fields:  # noqa: D102
+    def whole(self) -> Fields:
         rows = [{"index": index, **self.row(text)} for index, text in enumerate(self.asked.prompts())]
         tokens = self.asked.prompt_tokens
         usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
@@ -318,14 +313,14 @@ class Pooled(Format):
 class Pooling(Pooled):
     """vLLM's pooling."""
 
-    def row(self, text: bytes) -> Fields:  # noqa: D102
+    def row(self, text: bytes) -> Fields:
         return {"object": "pooling", "data": self.drawn(text, _DIMENSIONS)}
 
 
 class Classified(Pooled):
     """vLLM's classify, between two classes."""
 
-    def row(self, text: bytes) -> Fields:  # noqa: D102
+    def row(self, text: bytes) -> Fields:
         (one,) = self.drawn(text, 1)
         return {"label": f"LABEL_{int(one < 0.5)}", "probs": [one, 1 - one], "num_classes": 2}
 
@@ -333,17 +328,17 @@ class Classified(Pooled):
 class Scored(Pooled):
     """vLLM's score."""
 
-    def row(self, text: bytes) -> Fields:  # noqa: D102
+    def row(self, text: bytes) -> Fields:
         return {"object": "score", "score": self.drawn(text, 1)[0]}
 
 
 class Ranked(Pooled):
     """vLLM's rerank: the best first."""
 
-    def row(self, text: bytes) -> Fields:  # noqa: D102
+    def row(self, text: bytes) -> Fields:
         return {"relevance_score": self.drawn(text, 1)[0]}
 
-    def listed(self, rows: Events) -> Fields:  # noqa: D102
+    def listed(self, rows: Events) -> Fields:
         rows.sort(key=lambda row: row["relevance_score"], reverse=True)
         return {"results": rows[: self.asked.top_n]}
 
