@@ -80,9 +80,9 @@ class Cell(NamedTuple):
     uncounted: int = 0
 
 
-def chat(seed: int, *, seconds: float) -> Sequence[TraceRequest]:
+def chat(seed: int, *, seconds: float, output_tokens: int = 64) -> Sequence[TraceRequest]:
     """Make conversations that well-placed use half of three replicas."""
-    return generate(replace(DEMO, duration_s=seconds), seed)
+    return generate(replace(DEMO, duration_s=seconds, output_tokens=output_tokens, rate_rps=10.0), seed)
 
 
 def burst(seed: int) -> Sequence[TraceRequest]:
@@ -103,7 +103,7 @@ def burst(seed: int) -> Sequence[TraceRequest]:
 
 
 CELLS: Mapping[str, Cell] = {
-    "chat": Cell(3, partial(chat, seconds=12.0), quiet_s=4.0),
+    "chat": Cell(3, partial(chat, seconds=12.0, output_tokens=128), quiet_s=4.0),
     "burst": Cell(8, burst, uncounted=1),
     "one dies": Cell(3, partial(chat, seconds=6.0), slowdown=0.0),
     "one slows": Cell(3, partial(chat, seconds=6.0), slowdown=3.0),
