@@ -174,8 +174,8 @@ def _free_ports() -> list[int]:
 
 def run_one(urls: Mapping[str, str], cell: str, entry: str, seed: int) -> dict[str, float]:
     """Measure one gateway in one cell under one seed; ``urls`` are of gateways that run already."""
-    numbers = range(CELLS[cell].replicas)
-    replicas = [Replica(f"replica-{at}", rtt_ms=1.0, port=FIRST_PORT + at) for at in numbers]
+    ports = range(FIRST_PORT, FIRST_PORT + CELLS[cell].replicas)
+    replicas = [Replica(f"replica-{port}", rtt_ms=1.0, port=port if entry in urls else 0) for port in ports]
     with tempfile.TemporaryDirectory(prefix="epp-peers-") as name:
         stack: Stack = Peer(Path(name), replicas, entry, urls.get(entry, ""))
         if entry == OURS:
@@ -259,7 +259,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise EppError(f"no peers in {INSTALLED}: run `make peers`")
     entries = (OURS, ALONE, *PEERS, *urls)
     experiment = Experiment("", [*CELLS], entries, MEASURES, partial(run_one, urls))
-    runs = execute(experiment, seeds=range(arguments.rounds or ROUNDS), jobs=1, kept=KEPT)
+    rounds, runs = range(arguments.rounds or ROUNDS), list[Run]()
+    for cell in CELLS:  # a burst needs the machine for itself; of others ``--peer`` has one place
+        jobs = 1 if cell == "burst" or urls else arguments.jobs
+        runs += execute(experiment, seeds=rounds, jobs=jobs, kept=KEPT, cells=[cell])
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
     print(report(runs, entries))
     return 0
