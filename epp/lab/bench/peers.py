@@ -90,7 +90,7 @@ def burst(seed: int) -> Sequence[TraceRequest]:
     shared, own = range(seed * 1000, seed * 1000 + 30), 1_000_000 + seed * 1000
     return [
         TraceRequest(
-            at_ms=2_000.0 * (number > 0),
+            at_ms=1_000.0 * (number > 0),
             session=f"b{number}",
             user=f"b{number}",
             prompt_tokens=2_048,
@@ -103,7 +103,7 @@ def burst(seed: int) -> Sequence[TraceRequest]:
 
 
 CELLS: Mapping[str, Cell] = {
-    "chat": Cell(3, partial(chat, seconds=12.0, output_tokens=128), quiet_s=4.0),
+    "chat": Cell(3, partial(chat, seconds=10.0, output_tokens=128), quiet_s=3.0),
     "burst": Cell(8, burst, uncounted=1),
     "one dies": Cell(3, partial(chat, seconds=6.0), slowdown=0.0),
     "one slows": Cell(3, partial(chat, seconds=6.0), slowdown=3.0),
