@@ -28,6 +28,7 @@ from epp.envoy.process import find_envoy
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
+from epp.lab.bench.figures import number
 from epp.lab.bench.processes import cpu_s, held
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.load import LoadOptions, run_load
@@ -264,6 +265,7 @@ def run(arguments: argparse.Namespace) -> int:
         jobs = 1 if cell == "burst" or urls else arguments.jobs
         runs += execute(experiment, seeds=rounds, jobs=jobs, kept=KEPT, cells=[cell])
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
+    print("commit", *sorted({run.commit for run in runs}))
     print(report(runs, entries))
     return 0
 
@@ -297,14 +299,14 @@ def report(runs: Sequence[Run], entries: Sequence[str]) -> str:
         lines += ["", f"| {cell} | {' | '.join(entries)} |", "|---" * (len(entries) + 1) + "|"]
         for measure in MEASURES:
             found = [over_rounds(cell, entry, measure) for entry in entries]
-            texts = (f"{mean:.3g} [{low:.3g}, {high:.3g}]" for mean, low, high in found)
+            texts = (f"{number(mean)} [{number(low)}, {number(high)}]" for mean, low, high in found)
             if not all(isnan(mean) for mean, *_ in found):
                 lines.append(f"| {measure} | {' | '.join(texts)} |")
     lines.append("")
     for (cell, measure), goal in GOALS.items():
         ours, _, _ = over_rounds(cell, OURS, measure)
-        others = [over_rounds(cell, entry, measure) for entry in entries[1:]]
-        most = goal(others)
+        others = (over_rounds(cell, entry, measure) for entry in entries[1:])
+        most = goal([other for other in others if not isnan(other[0])])
         mark = "met" if ours <= most else "MISSED"
-        lines.append(f"{cell}, {measure}: {ours:.4g}, goal {most:.4g}: {mark}")
+        lines.append(f"{cell}, {measure}: {number(ours)}, goal {number(most)}: {mark}")
     return "\n".join(lines)
