@@ -305,8 +305,9 @@ def report(runs: Sequence[Run], entries: Sequence[str]) -> str:
     lines.append("")
     for (cell, measure), goal in GOALS.items():
         ours, _, _ = over_rounds(cell, OURS, measure)
-        others = (over_rounds(cell, entry, measure) for entry in entries[1:])
-        most = goal([other for other in others if not isnan(other[0])])
+        others = [over_rounds(cell, entry, measure) for entry in entries[1:]]
+        known = [other for other in others if not isnan(other[0])]
+        most = goal(known) if known else nan
         mark = "met" if ours <= most else "MISSED"
         lines.append(f"{cell}, {measure}: {number(ours)}, goal {number(most)}: {mark}")
     return "\n".join(lines)
