@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
 #: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
-_TICK_S = 0.25
+_TICK_S = 0.5
 #: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
 _ANSWER_S = 10.0
 #: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.

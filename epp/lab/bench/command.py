@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
+    add("--jobs", type=_positive, default=1, help="peers: gateways at a time, but for bursts (%(default)s)")
     add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
     add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
     add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")

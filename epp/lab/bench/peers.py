@@ -28,6 +28,7 @@ from epp.envoy.process import find_envoy
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
+from epp.lab.bench.figures import number
 from epp.lab.bench.processes import cpu_s, held
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.load import LoadOptions, run_load
@@ -80,9 +81,9 @@ class Cell(NamedTuple):
     uncounted: int = 0
 
 
-def chat(seed: int, *, seconds: float) -> Sequence[TraceRequest]:
+def chat(seed: int, *, seconds: float, output_tokens: int = 64) -> Sequence[TraceRequest]:
     """Make conversations that well-placed use half of three replicas."""
-    return generate(replace(DEMO, duration_s=seconds), seed)
+    return generate(replace(DEMO, duration_s=seconds, output_tokens=output_tokens, rate_rps=10.0), seed)
 
 
 def burst(seed: int) -> Sequence[TraceRequest]:
@@ -90,7 +91,7 @@ def burst(seed: int) -> Sequence[TraceRequest]:
     shared, own = range(seed * 1000, seed * 1000 + 30), 1_000_000 + seed * 1000
     return [
         TraceRequest(
-            at_ms=2_000.0 * (number > 0),
+            at_ms=1_000.0 * (number > 0),
             session=f"b{number}",
             user=f"b{number}",
             prompt_tokens=2_048,
@@ -103,7 +104,7 @@ def burst(seed: int) -> Sequence[TraceRequest]:
 
 
 CELLS: Mapping[str, Cell] = {
-    "chat": Cell(3, partial(chat, seconds=12.0), quiet_s=4.0),
+    "chat": Cell(3, partial(chat, seconds=10.0, output_tokens=128), quiet_s=3.0),
     "burst": Cell(8, burst, uncounted=1),
     "one dies": Cell(3, partial(chat, seconds=6.0), slowdown=0.0),
     "one slows": Cell(3, partial(chat, seconds=6.0), slowdown=3.0),
@@ -174,8 +175,8 @@ def _free_ports() -> list[int]:
 
 def run_one(urls: Mapping[str, str], cell: str, entry: str, seed: int) -> dict[str, float]:
     """Measure one gateway in one cell under one seed; ``urls`` are of gateways that run already."""
-    numbers = range(CELLS[cell].replicas)
-    replicas = [Replica(f"replica-{at}", rtt_ms=1.0, port=FIRST_PORT + at) for at in numbers]
+    ports = range(FIRST_PORT, FIRST_PORT + CELLS[cell].replicas)
+    replicas = [Replica(f"replica-{port}", rtt_ms=1.0, port=port if entry in urls else 0) for port in ports]
     with tempfile.TemporaryDirectory(prefix="epp-peers-") as name:
         stack: Stack = Peer(Path(name), replicas, entry, urls.get(entry, ""))
         if entry == OURS:
@@ -259,8 +260,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise EppError(f"no peers in {INSTALLED}: run `make peers`")
     entries = (OURS, ALONE, *PEERS, *urls)
     experiment = Experiment("", [*CELLS], entries, MEASURES, partial(run_one, urls))
-    runs = execute(experiment, seeds=range(arguments.rounds or ROUNDS), jobs=1, kept=KEPT)
+    rounds, runs = range(arguments.rounds or ROUNDS), list[Run]()
+    for cell in CELLS:  # a burst needs the machine for itself; of others ``--peer`` has one place
+        jobs = 1 if cell == "burst" or urls else arguments.jobs
+        runs += execute(experiment, seeds=rounds, jobs=jobs, kept=KEPT, cells=[cell])
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
+    print("commit", *sorted({run.commit for run in runs}))
     print(report(runs, entries))
     return 0
 
@@ -294,14 +299,15 @@ def report(runs: Sequence[Run], entries: Sequence[str]) -> str:
         lines += ["", f"| {cell} | {' | '.join(entries)} |", "|---" * (len(entries) + 1) + "|"]
         for measure in MEASURES:
             found = [over_rounds(cell, entry, measure) for entry in entries]
-            texts = (f"{mean:.3g} [{low:.3g}, {high:.3g}]" for mean, low, high in found)
+            texts = (f"{number(mean)} [{number(low)}, {number(high)}]" for mean, low, high in found)
             if not all(isnan(mean) for mean, *_ in found):
                 lines.append(f"| {measure} | {' | '.join(texts)} |")
     lines.append("")
     for (cell, measure), goal in GOALS.items():
         ours, _, _ = over_rounds(cell, OURS, measure)
         others = [over_rounds(cell, entry, measure) for entry in entries[1:]]
-        most = goal(others)
+        known = [other for other in others if not isnan(other[0])]
+        most = goal(known) if known else nan
         mark = "met" if ours <= most else "MISSED"
-        lines.append(f"{cell}, {measure}: {ours:.4g}, goal {most:.4g}: {mark}")
+        lines.append(f"{cell}, {measure}: {number(ours)}, goal {number(most)}: {mark}")
     return "\n".join(lines)

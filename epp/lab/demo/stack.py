@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MODEL = "demo-model"
 """What clients call the model, whatever the engines call it."""
 
-#: Envoy sends its access log ten times a second, and the recorder writes twenty times.
+#: Envoy sends its access log five times a second, and the recorder writes twenty times.
 LAST_REPORTS_S = 0.3
 _START_S = 90.0
 _ADDRESS = re.compile(r"^(?P<name>\S+): http://(?P<address>\S+)", re.MULTILINE)
