@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BATCHES = (1, 2, 4, 8, 16)
 #: Where no limit showed among them: vLLM's default.
 MOST_RUNNING = 256
-_ANSWER_TOKENS, _LONG_ANSWER_TOKENS = 32, 128
+_ANSWER_TOKENS = 128
 #: Requests one after the other beside the long answer.
 _BESIDE = 8
 _BLOCK_TOKENS = 32
@@ -38,7 +38,9 @@ _BLOCK_TOKENS = 32
 #: be seen, and others of a batch may be answered later.
 _PAUSE_MS = 20.0
 #: Samples that are further off than this many usual errors, and than this share, count for nothing.
-_OUTLIER, _LEAST_OUTLIER = 5.0, 0.05
+_OUTLIER, _LEAST_OUTLIER = 3.0, 0.05
+#: Passes of a fit: each takes errors relative to what the one before said, at least this share of the median.
+_PASSES, _LEAST_SCALE, _ROUNDING = 5, 0.1, 1e-12
 
 
 def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
@@ -86,7 +88,7 @@ def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
             send([prompt])
             send([prompt], _ANSWER_TOKENS)
             send([content.grown(content.cut(prompt, len(prompt.ids) // 2), length)])
-        send([prompt], _LONG_ANSWER_TOKENS, _BESIDE)
+        send([prompt], _ANSWER_TOKENS, _BESIDE)
         for batch in BATCHES[1:]:
             for length in (lengths[-1], lengths[2]):
                 prompts = [content.fresh(length) for _ in range(batch)]
@@ -122,18 +124,26 @@ def least_squares(x: Floats, y: Floats) -> Fit:
         x: samples x coefficients.
         y: above 0.
     """
-    keep, used = np.ones(len(y), dtype=bool), np.ones(x.shape[1], dtype=bool)
-    for _ in range(x.shape[1] + 1):
-        rows = np.where(used, x / y[:, None], 0.0)  # of a column of zeros the coefficient is 0
-        values = np.linalg.lstsq(rows[keep], np.ones(int(keep.sum())))[0]
-        errors = np.abs(rows @ values - 1.0)
+    keep, least = np.ones(len(y), dtype=bool), np.median(y) / 2
+    scale = np.maximum(y, least)
+    for _ in range(_PASSES):
+        used = np.ones(x.shape[1], dtype=bool)
+        while True:
+            rows = np.where(used, x / scale[:, None], 0.0)  # of a column of zeros the coefficient is 0
+            values = np.linalg.lstsq(rows[keep], (y / scale)[keep])[0]
+            if (values >= -_ROUNDING).all():
+                break
+            used[values.argmin()] = False
+        errors = np.abs(rows @ values - y / scale)
         keep = errors <= max(_OUTLIER * float(np.median(errors)), _LEAST_OUTLIER)
-        used &= values >= 0.0
-    values, rows, errors, y = np.maximum(values, 0.0), rows[keep], errors[keep], y[keep]
-    spread = errors @ errors / max(1, len(y) - used.sum())
-    margins = 1.96 * np.sqrt(np.diag(np.linalg.pinv(rows.T @ rows)) * spread)
-    r2 = 1.0 - ((y * errors) ** 2).sum() / ((y - y.mean()) ** 2).sum()
-    return Fit(values, margins, float(r2), float(np.median(errors)), len(y))
+        scale = np.maximum(x @ values, least / 5)
+    values, rows, errors = np.maximum(values, 0.0), rows[keep], errors[keep]
+    spread = errors @ errors / max(1, len(errors) - used.sum())
+    margins = 1.96 * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(rows.T @ rows))) * spread)
+    left, there = (y - x @ values)[keep], y[keep] - y[keep].mean()
+    return Fit(
+        values, margins, float(1.0 - left @ left / (there @ there)), float(np.median(errors)), len(errors)
+    )
 
 
 @dataclass(frozen=True, slots=True)
