@@ -186,7 +186,7 @@ class Measured:
             prefill_base_ms=base,
             prefill_ms_per_token=by_uncached,
             decode_curve=tuple(zip(self.batches, np.maximum.accumulate(steps).tolist(), strict=True)),
-            max_running=self.peak if self.peak < BATCHES[-1] else MOST_RUNNING,
+            max_running=self.peak if self.batches != BATCHES else MOST_RUNNING,
             prefix_cache=self.caches,
             mixed=mixed,
             **others,
@@ -228,7 +228,8 @@ def fit(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> 
     beside = (first > first[at][:, None]) & (first < end[at][:, None])
     y = ((end - first)[at] - by_ttft.values[2] * (beside @ uncached)) / steps
     peak = max(1, round(batch.max()))
-    batches = tuple(size for size in BATCHES if size <= peak)
+    # Answers of a batch that do not quite overlap are no limit.
+    batches = tuple(size for size in BATCHES if size * 3 <= peak * 4)
     levels = [np.interp(batch, batches, row) for row in np.eye(len(batches))]
     x = np.column_stack([*levels, context, beside.sum(axis=1) / steps])
     return Measured(by_ttft, least_squares(x, y), batches, peak, caches)
