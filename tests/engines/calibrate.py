@@ -71,7 +71,7 @@ async def main(folder: Path, options: Sequence[str]) -> None:
         await asyncio.gather(*map(stack.enter_async_context, replicas))
         if not fleet.exists():
             urls = (f"near=http://127.0.0.1:{PORTS[0]}", f"far=http://127.0.0.1:{RELAY_PORT}")
-            words = ("--model", MODEL, "--longest", "3072", "--rounds", "2", "--out", str(fleet))
+            words = ("--model", MODEL, "--longest", "3072", "--rounds", "1", "--out", str(fleet))
             await _epp("calibrate", *urls, *words)
         kept = str(folder / "runs.jsonl")
         await _epp("experiments", "calibration", "--fleet", str(fleet), "--kept", kept, *options)
