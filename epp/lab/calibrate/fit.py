@@ -39,8 +39,9 @@ _BLOCK_TOKENS = 32
 _PAUSE_MS = 20.0
 #: Samples that are further off than this many usual errors, and than this share, count for nothing.
 _OUTLIER, _LEAST_OUTLIER = 3.0, 0.05
-#: Passes of a fit: each takes errors relative to what the one before said, at least this share of the median.
-_PASSES, _LEAST_SCALE, _ROUNDING = 5, 0.1, 1e-12
+#: Passes of a fit: each takes errors relative to what the one before said.
+_PASSES = 5
+_ROUNDING, _LEAST_MS = 1e-12, 1e-3
 
 
 def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
@@ -129,7 +130,7 @@ def least_squares(x: Floats, y: Floats) -> Fit:
     for _ in range(_PASSES):
         used = np.ones(x.shape[1], dtype=bool)
         while True:
-            rows = np.where(used, x / scale[:, None], 0.0)  # of a column of zeros the coefficient is 0
+            rows = np.where(used, x / scale[:, None], 0.0)  # the coefficient of a column of zeros is 0
             values = np.linalg.lstsq(rows[keep], (y / scale)[keep])[0]
             if (values >= -_ROUNDING).all():
                 break
@@ -215,21 +216,40 @@ def fit(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> 
         rows.append((meets[request.session] == 1, *times, *tokens))
     alone, ttft, first, end, prompt, guessed, told, answer = np.array(rows[1:], dtype=float).T
     uncached, at = prompt - (told if told.any() else guessed), alone > 0
-    constant, y = np.ones(int(at.sum())), np.maximum(ttft[at], 1e-3)
+    constant, y = np.ones(int(at.sum())), np.maximum(ttft[at], _LEAST_MS)
     by_ttft = least_squares(np.column_stack([constant, prompt[at], uncached[at]]), y)
     caches = bool(told.any()) or bool(by_ttft.values[2] > by_ttft.margins[2])
     if not caches:
         uncached = prompt
         by_ttft = least_squares(np.column_stack([constant, 0.0 * constant, prompt[at]]), y)
+    step, batches, peak = _fit_step(first, end, prompt, answer, by_ttft.values[2] * uncached)
+    return Measured(by_ttft, step, batches, peak, caches)
+
+
+def _fit_step(
+    first: Floats, end: Floats, prompt: Floats, answer: Floats, prefill_ms: Floats
+) -> tuple[Fit, tuple[int, ...], int]:
+    """Fit time per token to what else went on, on average over an answer's time.
+
+    Args:
+        first: when each request had its first token, ms.
+        end: when it ended.
+        prompt: its tokens.
+        answer: tokens of its answer.
+        prefill_ms: how long its uncached tokens took, which answers meanwhile waited for.
+
+    Returns:
+        The fit, the batch sizes that were reached, and the largest.
+    """
     at = (answer > 1) & (end > first)
-    shared = np.minimum(end[at][:, None], end[at]) - np.maximum(first[at][:, None], first[at])
-    share, steps = np.maximum(shared, 0.0) / (end - first)[at][:, None], answer[at] - 1
-    batch, context = share.sum(axis=1), share @ (prompt + answer / 2)[at]
-    beside = (first > first[at][:, None]) & (first < end[at][:, None])
-    y = ((end - first)[at] - by_ttft.values[2] * (beside @ uncached)) / steps
+    begins, ends, steps = first[at][:, None], end[at][:, None], answer[at] - 1
+    share = np.maximum(np.minimum(ends, ends.T) - np.maximum(begins, begins.T), 0.0) / (ends - begins)
+    beside = (first > begins) & (first < ends)
+    y = np.maximum(((end - first)[at] - beside @ prefill_ms) / steps, _LEAST_MS)
+    batch = share.sum(axis=1)
     peak = max(1, round(batch.max()))
     # Answers of a batch that do not quite overlap are no limit.
     batches = tuple(size for size in BATCHES if size * 3 <= peak * 4)
     levels = [np.interp(batch, batches, row) for row in np.eye(len(batches))]
-    x = np.column_stack([*levels, context, beside.sum(axis=1) / steps])
-    return Measured(by_ttft, least_squares(x, y), batches, peak, caches)
+    x = [*levels, share @ (prompt + answer / 2)[at], beside.sum(axis=1) / steps]
+    return least_squares(np.column_stack(x), y), batches, peak
