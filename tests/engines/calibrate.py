@@ -8,6 +8,7 @@ The folder keeps the fleet and the runs: started again, it goes on where it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,11 +65,14 @@ async def _epp(*words: str) -> None:
 async def main(folder: Path, options: Sequence[str]) -> None:
     model, fleet = write_model(folder / "model"), folder / "fleet.json"
     write_tokenizer(model)
-    near, far = (Vllm(environment(), model, port, folder) for port in PORTS)
-    async with near, far, await asyncio.start_server(_relayed, "127.0.0.1", RELAY_PORT):
+    replicas = [Vllm(environment(), model, port, folder) for port in PORTS]
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(await asyncio.start_server(_relayed, "127.0.0.1", RELAY_PORT))
+        await asyncio.gather(*map(stack.enter_async_context, replicas))
         if not fleet.exists():
             urls = (f"near=http://127.0.0.1:{PORTS[0]}", f"far=http://127.0.0.1:{RELAY_PORT}")
-            await _epp("calibrate", *urls, "--model", MODEL, "--longest", "3072", "--out", str(fleet))
+            words = ("--model", MODEL, "--longest", "3072", "--rounds", "1", "--out", str(fleet))
+            await _epp("calibrate", *urls, *words)
         kept = str(folder / "runs.jsonl")
         await _epp("experiments", "calibration", "--fleet", str(fleet), "--kept", kept, *options)
 

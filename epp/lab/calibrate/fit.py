@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BATCHES = (1, 2, 4, 8, 16)
 #: Where no limit showed among them: vLLM's default.
 MOST_RUNNING = 256
-_ANSWER_TOKENS, _LONG_ANSWER_TOKENS = 32, 128
+_ANSWER_TOKENS = 128
 #: Requests one after the other beside the long answer.
 _BESIDE = 8
 _BLOCK_TOKENS = 32
@@ -38,7 +38,10 @@ _BLOCK_TOKENS = 32
 #: be seen, and others of a batch may be answered later.
 _PAUSE_MS = 20.0
 #: Samples that are further off than this many usual errors, and than this share, count for nothing.
-_OUTLIER, _LEAST_OUTLIER = 5.0, 0.05
+_OUTLIER, _LEAST_OUTLIER = 3.0, 0.05
+#: Passes of a fit: each takes errors relative to what the one before said.
+_PASSES = 5
+_ROUNDING, _LEAST_MS = 1e-12, 1e-3
 
 
 def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
@@ -86,7 +89,7 @@ def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
             send([prompt])
             send([prompt], _ANSWER_TOKENS)
             send([content.grown(content.cut(prompt, len(prompt.ids) // 2), length)])
-        send([prompt], _LONG_ANSWER_TOKENS, _BESIDE)
+        send([prompt], _ANSWER_TOKENS, _BESIDE)
         for batch in BATCHES[1:]:
             for length in (lengths[-1], lengths[2]):
                 prompts = [content.fresh(length) for _ in range(batch)]
@@ -122,18 +125,26 @@ def least_squares(x: Floats, y: Floats) -> Fit:
         x: samples x coefficients.
         y: above 0.
     """
-    keep, used = np.ones(len(y), dtype=bool), np.ones(x.shape[1], dtype=bool)
-    for _ in range(x.shape[1] + 1):
-        rows = np.where(used, x / y[:, None], 0.0)  # of a column of zeros the coefficient is 0
-        values = np.linalg.lstsq(rows[keep], np.ones(int(keep.sum())))[0]
-        errors = np.abs(rows @ values - 1.0)
+    keep, least = np.ones(len(y), dtype=bool), np.median(y) / 2
+    scale = np.maximum(y, least)
+    for _ in range(_PASSES):
+        used = np.ones(x.shape[1], dtype=bool)
+        while True:
+            rows = np.where(used, x / scale[:, None], 0.0)  # the coefficient of a column of zeros is 0
+            values = np.linalg.lstsq(rows[keep], (y / scale)[keep])[0]
+            if (values >= -_ROUNDING).all():
+                break
+            used[values.argmin()] = False
+        errors = np.abs(rows @ values - y / scale)
         keep = errors <= max(_OUTLIER * float(np.median(errors)), _LEAST_OUTLIER)
-        used &= values >= 0.0
-    values, rows, errors, y = np.maximum(values, 0.0), rows[keep], errors[keep], y[keep]
-    spread = errors @ errors / max(1, len(y) - used.sum())
-    margins = 1.96 * np.sqrt(np.diag(np.linalg.pinv(rows.T @ rows)) * spread)
-    r2 = 1.0 - ((y * errors) ** 2).sum() / ((y - y.mean()) ** 2).sum()
-    return Fit(values, margins, float(r2), float(np.median(errors)), len(y))
+        scale = np.maximum(x @ values, least / 5)
+    values, rows, errors = np.maximum(values, 0.0), rows[keep], errors[keep]
+    spread = errors @ errors / max(1, len(errors) - used.sum())
+    margins = 1.96 * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(rows.T @ rows))) * spread)
+    left, there = (y - x @ values)[keep], y[keep] - y[keep].mean()
+    return Fit(
+        values, margins, float(1.0 - left @ left / (there @ there)), float(np.median(errors)), len(errors)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +187,7 @@ class Measured:
             prefill_base_ms=base,
             prefill_ms_per_token=by_uncached,
             decode_curve=tuple(zip(self.batches, np.maximum.accumulate(steps).tolist(), strict=True)),
-            max_running=self.peak if self.peak < BATCHES[-1] else MOST_RUNNING,
+            max_running=self.peak if self.batches != BATCHES else MOST_RUNNING,
             prefix_cache=self.caches,
             mixed=mixed,
             **others,
@@ -205,20 +216,40 @@ def fit(sent: Sequence[TraceRequest], results: Sequence[Any], rtt_ms: float) -> 
         rows.append((meets[request.session] == 1, *times, *tokens))
     alone, ttft, first, end, prompt, guessed, told, answer = np.array(rows[1:], dtype=float).T
     uncached, at = prompt - (told if told.any() else guessed), alone > 0
-    constant, y = np.ones(int(at.sum())), np.maximum(ttft[at], 1e-3)
+    constant, y = np.ones(int(at.sum())), np.maximum(ttft[at], _LEAST_MS)
     by_ttft = least_squares(np.column_stack([constant, prompt[at], uncached[at]]), y)
     caches = bool(told.any()) or bool(by_ttft.values[2] > by_ttft.margins[2])
     if not caches:
         uncached = prompt
         by_ttft = least_squares(np.column_stack([constant, 0.0 * constant, prompt[at]]), y)
+    step, batches, peak = _fit_step(first, end, prompt, answer, by_ttft.values[2] * uncached)
+    return Measured(by_ttft, step, batches, peak, caches)
+
+
+def _fit_step(
+    first: Floats, end: Floats, prompt: Floats, answer: Floats, prefill_ms: Floats
+) -> tuple[Fit, tuple[int, ...], int]:
+    """Fit time per token to what else went on, on average over an answer's time.
+
+    Args:
+        first: when each request had its first token, ms.
+        end: when it ended.
+        prompt: its tokens.
+        answer: tokens of its answer.
+        prefill_ms: how long its uncached tokens took, which answers meanwhile waited for.
+
+    Returns:
+        The fit, the batch sizes that were reached, and the largest.
+    """
     at = (answer > 1) & (end > first)
-    shared = np.minimum(end[at][:, None], end[at]) - np.maximum(first[at][:, None], first[at])
-    share, steps = np.maximum(shared, 0.0) / (end - first)[at][:, None], answer[at] - 1
-    batch, context = share.sum(axis=1), share @ (prompt + answer / 2)[at]
-    beside = (first > first[at][:, None]) & (first < end[at][:, None])
-    y = ((end - first)[at] - by_ttft.values[2] * (beside @ uncached)) / steps
+    begins, ends, steps = first[at][:, None], end[at][:, None], answer[at] - 1
+    share = np.maximum(np.minimum(ends, ends.T) - np.maximum(begins, begins.T), 0.0) / (ends - begins)
+    beside = (first > begins) & (first < ends)
+    y = np.maximum(((end - first)[at] - beside @ prefill_ms) / steps, _LEAST_MS)
+    batch = share.sum(axis=1)
     peak = max(1, round(batch.max()))
-    batches = tuple(size for size in BATCHES if size <= peak)
+    # Answers of a batch that do not quite overlap are no limit.
+    batches = tuple(size for size in BATCHES if size * 3 <= peak * 4)
     levels = [np.interp(batch, batches, row) for row in np.eye(len(batches))]
-    x = np.column_stack([*levels, context, beside.sum(axis=1) / steps])
-    return Measured(by_ttft, least_squares(x, y), batches, peak, caches)
+    x = [*levels, share @ (prompt + answer / 2)[at], beside.sum(axis=1) / steps]
+    return least_squares(np.column_stack(x), y), batches, peak
