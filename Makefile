@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-chart attacks h2spec helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,22 @@ attacks: setup ## floods against the picker's port, peers that behave beside the
 h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants Go)
 	tests/transport/install_h2spec.sh
 
+# Kept from run to run; given up after half an hour.
+test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 10 minutes)
+	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
+	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
+
+test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; MINUTES)
+	guidellm=$$(timeout 1200 tests/clients/install.sh guidellm) && aiperf=$$(timeout 600 tests/clients/install.sh aiperf) && \
+	  $(BIN)/python -m tests.clients $$guidellm $$aiperf
+
+# Never a dependency: an environment of their own, in a cache outside the tree.
+PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gorgo-epp/peers
+peers: setup ## the routers of `epp bench peers`, into a cache outside the tree, then the bench (40 minutes; goes on where it was)
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0
+	$(BIN)/epp bench peers
+
 fuzz: setup ## broken requests by seed and count: none may break the picker
 	$(BIN)/python -m tests.fuzz.bodies --count 20000
 	$(BIN)/python -m tests.fuzz.messages --count 20000
@@ -60,6 +76,12 @@ test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our ow
 test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
 	deploy/k8s/install_helm.sh
 	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py
+
+# Ten minutes the first time, for Envoy Gateway, beside what kube-apiserver takes; half a minute then.
+test-gateway: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## Envoy Gateway on a real kube-apiserver before the picker (root; wants Go and Debian)
+	cache=$$(tests/gateways/install_envoy_gateway.sh) && \
+	ENVOY_GATEWAY=$$cache KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd \
+	tests/gateways/in_namespaces.sh $(BIN)/python -m pytest tests/gateways/test_envoy_gateway.py
 
 # The released server, built from its Go module; kept until the module changes, given up after 40 minutes.
 $(KUBE)/kube-apiserver: tests/kube/apiserver/go.mod tests/kube/apiserver/go.sum tests/kube/apiserver/main.go

@@ -30,6 +30,14 @@ A body comes by POST (`/generate`: or PUT). It is read when its content type is 
 balanced**: other paths and methods, audio as `multipart/form-data`, gzip bodies, upgrades (WebSockets, extended CONNECT). The
 Envoy of `epp envoy render` forwards no upgrades.
 
+## Clients
+
+Unmodified but for the address, tested with every API that each has: `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and
+`anthropic` (`http://HOST:8080`). GuideLLM and AIPerf: [measured](measured/clients.md). Errors come as each client's own exceptions.
+
+* **LangChain's embeddings** need `check_embedding_ctx_length=False`, else they are counted by a tokenizer from a hub.
+* **LiteLLM**: `hosted_vllm/MODEL`, which also ranks; `anthropic/MODEL` needs `max_tokens`, else it asks for 128,000.
+
 ## What becomes of a body
 
 A prompt becomes *canonical bytes*: tools, system prompt, messages, in the order in which templates put them, framed as the chat

@@ -67,6 +67,11 @@ COMMANDS = (
         ("lab", "trace"), "epp.lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"
     ),
     Command(("lab", "experiments"), "epp.lab.experiment", "run an experiment: cells, entries, seeds, table"),
+    Command(
+        ("lab", "calibrate"),
+        "epp.lab.calibrate.command",
+        "measure engines, and write the fleet like them",
+    ),
     Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
     Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
     Command(

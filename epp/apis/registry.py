@@ -51,6 +51,8 @@ _VLLM_TYPES = {
 def openai_error(status: int, message: str, param: str | None = None) -> bytes:
     """Return OpenAI's error: ``{"error": {message, type, param, code}}``."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+    if status == 429:  # some clients go by the type alone
+        kind = "rate_limit_error"
     code = "model_not_found" if status == 404 and param == "model" else None
     return _ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 

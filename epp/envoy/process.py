@@ -170,8 +170,8 @@ class EnvoyProcess:
                     "--log-level", "warning",
                     "--disable-hot-restart",
                     "--drain-time-s", "1",
-                    # Who starts Envoy so reads its access log soon.
-                    "--file-flush-interval-msec", "200",
+                    # Who has Envoy log requests reads of them soon.
+                    *(("--file-flush-interval-msec", "200") if settings.access_log else ()),
                     "--parent-shutdown-time-s", "2",
                 ),
                 stdin=asyncio.subprocess.DEVNULL,

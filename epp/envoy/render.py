@@ -17,7 +17,7 @@ from epp.envoy import messages as api
 from epp.envoy.clusters import clusters, replicas
 from epp.envoy.listener import listener
 from epp.envoy.observe import observer_clusters, observers
-from epp.envoy.overload import overload_manager
+from epp.envoy.overload import overload_manager, watchdogs
 from epp.envoy.relay import relay_bootstrap
 from epp.envoy.relays import relay_cluster, relay_filters
 
@@ -41,6 +41,7 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
         node=api.core.Node(id="epp-envoy", cluster="epp"),
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
+        watchdogs=watchdogs(),
         static_resources=api.bootstrap.BootstrapStaticResources(
             listeners=[listener(settings, [*observers(settings), *relay_filters(settings)])],
             clusters=[*clusters(settings, upstream), *observer_clusters(settings)],

@@ -139,7 +139,7 @@ class EnvoySettings:
     first_token_port: int = 9003
     first_token_path: str = ""
     first_token_tls: TlsFiles | None = None
-    report_interval_ms: int = 100
+    report_interval_ms: int = 200
     strip_accept_encoding: bool = False
     served_model_header: bool = False
     relays: Relays | None = None

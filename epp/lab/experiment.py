@@ -13,7 +13,8 @@ import pkgutil
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -48,13 +49,14 @@ class Experiment:
         minutes: CPU time of the usual cells, entries and seeds, as the command reports it; for the list.
         summary: further Markdown of the runs, beneath the table.
         plots: figures of the runs as SVG, for a page beside the kept runs.
+        takes_fleet: ``run`` takes the name of a fleet besides, as ``fleet``.
     """
 
     question: str
     cells: Sequence[str]
     entries: Sequence[str]
     measures: Sequence[str]
-    run: Callable[[str, str, int], Mapping[str, float]]
+    run: Callable[..., Mapping[str, float]]
     seeds: int = 8
     on_request: Sequence[str] = ()
     events: Sequence[str] = ()
@@ -62,6 +64,7 @@ class Experiment:
     minutes: float = math.nan
     summary: Callable[[Sequence[Run]], str] | None = None
     plots: Callable[[Sequence[Run]], Sequence[str]] | None = None
+    takes_fleet: bool = False
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -287,7 +290,11 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
         said = ", ".join(known).replace("%", "%%")
         parser.add_argument(f"--{flag}", default="", metavar="NAMES", help=f"by commas: {said}")
+    if experiment.takes_fleet:
+        parser.add_argument("--fleet", required=True, metavar="FILE", help="as `epp lab calibrate` wrote it")
     arguments = parser.parse_args(argv)
+    if experiment.takes_fleet:
+        experiment = replace(experiment, run=partial(experiment.run, fleet=arguments.fleet))
     cells = _names(arguments.cells, experiment.cells)
     entries = _names(arguments.entries, experiment.entries)
     seeds = range(max(1, arguments.seeds))

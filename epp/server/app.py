@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from epp.config.capability import read_chances
@@ -28,7 +27,6 @@ from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
-from epp.server.outcomes import TICK_S
 from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
@@ -51,8 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Turns of the housekeeping from one look at leases that outlived their time to the next: a second.
-EXPIRE_TURNS = 10
+#: Between two looks at leases that outlived their time; just over the sampler's window.
+HOUSEKEEPING_S = 1.05
 
 
 class App:
@@ -330,6 +328,7 @@ class App:
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
+        self.tasks.start("estimated leases", self.core.leases.run())
         if self._learning is not None:
             self._learning.start(self.tasks)
         if self._restore is not None:
@@ -345,12 +344,10 @@ class App:
         await restore.forget_later()
 
     async def _housekeeping(self) -> None:
-        for turn in count():
-            self.core.leases.tick()
+        while True:
             self._sampler.tick()
-            if turn % EXPIRE_TURNS == 0:
-                self.core.outcomes.expire()
-            await asyncio.sleep(TICK_S)
+            self.core.outcomes.expire()
+            await asyncio.sleep(HOUSEKEEPING_S)
 
     def _publish_readiness(self) -> None:
         reason = self.not_ready()

@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -189,6 +190,7 @@ class AppliedFile(WatchedFile, Generic[_Value]):
         apply: puts in force what was read.
         kept: what stays in force when the content is bad, for the log.
         last_good: where the last good content is kept, for a start that finds the file unusable.
+        may_go: its writer removes it when nothing shall be in force.
     """
 
     def __init__(
@@ -201,8 +203,10 @@ class AppliedFile(WatchedFile, Generic[_Value]):
         apply: Callable[[_Value], None],
         kept: str,
         last_good: Path | None = None,
+        may_go: bool = False,
     ) -> None:
         super().__init__(path, self._take, self._failed)
+        self._may_go = may_go
         self._label, self._metrics, self._kept, self._last_good = label, metrics, kept, last_good
         self._parse, self._put = parse, apply
         self._good: bytes | None = None
@@ -232,7 +236,7 @@ class AppliedFile(WatchedFile, Generic[_Value]):
             log.error("%s; %s in force", error, self._kept)  # noqa: TRY400
             self._failed()
             return
-        if text is None and self._good is not None:
+        if text is None and self._good is not None and not self._may_go:
             log.warning("%s is gone: nothing of it is in force any more", self.path)
             self._metrics.file_failed(self._label)
         else:
@@ -260,14 +264,27 @@ async def watch(files: Sequence[WatchedFiles], poll_s: float = POLL_S) -> None:
 
 
 async def _watch(file: WatchedFiles, poll_s: float) -> None:
-    while True:
-        await asyncio.sleep(poll_s)
-        try:
-            change = await in_daemon_thread(file.look)
-        except OSError as error:  # no thread
-            change = file.fault(f"{file.names}: {error}")
+    stopped = threading.Event()
+    try:
+        while True:
+            try:
+                change = await in_daemon_thread(_next_change, file, poll_s, stopped)
+            except OSError as error:  # no thread
+                change = file.fault(f"{file.names}: {error}")
+                await asyncio.sleep(poll_s)
+            if change is not None:
+                change()
+    finally:
+        stopped.set()
+
+
+def _next_change(file: WatchedFiles, poll_s: float, stopped: threading.Event) -> Callable[[], None] | None:
+    """Look until there is a change, without waking the event loop before."""
+    while not stopped.wait(poll_s):
+        change = file.look()
         if change is not None:
-            change()
+            return change
+    return None
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]
 
 #: Time between heartbeats of the picker's loop, and between looks at them; less where the limit is short.
-_TICK_S = 0.25
+_TICK_S = 0.5
 #: How long a route waits for the picker's loop: as long as Prometheus waits for a page.
 _ANSWER_S = 10.0
 #: How long a stop waits for requests that have no answer yet, e.g. because their bodies do not come.
@@ -107,7 +107,8 @@ class HealthThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._state = HealthState()
-        self._not_ready = "starting"
+        self._not_ready = self._published = "starting"
+        self._beaten = False
         self._clock: StallClock | None = None
         self._acceptor: Acceptor[Watched] | None = None
 
@@ -175,9 +176,13 @@ class HealthThread:
     def publish(self, not_ready: str) -> None:
         """Take a heartbeat, and the reason why requests should not come here, ``""`` when they should.
 
-        The first one begins the watch over the loop.
+        The first one begins the watch over the loop. The thread is woken by what is new: another reason, or
+        the end of a stall.
         """
-        if self._loop is not None:
+        self._beaten = True
+        stalled = self._clock is not None and self._clock.stalled_s > self._tick_s
+        if self._loop is not None and (stalled or not_ready != self._published):
+            self._published = not_ready
             self._loop.call_soon_threadsafe(self._heard, not_ready)
 
     async def stop(self) -> None:
@@ -228,9 +233,11 @@ class HealthThread:
     async def _watch(self) -> None:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._tick_s)
+                async with asyncio.timeout(self._tick_s):
+                    await self._stopping.wait()
             if self._clock is None:
                 continue
+            self._take_beat(self._clock)
             self._clock.look(time.monotonic(), time.process_time())
             self._update()
             if self._on_stall is not None and self.not_live():
@@ -240,14 +247,20 @@ class HealthThread:
     def _heard(self, not_ready: str) -> None:
         if self._clock is None:
             self._clock = StallClock(self._tick_s, time.monotonic(), time.process_time())
-        self._clock.beat()
         self._not_ready = not_ready
         self._update()
 
     def _update(self) -> None:
         self._state.update(serving=not self.not_ready(), live=not self.not_live())
 
+    def _take_beat(self, clock: StallClock) -> None:
+        beaten, self._beaten = self._beaten, False
+        if beaten:
+            clock.beat()
+
     def _stalled(self, limit_s: float) -> str:
+        if self._clock is not None:
+            self._take_beat(self._clock)
         if self._clock is None or self._clock.stalled_s < limit_s:
             return ""
         return f"the event loop has stood still for {self._clock.stalled_s:.1f} s"

@@ -123,8 +123,9 @@ class Learning:
             return None if text is None else parse_reward_model(text, source)
 
         kept = "the last good model stays"
-        apply = self.feed.apply
-        return [AppliedFile(self._file, "model", self._metrics, parse=parse, apply=apply, kept=kept)]
+        apply, metrics = self.feed.apply, self._metrics
+        # The learner removes it while the heuristic shall decide.
+        return [AppliedFile(self._file, "model", metrics, parse=parse, apply=apply, kept=kept, may_go=True)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""

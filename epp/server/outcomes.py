@@ -14,6 +14,7 @@ access log that reports the end goes before all of this.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 import math
@@ -383,6 +384,7 @@ class EstimatedLeases:
         self._open: dict[str, _Lease] = {}
         self._estimated: dict[str, _Lease] = {}
         self._due: list[tuple[float, str]] = []
+        self._any = asyncio.Event()
         outcomes.listeners.append(self._forget)
 
     def __len__(self) -> int:
@@ -404,11 +406,21 @@ class EstimatedLeases:
         lease.slot, lease.ended_s = slot, self._clock.mono_s()
         self._estimated[decision_id] = lease
         heapq.heappush(self._due, (lease.ended_s + lease.expected.first_token_s, decision_id))
+        self._any.set()
 
     def unsent(self, decision_id: str) -> None:
         """End a request whose pick did not reach the proxy: no engine has it."""
         if self._estimated.pop(decision_id, None) is not None:
             self._outcomes.stream_ended(decision_id, Cause.CLIENT_GONE.value)
+
+    async def run(self) -> None:
+        """Do what is due, for ever; sleep while nothing is estimated."""
+        while True:
+            await self._any.wait()
+            self.tick()
+            if not self._due:
+                self._any.clear()
+            await asyncio.sleep(TICK_S)
 
     def tick(self) -> None:
         """Do what is due."""

@@ -38,6 +38,8 @@ class EngineMetrics:
         self._block = np.full((4, 0), math.nan, np.float64)
         #: Time of the last sample, by slot; NaN before the first. Not to be written.
         self.updated_s: Floats = np.zeros(0, np.float64)
+        #: Tokens of a KV cache's block, by slot; 0 where the engine does not tell. Not to be written.
+        self.kv_block_tokens: Floats = np.zeros(0, np.float64)
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
@@ -49,6 +51,7 @@ class EngineMetrics:
         """Make room for slots below ``capacity``."""
         self._block = grown(self._block, capacity, math.nan)
         self.updated_s = grown(self.updated_s, capacity, math.nan)
+        self.kv_block_tokens = grown(self.kv_block_tokens, capacity, 0.0)
 
     def update(self, slot: int, sample: EngineSample, now_s: float) -> bool:
         """Take a scrape.
@@ -65,6 +68,7 @@ class EngineMetrics:
         usage = self._block[KV_USAGE, slot] = _known(sample.kv_usage)
         self._block[USED_TOKENS, slot] = usage * _known(sample.kv_capacity_tokens)
         self.updated_s[slot] = now_s
+        self.kv_block_tokens[slot] = sample.kv_block_tokens or 0
         self.version += 1
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
@@ -84,6 +88,7 @@ class EngineMetrics:
         """Clear the slot."""
         self._block[:, slot] = math.nan
         self.updated_s[slot] = math.nan
+        self.kv_block_tokens[slot] = 0
         self.version += 1
         for store in (self._last, self._started_s, self._heard_s):
             store.pop(slot, None)

@@ -319,7 +319,12 @@ class Fleet:
         if cached_tokens is None:
             block[_CACHED] = 0.0
         else:
-            np.minimum(cached_tokens, prompt_tokens, out=block[_CACHED])
+            cached, block_tokens = block[_CACHED], self.engine.kv_block_tokens[rows]
+            # Engines compute a prompt's last token in any case, and find whole blocks.
+            told = block_tokens > 0
+            np.minimum(cached_tokens, prompt_tokens - told, out=cached)
+            np.floor_divide(cached, block_tokens, out=cached, where=told)
+            np.multiply(cached, block_tokens, out=cached, where=told)
         np.subtract(prompt_tokens, block[_CACHED], out=block[_UNCACHED])
         block[_LEDGER] = self.ledger.block[:, rows]
         block[_AGE] = measured.age_ms(now_s)

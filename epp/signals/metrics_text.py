@@ -54,7 +54,7 @@ class EngineSample:
     """What one scrape shows; None is unknown.
 
     Attributes:
-        engine: ``vllm``, ``sglang``, ``trtllm``, ``triton``, or ``""`` when nothing was recognised.
+        engine: ``vllm``, ``sglang``, ``llama.cpp``, ``trtllm``, ``triton``, ``""`` when none is recognised.
         running: requests in the batch.
         waiting: requests in the queue.
         kv_usage: share of the KV cache in use, 0..1.
@@ -62,6 +62,7 @@ class EngineSample:
         process_start_time_s: Unix time at which the process started.
         prompt_tokens_total: prompt tokens so far.
         generation_tokens_total: generated tokens so far.
+        kv_block_tokens: tokens of a block of the KV cache, where only whole blocks are found again.
         adapters: its LoRA adapters.
     """
 
@@ -73,12 +74,14 @@ class EngineSample:
     process_start_time_s: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
+    kv_block_tokens: int | None = None
     adapters: Adapters = NO_ADAPTERS
 
 
 #: By engine and meaning, names of which the first that is present counts. A name may select one series by a
 #: label: ``name{label=value}``. Capacity is one gauge, the product of two labels of an info metric (``info``:
-#: metric, labels), or the product of two gauges (``product``).
+#: metric, tokens of a block, blocks), or the product of two gauges (``product``: these engines reuse parts of
+#: blocks).
 ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "vllm": {
         "running": ("vllm:num_requests_running",),
@@ -97,6 +100,13 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "info": ("sglang:cache_config_info", "page_size", "num_pages"),
         "prompt_tokens": ("sglang:prompt_tokens_total",),
         "generation_tokens": ("sglang:generation_tokens_total",),
+    },
+    "llama.cpp": {
+        "running": ("llamacpp:requests_processing",),
+        "waiting": ("llamacpp:requests_deferred",),
+        "kv_usage": (),
+        "prompt_tokens": ("llamacpp:prompt_tokens_total",),
+        "generation_tokens": ("llamacpp:tokens_predicted_total",),
     },
     "trtllm": {
         "running": ("trtllm_num_requests_running",),
@@ -154,7 +164,9 @@ class Plan:
                 "generation_tokens",
             )
         )
-        self._info_tokens = self._capacity_of_labels(*spec["info"]) if "info" in spec else None
+        info, *sizes = spec.get("info", ("", ""))
+        self._info_tokens = self._of_labels(info, sum, *sizes)
+        self._block_tokens = self._of_labels(info, max, sizes[0])
         block, count = (self._by_scheduler(name) for name in spec.get("product", ("", "")))
         self._products = [((block[key],), (count[key],)) for key in block if key in count]
         found = [each for name in spec.get("adapters", ()) for each in self._found.get(name, ())]
@@ -174,6 +186,7 @@ class Plan:
             _reduce(numbers, self._start, max),
             prompt,
             generation,
+            int(self._block_tokens or 0) or None,
             # Each set of adapters has a series, whose number is the time at which it came to be.
             max(self._adapters, key=lambda each: numbers[each[0]], default=(0, NO_ADAPTERS))[1],
         )
@@ -192,13 +205,13 @@ class Plan:
             total = sum(products) if products else None
         return int(total) if total is not None and 1.0 <= total < math.inf else None
 
-    def _capacity_of_labels(self, metric: str, first: str, second: str) -> float | None:
-        """Multiply two labels of an info metric; its number says nothing."""
+    def _of_labels(self, metric: str, combine: Combine, *names: str) -> float | None:
+        """Multiply labels of an info metric, whose number says nothing, and combine its series."""
         sizes = dict[int, float]()
         for at, labels in self._found.get(metric, ()):
-            sizes[at] = number(labels.get(first.encode(), b"")) * number(labels.get(second.encode(), b""))
+            sizes[at] = math.prod(number(labels.get(name.encode(), b"")) for name in names)
         by_series = [sizes.get(at, math.nan) for at in range(max(sizes, default=-1) + 1)]
-        return _reduce(by_series, self._groups((metric,)), sum)
+        return _reduce(by_series, self._groups((metric,)), combine)
 
     def _groups(self, names: Iterable[str]) -> list[Groups]:
         """Group the series of each name that is there by scheduler."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
 import math
 import re
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,10 +23,9 @@ from epp.lab.compare.results import compare_policies
 from epp.lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
 from epp.lab.sim.scenario import FleetSpec, parse_fleet
 from epp.lab.workloads.registry import WORKLOADS
-from tests.kit.replicas import MODEL, quick_config, running_fleet
+from tests.kit.replicas import MODEL, quick_config, replicas_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FLEET = "l40s-x2@20,l40s-x2@100"
@@ -143,36 +139,13 @@ class TestSimulated:
             assert name in text
 
 
-@contextmanager
-def replicas(count: int) -> Iterator[list[str]]:
-    """Run simulated replicas in a thread of their own, since the command owns its event loop."""
-    ready, urls = threading.Event(), list[str]()
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        async with running_fleet([quick_config(f"r{i}") for i in range(count)]) as fleet:
-            urls.extend(replica.url for replica in fleet)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(20)
-        yield urls
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
-        loop.close()
-
-
 class TestOverHttp:
     SHORT = ("--workload", "demo", "--seconds", "2", "--load", "4", "--warmup", "0", "--model", MODEL)
 
     def test_gateways_are_compared_and_one_that_answers_nothing_costs_the_others_nothing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        with replicas(2) as (one, two):
+        with replicas_in_thread(*map(quick_config, ("r0", "r1"))) as (one, two):
             gateways = (f"off={one}/off", f"g0={one}", f"g1={two}")
             live = [word for gateway in gateways for word in ("--over-http", gateway)]
             assert run(*self.SHORT, *live, "--out", str(tmp_path)) == 1
@@ -187,7 +160,7 @@ class TestOverHttp:
         assert "one after the other" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
     def test_a_gateway_that_is_not_there_is_named_before_another_is_driven(self, tmp_path: Path) -> None:
-        with replicas(1) as (url,):
+        with replicas_in_thread(quick_config("r0")) as (url,):
             words = (*self.SHORT, "--over-http", f"here={url}", "--over-http", "gone=http://127.0.0.1:9")
             with pytest.raises(EppError, match="gone does not answer, and nothing was sent to any: Client"):
                 run(*words, "--out", str(tmp_path))

@@ -68,6 +68,7 @@ class TestMooncake:
         [
             # As in the published trace: a tick may be some milliseconds early or late.
             ([max(0, 3000 * (i // 9) - (i // 9) % 3) for i in range(180)], True),
+            ([3000 * (i // 300) for i in range(1000)], True),  # a busy one: four ticks in the rows looked at
             ([137 * i + i % 7 for i in range(180)], False),  # milliseconds
             ([1000 * i for i in range(180)], False),  # one a second: nobody shares a time
             ([701 * (i // 9) ** 2 for i in range(180)], False),  # bursts, but on no step

@@ -5,6 +5,7 @@ It answers every request with one destination, in whatever body modes Envoy says
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -41,6 +42,9 @@ class ExtProcServer:
 
     Attributes:
         destination: what to answer, an address or a comma list.
+        tells: where the answer stands.
+        leaves: end each stream with status OK and without an answer.
+        going: cleared, nothing is answered until it is set again.
         relays: relays to go through, as the picker names them in its metadata.
         port: where it listens, once started; set it before to listen there again.
         headers: request headers of every exchange, in order.
@@ -49,6 +53,9 @@ class ExtProcServer:
     """
 
     destination: str = ""
+    tells: tuple[str, ...] = ("header", "metadata")
+    leaves: bool = False
+    going: asyncio.Event = field(default_factory=asyncio.Event)
     relays: str = ""
     port: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -64,6 +71,7 @@ class ExtProcServer:
         await self.stop()
 
     async def start(self) -> None:
+        self.going.set()
         handler = grpc.stream_stream_rpc_method_handler(
             self._process,
             request_deserializer=ep.ProcessingRequest.parse,
@@ -84,12 +92,16 @@ class ExtProcServer:
             self._server = None
 
     async def _process(self, requests: AsyncIterator[Any], _: object) -> AsyncIterator[Any]:
-        duplex, received = False, bytearray()
+        duplex, streams_back, received = False, True, bytearray()
         async for request in requests:
-            if request.protocol_config is not None:
-                duplex = request.protocol_config.request_body_mode.name == "FULL_DUPLEX_STREAMED"
+            if (modes := request.protocol_config) is not None:
+                duplex = modes.request_body_mode.name == "FULL_DUPLEX_STREAMED"
+                streams_back = modes.response_body_mode.name == "FULL_DUPLEX_STREAMED"
             if (message := request.request_headers) is not None:
                 self.headers.append(_headers(message))
+                await self.going.wait()
+                if self.leaves:
+                    return
                 if message.end_of_stream:
                     self.body_bytes.append(0)
                     yield self._picked(in_headers=True)
@@ -108,6 +120,8 @@ class ExtProcServer:
                 if request.metadata_context is not None:
                     self.served.append(request.metadata_context.to_dict())
                 yield ep.ProcessingResponse(response_headers=ep.HeadersResponse())
+            elif request.response_body is not None and not streams_back:
+                yield ep.ProcessingResponse(response_body=ep.BodyResponse())
             elif (body := request.response_body) is not None:
                 for piece in _streamed(body.body, last=body.end_of_stream):
                     yield ep.ProcessingResponse(response_body=piece)
@@ -117,9 +131,10 @@ class ExtProcServer:
     def _picked(self, *, in_headers: bool) -> Any:
         """The pick, in answer to the headers or, when buffered, to the body."""
         common, metadata = ep.CommonResponse(clear_route_cache=True), None
-        if self.destination:
+        if self.destination and "header" in self.tells:
             header = core.HeaderValue(key=_DESTINATION, raw_value=self.destination.encode())
             common.header_mutation = ep.HeaderMutation(set_headers=[core.HeaderValueOption(header=header)])
+        if self.destination and "metadata" in self.tells:
             metadata = _struct(
                 {
                     "envoy.lb": {_DESTINATION: self.destination},

@@ -57,7 +57,8 @@ class RealKube:
         folder = self._folder
         self._run("apiserver", [
             str(self._apiserver), f"--etcd-servers={self._etcd_url}", f"--secure-port={self.port}",
-            "--bind-address=127.0.0.1", f"--cert-dir={folder / 'certs'}", "--service-cluster-ip-range=10.96.0.0/24",
+            # Named, or it wants a default route, which a network of a test's own has not.
+            "--bind-address=127.0.0.1", "--advertise-address=198.18.0.1", f"--cert-dir={folder / 'certs'}", "--service-cluster-ip-range=10.96.0.0/24",
             "--service-account-issuer=https://test", f"--service-account-key-file={folder / 'sa.key'}",
             f"--service-account-signing-key-file={folder / 'sa.key'}", f"--token-auth-file={folder / 'tokens.csv'}",
             "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",

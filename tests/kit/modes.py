@@ -83,7 +83,7 @@ def speaking(monkeypatch: pytest.MonkeyPatch, speech: Speech) -> None:
 
 
 class Echo(Engine):
-    """An upstream that tells who it is, and of a WebSocket says all again."""
+    """An upstream that tells who it is, in an answer as long as `x-pad` says, and of a WebSocket says all again."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""
@@ -93,6 +93,8 @@ class Echo(Engine):
         told = {"id": "c", "served": self.address, "bytes": len(got.body)}
         if got.body.startswith(b"{"):
             told["model"] = got.fields.get("model")
+        if pad := got.headers.get("x-pad"):
+            told["pad"] = "x" * int(pad)
         return web.json_response(told)
 
     async def _talk(self, request: web.Request) -> web.StreamResponse:

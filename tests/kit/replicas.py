@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.http import SimConfig, SimReplica
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     import aiohttp
 
@@ -43,6 +45,29 @@ async def running_fleet(configs: Sequence[SimConfig]) -> AsyncIterator[list[SimR
     """Start one replica for each configuration and stop them all at the end."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(SimReplica(config)) for config in configs]
+
+
+@contextlib.contextmanager
+def replicas_in_thread(*configs: SimConfig) -> Iterator[list[str]]:
+    """Run replicas in a thread of their own, for commands that own their event loop; their URLs."""
+    ready, urls = threading.Event(), list[str]()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running_fleet(configs) as fleet:
+            urls.extend(replica.url for replica in fleet)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield urls
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        loop.close()
 
 
 def chat_body(*turns: str, stream: bool = False, **fields: Any) -> dict[str, Any]:

@@ -48,8 +48,7 @@ def test_the_flags_are_llm_ds_with_its_defaults_and_none_is_missing() -> None:
 
 
 def test_its_example_is_understood() -> None:
-    example = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert len(example) == 1
-    config = translate(read_flags({"pool-name": "vllm"}), example[0], {}).config
+    (example,) = re.findall(r"```yaml\n(apiVersion.*?)```", PAGE, re.DOTALL)
+    config = translate(read_flags({"pool-name": "vllm"}), example, {}).config
     assert config.policy.name == "gorgo"
     assert config.records.folder == "/records"

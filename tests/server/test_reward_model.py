@@ -102,6 +102,17 @@ def test_a_bad_file_changes_nothing_and_says_so(
     assert metrics(made)["epp_file_ok", "model"] == 1.0
 
 
+def test_a_model_that_its_writer_removed_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = app(tmp_path)
+    write(made, tmp_path, FAR)
+    with caplog.at_level(logging.WARNING):
+        rewrite(made, tmp_path / "reward.json", None)
+    assert reason(decision_of(made)) == "no-model"
+    assert (("epp_file_ok", "model") in metrics(made), "is gone" in caplog.text) == (False, False)
+
+
 def test_a_model_that_is_too_old_is_withdrawn_until_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock(wall_s=NOW_S)
     made = app(tmp_path, clock)

@@ -115,6 +115,23 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
     assert not seen.unknown
 
 
+def test_cached_tokens_are_whole_blocks_of_an_engine_that_tells_their_size() -> None:
+    fleet = new_fleet()
+    fleet.apply(pool("a", "b", "c"), 0.0)
+    scrape(fleet, "a", 0.0, kv_block_tokens=32)
+    scrape(fleet, "b", 0.0)
+    seen = snapshot_of(fleet, "a", "b", "c", cached=[700.5, 700.5, 1000])
+    assert seen.cached_tokens.tolist() == [672, 700.5, 1000]
+    assert seen.uncached_tokens.tolist() == [328, 299.5, 0]
+    scrape(fleet, "c", 0.0, kv_block_tokens=8)
+    assert snapshot_of(fleet, "c", cached=[1000]).cached_tokens.tolist() == [992], (
+        "its last token is computed"
+    )
+    fleet.apply(pool("b"), 1.0)
+    fleet.apply(pool("b", "d"), 2.0)
+    assert snapshot_of(fleet, "d", cached=[700.5]).cached_tokens.tolist() == [700.5], "it has a's slot"
+
+
 def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> None:
     fleet = new_fleet()
     fleet.apply(pool("a", "b", "c"), 0.0)

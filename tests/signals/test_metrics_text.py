@@ -39,6 +39,14 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 sglang:cached_tokens_total{model_name="m"} 40.0
 """
 
+LLAMA_CPP = b"""\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 1500
+llamacpp:tokens_predicted_total 64
+llamacpp:requests_processing 2
+llamacpp:requests_deferred 3
+"""
 TRTLLM = b"""\
 trtllm_num_requests_running{model_name="m"} 4.0
 trtllm_num_requests_waiting{model_name="m"} 5.0
@@ -61,15 +69,16 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000)),
-        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20)),
+        (VLLM, EngineSample("vllm", 7, 2, 0.25, 16_000, 1.78203e9, 1.5e6, 2000, 16)),
+        (SGLANG, EngineSample("sglang", 3, 1, 0.5, 983_549, None, 100, 20, 1)),
+        (LLAMA_CPP, EngineSample("llama.cpp", 2, 3, prompt_tokens_total=1500, generation_tokens_total=64)),
         (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
         (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
         (b"", EngineSample()),
         (b"process_start_time_seconds 12.5", EngineSample(process_start_time_s=12.5)),
         (b'python_info{version="3.11"} 1\n', EngineSample()),
     ],
-    ids=["vllm", "sglang", "trtllm", "triton", "empty", "start only", "no engine"],
+    ids=["vllm", "sglang", "llama.cpp", "trtllm", "triton", "empty", "start only", "no engine"],
 )
 def test_reads_each_engine(text: bytes, expected: EngineSample) -> None:
     assert parse_metrics(text) == expected

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from epp.apis.registry import PARSERS
 from epp.lab.sim.api import parse
 from epp.lab.sim.lookup import Lookup
 from epp.learn.capability.questions import question
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 from epp.apis.language import language_of
 from epp.types import Cell
 
+CHAT = PARSERS[0]
+
 
 def asked(prompt: str) -> SimRequest:
     body = {"model": "chat", "messages": [{"role": "user", "content": prompt}]}
-    return parse(msgspec.json.encode(body), chat=True)
+    return parse(CHAT, msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize("language", ["en", "ja", "zh"])

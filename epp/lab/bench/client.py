@@ -32,7 +32,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 #: Our Envoy sends its access log so often.
-_LOG_INTERVAL_S = 0.1
+_LOG_INTERVAL_S = 0.2
 _CONVERSATION_S = 60.0
 _DESTINATION = "x-gateway-destination-endpoint"
 _NO_PICK = ("", "")

@@ -17,7 +17,7 @@ import epp
 from epp.envoy.launch import tied_to_parent
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp.lab.bench import core, envoy, idle, index, server, soak
+from epp.lab.bench import core, envoy, idle, index, peers, server, soak
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
@@ -49,7 +49,8 @@ CASES = {
 _NAMES = (
     "core: the decision alone; learned: by a reward model; server: the ext_proc server over loopback, "
     "beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens (long-index: 100M); "
-    "idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million requests, for leaks"
+    "idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million requests, for leaks; "
+    "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "learned", "server", "envoy", "index", "idle")
@@ -58,13 +59,15 @@ ALL = ("core", "learned", "server", "envoy", "index", "idle")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("name", choices=("all", *CASES), help=_NAMES)
+    add("name", choices=("all", *CASES, "peers"), help=_NAMES)
     add("--rounds", type=_positive, help="rounds of each, taken in turns (1 to 5)")
     add("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
     add("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
+    add("--jobs", type=_positive, default=1, help="peers: gateways at a time, but for bursts (%(default)s)")
+    add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
     add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
     add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
@@ -95,6 +98,8 @@ def _listed(known: Collection[str]) -> Callable[[str], list[str]]:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; 0 also where goals are missed: the table marks them."""
     _check(arguments)
+    if arguments.name == "peers":  # keeps its runs, and has a table of its own
+        return peers.run(arguments)
     begun_s, found = time.monotonic(), Figures(settings=settings())
     print(", ".join(f"{name} {value}" for name, value in found.settings.items()), flush=True)
     # Now, because a file that cannot be read would cost all that was measured until then.

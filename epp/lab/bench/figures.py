@@ -99,10 +99,10 @@ class Figures(msgspec.Struct):
         lines = [head + (" of baseline" if baseline else "")]
         for name, figure in self.found.items():
             goal, middle = GOALS.get(name), median(figure.values)
-            mark = "" if goal is None else f"{_number(goal)} {'met' if middle <= goal else 'MISSED'}"
-            spread = f"{_number(min(figure.values))} - {_number(max(figure.values))}"
+            mark = "" if goal is None else f"{number(goal)} {'met' if middle <= goal else 'MISSED'}"
+            spread = f"{number(min(figure.values))} - {number(max(figure.values))}"
             line = (
-                f"{name:{width}} {_number(middle):>10} {spread:>23} {figure.unit:8} {mark:>15} {figure.note}"
+                f"{name:{width}} {number(middle):>10} {spread:>23} {figure.unit:8} {mark:>15} {figure.note}"
             )
             if baseline is not None:
                 line += f" {_ratio(figure.values, baseline.found.get(name))}"
@@ -156,7 +156,8 @@ def _ratio(values: list[float], before: Figure | None) -> str:
     return f"{median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a figure as text, as exact as it is worth."""
     if value and abs(value) < 10:
         return f"{value:.3g}"
     return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"

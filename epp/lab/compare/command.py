@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("runs").add_argument
     add("--policy", default="all", metavar="NAME,..", help="policies, or `all` (default)")
     add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
-    add("--fleet", default="paper", help="named, or `class@rtt_ms*n,..` (%(default)s)")
+    add("--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a JSON file (%(default)s)")
     add("--seeds", type=number_from(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
     add("--first-seed", type=number_from(0), default=1, help="the first of them (%(default)s)")
     add(

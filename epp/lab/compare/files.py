@@ -154,7 +154,7 @@ def _decode_line(line: str, number: int, decoder: msgspec.json.Decoder[_T]) -> _
 MOONCAKE_BLOCK_TOKENS = 512
 #: Rows at a file's start that its step of time and its block size are read off.
 _HEAD_ROWS = 1000
-_LEAST_TICKS, _LEAST_TICK_MS, _OFF_TICK = 10, 2.0, 0.01
+_LEAST_TICKS, _LEAST_TICK_MS, _OFF_TICK = 3, 2.0, 0.01
 
 
 _Id = str | int | None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from epp.errors import EppError
 from epp.lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
 from epp.lab.sim.scenario import FleetSpec, parse_fleet, regional_fleet
+from epp.records.files import DAMAGED
 
 #: Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
 _MIXED = "l40s-x2@20,h100@102,l40s-x2@211"
@@ -59,11 +63,17 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
 
 
 def fleet_named(text: str) -> FleetSpec:
-    """Return a named fleet, or one of ``class@rtt_ms[*count]`` parts joined by commas.
+    """Return a named fleet, one of ``class@rtt_ms[*count]`` parts joined by commas, or that of a JSON file.
 
     Raises:
-        EppError: neither a name nor such a line.
+        EppError: neither a name nor such a line, or the file holds something else.
+        OSError: there is no such file.
     """
+    if text.endswith(".json"):
+        try:
+            return msgspec.json.decode(Path(text).read_bytes(), type=FleetSpec)
+        except DAMAGED as error:
+            raise EppError(f"fleet {text}: {error}") from error
     if text in FLEETS:
         return FLEETS[text][1]
     try:

@@ -98,9 +98,9 @@ def parse_gateways(texts: Sequence[str]) -> dict[str, str]:
         if not separator or "://" in name:
             name, url = text.split("://", 1)[-1].rstrip("/"), text
         if not url.startswith(("http://", "https://")):
-            raise EppError(f"--over-http {text}: not a URL such as http://127.0.0.1:8080")
+            raise EppError(f"{text}: not a URL such as http://127.0.0.1:8080")
         if name in found:
-            raise EppError(f"--over-http names {name} twice")
+            raise EppError(f"{name} is named twice")
         found[name] = url
     return found
 

@@ -49,7 +49,7 @@ _DIGITS = 6
 _RESAMPLING_SEED = 20_260_401
 
 
-def encode(document: Mapping[str, Any]) -> bytes:
+def encode(document: object) -> bytes:
     """Return the bytes of ``results.json``: six significant digits, null for what is not a number."""
     plain = _rounded(msgspec.to_builtins(document))
     return msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
@@ -60,7 +60,7 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def load_entry(cell: Cell, seed: int, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import aiohttp
+import numpy as np
 import uvloop
 from openai import AsyncOpenAI
 from rich.console import Console
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from epp.client import TRIED_HEADER, Found, first_correct_async
 from epp.config.capability import CapabilityFile, ChanceEntry, dump_capability
+from epp.lab.compare.stats import mean_interval
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.stack import MODEL, Replica, Stack
 from epp.learn.capability.questions import question
@@ -46,6 +48,7 @@ CHANCES = {
 LENGTHS = (4096, 16_384)
 LANGUAGES = ("en", "ja", "zh")
 AT_ONCE = 8
+TITLE = "time to the first correct answer, differences by question with 95 % intervals"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,12 +71,16 @@ def show(arguments: argparse.Namespace) -> int:
     numbers = range(arguments.questions)
     asked = [question(n, language, tokens) for n in numbers for tokens in LENGTHS for language in LANGUAGES]
     console.print(f"{len(asked)} questions to {len(CHANCES)} models behind one name, {AT_ONCE} at a time")
-    table = Table("policy", "mean s", "right", "attempts", title="time to the first correct answer")
+    table = Table("policy", "mean s", f"s more than {policies[0]}", "right", "attempts", title=TITLE)
+    by_policy = {}
     for policy in policies:
         found = uvloop.run(ask_all(asked, policy, capability, arguments.streams))
-        means = [fmean(one.seconds for one in found), fmean(one.correct for one in found)]
+        seconds = by_policy[policy] = np.array([one.seconds for one in found])
+        more, low, high = mean_interval(seconds - by_policy[policies[0]])
         attempts = fmean(len(one.attempts) for one in found)
-        table.add_row(policy, f"{means[0]:.2f}", f"{means[1]:.0%}", f"{attempts:.2f}")
+        right = fmean(one.correct for one in found)
+        extra = f"{more:.2f} [{low:.2f}, {high:.2f}]" if policy != policies[0] else "-"
+        table.add_row(policy, f"{seconds.mean():.2f}", extra, f"{right:.0%}", f"{attempts:.2f}")
     console.print(table)
     console.print(f"\nOutput in {out}/: the models' chances, logs, records.", markup=False)
     return 0

@@ -19,7 +19,7 @@ from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
 from epp.lab.compare.load import LoadOptions, run_load
-from epp.lab.demo.child import Child
+from epp.lab.demo.child import EPP, Child
 from epp.server.files import replace_file
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MODEL = "demo-model"
 """What clients call the model, whatever the engines call it."""
 
-#: Envoy sends its access log ten times a second, and the recorder writes twenty times.
+#: Envoy sends its access log five times a second, and the recorder writes twenty times.
 LAST_REPORTS_S = 0.3
 _START_S = 90.0
 _ADDRESS = re.compile(r"^(?P<name>\S+): http://(?P<address>\S+)", re.MULTILINE)
@@ -48,6 +48,7 @@ class Replica:
         rtt_ms: round trip to its region.
         region: its region's name.
         model: as the engine calls it.
+        port: where it listens, 0 for any free one.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Replica:
     rtt_ms: float = 0.0
     region: str = ""
     model: str = MODEL
+    port: int = 0
 
 
 #: Warm round trips behind the published figures of the reference's three regions.
@@ -93,6 +95,7 @@ class Stack:
         picker_url: the picker's HTTP side.
         envoy: the running Envoy.
         endpoints: the pool, by the replicas' names.
+        pids: of all processes, by name.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Stack:
         self.picker_url = ""
         self.envoy: EnvoyProcess
         self.endpoints: dict[str, EndpointSpec] = {}
+        self.pids: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         """Start in order: replicas, picker, what is beside it, Envoy; all ready when it returns.
@@ -178,13 +182,15 @@ class Stack:
             await child.until(lambda: list(self.folder.glob(pattern)))
         await self._start_envoy(listening)
 
-    async def _run(self, name: str, words: list[str]) -> Child:
-        return await self._exit.enter_async_context(Child(name, words, self.folder))
+    async def _run(self, name: str, words: list[str], program: tuple[str, ...] = EPP) -> Child:
+        child = await self._exit.enter_async_context(Child(name, words, self.folder, program))
+        self.pids[name] = child.pid
+        return child
 
     async def _start_replicas(self) -> None:
         words = ["lab", "sim", *self._simulator]
         for replica in self._replicas:
-            where = f"name={replica.name},port=0,rtt_ms={replica.rtt_ms:g}"
+            where = f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"
             words += ["--replica", f"{where},class={replica.engine_class},model={replica.model}"]
         child = await self._run("replicas", words)
         await child.until(lambda: len(_ADDRESS.findall(child.log())) == len(self._replicas))
@@ -218,8 +224,8 @@ class Stack:
             picker_host=host,
             picker_port=port,
             first_token_port=split_address(listening["first_token"])[1],
-            served_model_header=True,
-            **self._envoy_settings,
+            **{"served_model_header": True, **self._envoy_settings},
         )
         envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
         self.envoy = await self._exit.enter_async_context(envoy)
+        self.pids["envoy"] = envoy.pid

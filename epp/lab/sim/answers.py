@@ -1,67 +1,46 @@
-"""Answers of a simulated replica in the OpenAI wire formats, streamed as vLLM streams them or whole.
+"""Answers of a simulated replica under way: events as their tokens come, or the whole at the end.
 
-A streamed chat begins with a role chunk, sends one chunk per token, the last of which carries the finish
-reason, then the usage chunk if asked for, then ``[DONE]``. One timer serves all of a replica's streams: one
-wake a decode step, and only while somebody follows single tokens.
+One timer serves all of a replica's streams: one wake a decode step, and only while somebody follows single
+tokens. What events and answers look like is the API's format's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from epp.lab.sim.job import FirstToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
 
-    from epp.lab.sim.api import SimRequest
     from epp.lab.sim.engine import Engine
+    from epp.lab.sim.formats import Events, Format
     from epp.lab.sim.job import Finished, Job
-
-_ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Answer:
     """One answer's progress on its way to the client; it is followed token by token if it is streamed.
 
     Args:
-        asked: what it answers.
-        request_id: its id.
-        words: the answer, one word per token.
-        finish_reason: ``stop`` or ``length``.
+        form: how it is written.
         delay_s: how long the way back to the client is.
         on_first: called once, at the first token.
+
+    Attributes:
+        streamed: whether the client asked for events, and the API has them.
     """
 
-    def __init__(
-        self,
-        asked: SimRequest,
-        request_id: str,
-        words: Sequence[str],
-        finish_reason: str,
-        *,
-        delay_s: float,
-        on_first: Callable[[], None],
-    ) -> None:
-        self.follows_tokens = asked.stream
-        self._asked, self._words, self._finish_reason = asked, words, finish_reason
+    def __init__(self, form: Format, *, delay_s: float, on_first: Callable[[], None]) -> None:
+        self._form = form
+        self.streamed = form.streams and form.asked.parsed.stream
         self._delay_s, self._on_first = delay_s, on_first
         self._clock = asyncio.get_running_loop().time
         # When it arrives, and what; None at the end.
         self._under_way: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
-        kind = "chat.completion" if asked.chat else "text_completion"
-        chunk = ".chunk" if asked.chat and asked.stream else ""
-        self._head = {
-            "id": request_id,
-            "object": kind + chunk,
-            "created": int(time.time()),
-            "model": asked.model,
-        }
-        self._cached_tokens = self._sent = 0
+        self._sent = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Return a stream's pieces as they reach the client, until the answer ends; none of a whole one."""
@@ -73,52 +52,37 @@ class Answer:
 
     def on_first_token(self, cached_tokens: int) -> None:
         """Note what the cache gave, and send what precedes the first token."""
-        self._cached_tokens = cached_tokens
+        self._form.cached_tokens = cached_tokens
         self._on_first()
-        if self._asked.stream and self._asked.chat:
-            self._send({"choices": [self._choice(delta={"role": "assistant", "content": ""})]})
+        if self.streamed:
+            self._send(self._form.begin())
 
     def on_tokens(self, generated: int) -> None:
         """Send the tokens that are new."""
         for number in range(self._sent, generated):
-            word, is_last = self._words[number], number == len(self._words) - 1
-            text = {"delta": {"content": word}} if self._asked.chat else {"text": word}
-            self._send({"choices": [self._choice(self._finish_reason if is_last else None, **text)]})
+            self._send(self._form.token(number))
         self._sent = max(self._sent, generated)
 
     def on_end(self, end: Finished) -> None:
-        """Send what is left, the usage if wanted, and the end mark."""
-        if self._asked.stream:
+        """Send what is left, and the end mark."""
+        if self.streamed:
             self.on_tokens(end.generated_tokens)
-            if self._asked.include_usage:
-                self._send({"choices": [], "usage": self._usage()})
-            self._put(b"[DONE]")
+            self._send(self._form.end())
+            if mark := self._form.end_mark:
+                self._put(b"data: %b\n\n" % mark)
         self._under_way.put_nowait(None)
 
     def body(self) -> bytes:
         """Return the whole answer."""
-        text = "".join(self._words)
-        said = {"message": {"role": "assistant", "content": text}} if self._asked.chat else {"text": text}
-        choice = self._choice(self._finish_reason, **said)
-        return msgspec.json.encode({**self._head, "choices": [choice], "usage": self._usage()})
+        return msgspec.json.encode(self._form.whole())
 
-    def _choice(self, finish_reason: str | None = None, **said: object) -> dict[str, Any]:
-        return {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
-
-    def _usage(self) -> dict[str, Any]:
-        prompt_tokens, completion_tokens = self._asked.prompt_tokens, len(self._words)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "completion_tokens": completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
-        }
-
-    def _send(self, chunk: dict[str, Any]) -> None:
-        self._put(msgspec.json.encode({**self._head, **chunk}))
+    def _send(self, events: Events) -> None:
+        for event in events:
+            name = b"event: %b\n" % event["type"].encode() if "type" in event else b""
+            self._put(b"%bdata: %b\n\n" % (name, msgspec.json.encode(event)))
 
     def _put(self, data: bytes) -> None:
-        self._under_way.put_nowait((self._clock() + self._delay_s, b"data: %b\n\n" % data))
+        self._under_way.put_nowait((self._clock() + self._delay_s, data))
 
 
 class EngineDriver:
@@ -154,6 +118,11 @@ class EngineDriver:
             self.engine.cancel(job_id, self.now_ms())
             self._arm()
 
+    def slow_down(self, factor: float) -> None:
+        """See `Engine.set_slowdown`."""
+        self.engine.set_slowdown(factor, self.now_ms())
+        self._wake()
+
     def close(self) -> None:
         """Stop the clock; no answer is called any more."""
         self._answers.clear()
@@ -181,7 +150,7 @@ class EngineDriver:
                 answer = self._answers.get(job_id)
                 if answer is not None:
                     answer.on_first_token(event.cached_tokens)
-                    if answer.follows_tokens:
+                    if answer.streamed:
                         self._following[job_id] = answer
             else:
                 self._following.pop(job_id, None)
@@ -192,9 +161,3 @@ class EngineDriver:
         for job_id, answer in list(self._following.items()):
             answer.on_tokens(generated(job_id))
         self._arm()
-
-
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """Return an error as OpenAI clients expect it."""
-    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

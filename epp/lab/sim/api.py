@@ -1,23 +1,28 @@
-"""OpenAI request bodies as a simulated engine reads them: text to tokens, blocks and a deterministic answer.
+"""Requests as a simulated engine reads them: any API's body to text, blocks and a deterministic answer.
 
-The simulator's tokenizer is exact about itself and an estimate of real ones: four bytes are one token, and a
-token id is one token. The picker's own hashing is not used: an engine is a stranger to it. A prompt that
-repeats an earlier prompt and its answer has that text as a byte prefix.
+The text is the prompt in canonical form (`epp.apis`), up to where a chat's assistant speaks: a prompt that
+repeats an earlier prompt and its answer has that text as a byte prefix. The simulator's tokenizer is exact
+about itself and an estimate of real ones: four bytes are one token, and a token id is one token. The picker's
+own hashing is not used: an engine is a stranger to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
 
-from epp.apis.decode import decode_repaired
+from epp.apis.anthropic import parse_messages
+from epp.apis.canonical import Frames, exact_tokens
+from epp.apis.decode import decode, decoder
 from epp.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from epp.apis.types import ParsedRequest, Parser
 
 BYTES_PER_TOKEN: Final = 4
 _VOCABULARY: Final = (
@@ -30,35 +35,47 @@ _WORDS: Final = tuple(
 )
 
 
+_COUNTS = "anthropic-count-tokens"
+_CHATS = frozenset({"openai-chat", "openai-responses", "anthropic-messages"})
+#: What engines make of a completion that sets no limit.
+_COMPLETION_TOKENS = 16
+_IDS_MARK, _BETWEEN_IDS = b"\xffI", b"\xff\xff\xff\xff"
+
+
+def _speaking() -> bytes:
+    frames = Frames()
+    frames.add_said("assistant", "")
+    return frames.bytes()
+
+
+_ASSISTANT: Final = _speaking()
+
+
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """One request in the simulator's terms.
 
     Attributes:
-        chat: chat completion rather than completion.
-        model: the model asked for.
+        parsed: the body.
         text: the prompt as the engine sees it.
-        stream, include_usage: as asked.
-        max_tokens: limit on the answer, None for none.
+        prompt_tokens: its length, at least 1.
         min_tokens: least length of the answer.
         ignore_eos: answer until the limit.
-        salt: cache salt.
+        top_n: how many documents a ranking returns, None for all.
     """
 
-    chat: bool
-    model: str
+    parsed: ParsedRequest
     text: bytes
-    stream: bool
-    include_usage: bool
-    max_tokens: int | None
+    prompt_tokens: int
     min_tokens: int
     ignore_eos: bool
-    salt: str
+    top_n: int | None
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Return the length of the prompt, at least 1."""
-        return max(1, len(self.text) // BYTES_PER_TOKEN)
+    def prompts(self) -> list[bytes]:
+        """Return the pairs, texts or lists of token ids that the request holds, one by one."""
+        if exact_tokens(self.parsed.canonical) is not None:
+            return self.text.split(_BETWEEN_IDS)
+        return self.text.split(b"\xffB")[1:] or self.text.split(b"\xffP")[1:] or [self.text]
 
     def answer_tokens(self, natural_tokens: int, context_tokens: int) -> tuple[int, str]:
         """Return the length of the answer and its finish reason.
@@ -70,106 +87,62 @@ class SimRequest:
         Raises:
             ClientError: prompt and requested answer do not fit the context.
         """
-        room = context_tokens - self.prompt_tokens
-        asked = self.max_tokens if self.max_tokens is not None else 1
+        room, limit = context_tokens - self.prompt_tokens, self.parsed.max_output_tokens
+        if limit is None and self.parsed.api == "openai-completions":
+            limit = _COMPLETION_TOKENS
+        asked = limit or 1  # an API that generates nothing has no limit but 0
         if asked > room:
             raise ClientError(
                 400,
                 f"This model's maximum context length is {context_tokens} tokens. However, you requested "
                 f"{self.prompt_tokens + asked} tokens ({self.prompt_tokens} prompt, {asked} answer).",
-                "messages" if self.chat else "prompt",
+                "prompt",
             )
-        limit = self.max_tokens if self.max_tokens is not None else room
-        if self.ignore_eos and self.max_tokens is not None:
-            return limit, "length"
-        natural = max(natural_tokens, self.min_tokens, 1)
-        return (natural, "stop") if natural < limit else (limit, "length")
+        if self.ignore_eos and limit is not None:
+            return asked, "length"
+        most, natural = room if limit is None else asked, max(natural_tokens, self.min_tokens, 1)
+        return (natural, "stop") if natural < most else (most, "length")
 
 
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[Any] | None = None
-    tool_calls: Any = None
-
-
-class _Options(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Body(msgspec.Struct):
-    model: str = ""
-    messages: list[_Message] = []
-    prompt: Any = None
-    tools: Any = None
-    stream: bool | None = None
-    stream_options: _Options | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
+class _Sampling(msgspec.Struct):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    cache_salt: str | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Body)
+class _Body(_Sampling):
+    sampling_params: _Sampling | None = None
+    top_n: int | None = None
 
 
-def parse(body: bytes, *, chat: bool) -> SimRequest:
-    """Read a body.
+_DECODER, _ANY = decoder(_Body), decoder(dict)
+
+
+def parse(parser: Parser, body: bytes) -> SimRequest:
+    """Read a body of an API.
 
     Raises:
         ClientError: 400 with words for the client.
     """
-    try:
-        data = decode_repaired(_DECODER, body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ClientError(400, f"The body is not a request: {error}") from None
-    return SimRequest(
-        chat=chat,
-        model=data.model,
-        text=_chat_text(data) if chat else _prompt_text(data.prompt),
-        stream=bool(data.stream),
-        include_usage=bool(data.stream_options and data.stream_options.include_usage),
-        # 16 is the default of the completions API.
-        max_tokens=data.max_completion_tokens or data.max_tokens or (None if chat else 16),
-        min_tokens=data.min_tokens or 0,
-        ignore_eos=bool(data.ignore_eos),
-        salt=data.cache_salt or "",
+    parsed = parser.parse(body, {})
+    if parser.name == _COUNTS:  # of which the picker reads no prompt
+        parsed = parse_messages(msgspec.json.encode({"max_tokens": 1} | decode(_ANY, body)), {})
+    more = decode(_DECODER, body)
+    sampling = more.sampling_params or more
+    ids = exact_tokens(parsed.canonical)
+    text = parsed.canonical if ids is None else parsed.canonical.removeprefix(_IDS_MARK)
+    if ids is None and parsed.api in _CHATS:
+        text += _ASSISTANT
+    asked = SimRequest(
+        parsed,
+        text,
+        max(1, ids or len(text) // BYTES_PER_TOKEN),
+        min_tokens=sampling.min_tokens or 0,
+        ignore_eos=bool(sampling.ignore_eos),
+        top_n=more.top_n,
     )
-
-
-def _chat_text(data: _Body) -> bytes:
-    """Put messages under a chat template that ends where the assistant speaks."""
-    if not data.messages:
-        raise ClientError(400, "messages must be a non-empty list.", "messages")
-    pieces = [b"<|tools|>", msgspec.json.encode(data.tools), b"\n"] if data.tools else []
-    for message in data.messages:
-        parts = [message.content] if isinstance(message.content, str) else message.content or []
-        pieces += [b"<|", message.role.encode(), b"|>", *map(_part_text, parts)]
-        if message.tool_calls:
-            pieces.append(msgspec.json.encode(message.tool_calls))
-        pieces.append(b"\n")
-    return b"".join((*pieces, b"<|assistant|>"))
-
-
-def _part_text(part: Any) -> bytes:
-    if isinstance(part, str):
-        return part.encode()
-    if isinstance(part, dict) and "text" in part:
-        return str(part["text"]).encode()
-    return msgspec.json.encode(part)
-
-
-def _prompt_text(prompt: Any) -> bytes:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt.encode()
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return b"".join((token & 0xFFFF_FFFF).to_bytes(BYTES_PER_TOKEN, "little") for token in prompt)
-    raise ClientError(400, "prompt must be one text, or one list of token ids.", "prompt")
+    if parsed.max_output_tokens != 0 and len(asked.prompts()) > 1:
+        raise ClientError(400, "A simulated replica generates from one prompt at a time.", "prompt")
+    return asked
 
 
 def answer_words(request: SimRequest, tokens: int) -> list[str]:
@@ -185,7 +158,7 @@ def chain_blocks(request: SimRequest, words: Sequence[str], block_tokens: int) -
     """Return chained hashes of the full blocks of prompt and answer together, root first."""
     text = request.text + "".join(words).encode()
     size = block_tokens * BYTES_PER_TOKEN
-    parent = xxhash.xxh3_64_intdigest(f"{request.model}\x00{request.salt}".encode())
+    parent = xxhash.xxh3_64_intdigest(f"{request.parsed.model}\x00{request.parsed.cache_salt}".encode())
     blocks: list[int] = []
     for start in range(0, len(text) - size + 1, size):
         parent = xxhash.xxh3_64_intdigest(text[start : start + size], parent)

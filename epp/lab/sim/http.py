@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server that answers as its engine model says, a network delay away.
+"""An HTTP server with every API of `epp.apis` that answers as its engine model says, a network delay away.
 
 Every path is as far away as the replica, health and metrics included. A client that leaves cancels its job. A
 restart is cold and has a new process start time.
@@ -12,17 +12,21 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
+from epp.apis.registry import PARSERS, error_words, openai_error
 from epp.errors import ClientError
 from epp.lab.sim import api
-from epp.lab.sim.answers import Answer, EngineDriver, error_body
+from epp.lab.sim.answers import Answer, EngineDriver
 from epp.lab.sim.engine import Engine
 from epp.lab.sim.engine_class import L40S_X2, EngineClass
+from epp.lab.sim.formats import FORMATS
 from epp.lab.sim.job import EngineState, Job
 from epp.lab.sim.metrics import Histogram, exposition
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from typing import Self
 
+    from epp.apis.types import Parser
+    from epp.lab.sim.formats import Format
     from epp.lab.sim.lookup import Lookup
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -163,43 +169,47 @@ class SimReplica:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._distance])
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._complete),
-                web.post("/v1/completions", self._complete),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
+                web.post("/fault", self._fault),
             ]
         )
+        for parser in PARSERS:
+            for method, path in product(parser.methods, parser.paths):
+                app.router.add_route(method, path, partial(self._answer, parser))
         return app
 
     @web.middleware
     async def _distance(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Delay every request on its way there and back, and turn errors into OpenAI's."""
+        """Delay every request on its way there and back, and word errors as its API does."""
+        words = error_words(request.path) or openai_error
         try:
             await request.read()
             await asyncio.sleep(self._half_rtt_s)
             response = await handler(request)
         except ClientError as error:
-            response = _json(error.status, error_body(error.status, error.message, error.param))
+            response = _json(error.status, words(error.status, error.message, error.param))
         except web.HTTPException as error:
-            response = _json(error.status, error_body(error.status, error.reason))
+            response = _json(error.status, words(error.status, error.reason, None))
         response.headers.setdefault("x-served-by", self.config.name)
         if not response.prepared:
             await asyncio.sleep(self._half_rtt_s)
         return response
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, parser: Parser, request: web.Request) -> web.StreamResponse:
         self.requests += 1
         number, config = self.requests, self.config
         if self.refusal is not None:
             status, retry_after_s = self.refusal
-            body = error_body(status, "The replica was told to refuse.")
+            body = parser.error_body(status, "The replica was told to refuse.", None)
             return _json(status, body, {"retry-after": str(retry_after_s)})
-        chat = request.path.endswith("/chat/completions")
-        asked = api.parse(await request.read(), chat=chat)
-        if asked.model not in config.models:
-            message = f"The model `{asked.model}` does not exist."
-            return _json(404, error_body(404, message, "model", "model_not_found"))
+        asked = api.parse(parser, await request.read())
+        model = asked.parsed.model or config.models[0]
+        if model not in config.models:
+            raise ClientError(404, f"The model `{model}` does not exist.", "model")
+        if parser.name not in FORMATS:
+            return _json(200, msgspec.json.encode({"input_tokens": asked.prompt_tokens}))
         known = config.lookup.words(asked) if config.lookup is not None else []
         cls = config.engine_class
         answer_tokens, finish_reason = asked.answer_tokens(
@@ -209,21 +219,21 @@ class SimReplica:
         path = api.chain_blocks(asked, words, BLOCK_TOKENS)
         full = asked.prompt_tokens // BLOCK_TOKENS
         job = Job(number, asked.prompt_tokens, len(words), path[:full], path[full:])
+        form = FORMATS[parser.name](asked, model, f"{config.name}-{number}", words, finish_reason)
+        return await self._serve(request, job, form)
+
+    async def _serve(self, request: web.Request, job: Job, form: Format) -> web.StreamResponse:
+        """Let the engine do a job, and send what comes of it."""
         clock = asyncio.get_running_loop().time
         arrived_s = clock()
         answer = Answer(
-            asked,
-            f"{'chatcmpl' if chat else 'cmpl'}-{config.name}-{number}",
-            words,
-            finish_reason,
-            delay_s=self._half_rtt_s,
-            on_first=lambda: self._ttft.observe(clock() - arrived_s),
+            form, delay_s=self._half_rtt_s, on_first=lambda: self._ttft.observe(clock() - arrived_s)
         )
         driver, streamed = self._driver, None
         driver.submit(job, answer)
         try:
             with suppress(ConnectionResetError):  # the client has left, and this is not cancelled yet
-                if asked.stream:
+                if answer.streamed:
                     streamed = await self._open(request)
                 async for piece in answer.pieces():
                     if streamed is not None:
@@ -231,7 +241,7 @@ class SimReplica:
         finally:  # when the client leaves, this is cancelled and so is the job
             driver.cancel(job.job_id)
         self._e2e.observe(clock() - arrived_s)
-        self._finished[finish_reason] += 1
+        self._finished[form.finish_reason] += 1
         return _json(200, answer.body()) if streamed is None else streamed
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
@@ -249,6 +259,14 @@ class SimReplica:
         return _json(200, msgspec.json.encode({"object": "list", "data": models}))
 
     async def _health(self, _: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    async def _fault(self, request: web.Request) -> web.StreamResponse:
+        """Let GPU work take ``?slowdown=`` times as long from now on; at 0 the replica dies."""
+        if factor := float(request.query["slowdown"]):
+            self._driver.slow_down(factor)
+        else:
+            self._death = asyncio.ensure_future(self.kill())
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:

@@ -9,14 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from epp.config.schema import Config
-from epp.lab.sim.engine_class import ENGINE_CLASSES
+from epp.lab.sim.engine_class import ENGINE_CLASSES, EngineClass
 from epp.lab.sim.network import NetworkPath
-
-if TYPE_CHECKING:
-    from epp.lab.sim.engine_class import EngineClass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ prompt before, extend it by the answer and a new message, or branch off it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,6 +104,17 @@ DEMO = ArtChat(
     nominal_answer_s=1.5,
     gap_s=Lognormal(0.7, 2.0, Z90),
     closed_loop=True,
+)
+# A minute of the same for engines on a CPU: lengths an eighth, answers half.
+SMALL = replace(
+    DEMO,
+    duration_s=60.0,
+    rate_rps=4.0,
+    users=48,
+    prompt_tokens=Lognormal(900.0, 1_800.0, Z95),
+    message_tokens=Lognormal(120.0, 400.0, Z90),
+    max_prompt_tokens=3_000,
+    output_tokens=32,
 )
 
 

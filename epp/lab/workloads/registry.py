@@ -118,6 +118,9 @@ WORKLOADS: dict[str, Workload] = {
             "demo", "half a minute of chat, closed loop: for a first look", art_chat.generate, art_chat.DEMO
         ),
         Workload(
+            "small-chat", "a minute of short chat, for engines on a CPU", art_chat.generate, art_chat.SMALL
+        ),
+        Workload(
             "agent-bursts",
             "agents that fan out into siblings at one context, closed loop",
             agent_bursts.generate,

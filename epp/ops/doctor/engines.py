@@ -70,7 +70,8 @@ def metrics(context: Context) -> Findings:
             yield warning(
                 f"the metrics of {address} are of no engine that is known here",
                 "its queue and cache usage are unknown",
-                "vLLM, SGLang, TensorRT-LLM and Triton are read; SGLang needs --enable-metrics",
+                "vLLM, SGLang, TensorRT-LLM, Triton and llama.cpp are read; SGLang needs --enable-metrics and"
+                " llama.cpp --metrics",
             )
         elif sample.kv_capacity_tokens is None and engine.spec.kv_capacity_tokens is None:
             yield warning(

@@ -1,0 +1,215 @@
+"""Clients as they are, with nothing changed but the address: every API that each of them speaks, and its own errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anthropic
+import langchain_openai
+import litellm
+import openai
+import pytest
+import pytest_asyncio
+from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
+from msgspec.structs import replace
+
+from tests.kit.envoy import require_envoy
+from tests.kit.picker import Serving
+from tests.kit.replicas import MODEL, quick_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # What clients warn of themselves is theirs.
+    pytest.mark.filterwarnings("ignore"),
+]
+#: Asked twice: of the second prompt all but the last block is cached. An answer has two tokens.
+TEXT, TOKENS = "tell me more " * 100, 2
+CHAT: Any = [{"role": "user", "content": TEXT}]
+CACHED = range(300, 340)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    require_envoy()
+    replicas = [quick_config(name) for name in "ab"]
+    folder = tmp_path_factory.mktemp("clients")
+    async with Serving(folder, replicas=replicas, policy={"name": "prefix-cache"}) as running:
+        yield running
+    await close_litellm_async_clients()
+
+
+async def test_openai(serving: Serving) -> None:
+    client: Any = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        chat = await client.chat.completions.create(model=MODEL, messages=CHAT)
+        async with client.chat.completions.stream(
+            model=MODEL, messages=CHAT, stream_options={"include_usage": True}
+        ) as chat_stream:
+            streamed = await chat_stream.get_final_completion()
+        assert streamed.choices[0].message.content == chat.choices[0].message.content
+        assert streamed.usage.prompt_tokens_details.cached_tokens in CACHED
+
+        text = await client.completions.create(model=MODEL, prompt=TEXT, max_tokens=TOKENS)
+        chunks = await client.completions.create(model=MODEL, prompt=TEXT, max_tokens=TOKENS, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in chunks]) == text.choices[0].text
+
+        response = await client.responses.create(model=MODEL, input=TEXT, instructions="s")
+        async with client.responses.stream(model=MODEL, input=TEXT, instructions="s") as response_stream:
+            final = await response_stream.get_final_response()
+        assert final.output_text == response.output_text
+        assert final.usage.input_tokens_details.cached_tokens in CACHED
+
+        embedded = await client.embeddings.create(model=MODEL, input=["a", "b"])
+        assert [len(one.embedding) for one in embedded.data] == [16, 16]
+
+
+async def test_anthropic(serving: Serving) -> None:
+    async with anthropic.AsyncAnthropic(base_url=serving.url, api_key="none", max_retries=0) as client:
+        counted = await client.messages.count_tokens(model=MODEL, messages=CHAT, system="s")
+        asked: Any = {"model": MODEL, "messages": CHAT, "system": "s", "max_tokens": TOKENS}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            words = [word async for word in stream.text_stream]
+            final = await stream.get_final_message()
+        assert len(words) == TOKENS
+        assert final.content[0].text == whole.content[0].text == "".join(words)
+        assert final.stop_reason == "max_tokens"
+        assert final.usage.cache_read_input_tokens in CACHED
+        assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        assert counted.input_tokens == final.usage.input_tokens + final.usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize("responses", [False, True])
+async def test_langchain_chats(serving: Serving, responses: bool) -> None:
+    chat = langchain_openai.ChatOpenAI(
+        base_url=f"{serving.url}/v1",
+        api_key="none",
+        model=MODEL,
+        use_responses_api=responses,
+        stream_usage=True,
+    )
+    whole = await chat.ainvoke(TEXT)
+    chunks = [chunk async for chunk in chat.astream(TEXT)]
+    streamed = sum(chunks[1:], chunks[0])
+    assert whole.text == streamed.text
+    assert streamed.usage_metadata["input_token_details"]["cache_read"] in CACHED
+
+
+async def test_langchain_completes_and_embeds(serving: Serving) -> None:
+    where: Any = {"base_url": f"{serving.url}/v1", "api_key": "none", "model": MODEL}
+    text = langchain_openai.OpenAI(**where, max_tokens=TOKENS)
+    assert "".join([word async for word in text.astream("a")]) == await text.ainvoke("a")
+    # Its own way to count wants a hub.
+    embeddings = langchain_openai.OpenAIEmbeddings(**where, check_embedding_ctx_length=False)
+    assert [len(one) for one in await embeddings.aembed_documents(["a", "b"])] == [16, 16]
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
+async def test_litellm_chats(serving: Serving, provider: str) -> None:
+    base = serving.url if provider == "anthropic" else f"{serving.url}/v1"
+    asked: Any = {"model": f"{provider}/{MODEL}", "messages": CHAT, "api_base": base, "api_key": "none"}
+    asked["max_tokens"] = TOKENS  # for Anthropic it would ask for 128,000
+    whole = await litellm.acompletion(**asked)
+    stream = await litellm.acompletion(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    streamed = litellm.stream_chunk_builder(chunks)
+    assert streamed.choices[0].message.content == whole.choices[0].message.content
+    assert streamed.usage.prompt_tokens_details.cached_tokens in CACHED
+
+
+async def test_litellm_speaks_the_others(serving: Serving) -> None:
+    where: Any = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{serving.url}/v1", "api_key": "none"}
+    text = await litellm.atext_completion(prompt="a", **where)
+    chunks = [chunk async for chunk in await litellm.atext_completion(prompt="a", stream=True, **where)]
+    assert "".join(chunk.choices[0].text or "" for chunk in chunks) == text.choices[0].text
+    response = await litellm.aresponses(input=TEXT, **where)
+    events = [event async for event in await litellm.aresponses(input=TEXT, stream=True, **where)]
+    assert events[-1].response.output_text == response.output_text
+    assert events[-1].response.usage.input_tokens_details.cached_tokens in CACHED
+    embedded = await litellm.aembedding(input=["a", "b"], **where)
+    assert [len(one["embedding"]) for one in embedded.data] == [16, 16]
+    ranked = await litellm.arerank(query="q", documents=["a", "b", "c"], top_n=2, **where)
+    assert len({one["index"] for one in ranked.results}) == 2
+    messages = await litellm.anthropic_messages(
+        messages=CHAT, max_tokens=2, model=f"anthropic/{MODEL}", api_base=serving.url, api_key="none"
+    )
+    assert messages["usage"]["output_tokens"] == 2
+
+
+async def ask_openai(url: str, model: str, messages: Any) -> object:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return await client.chat.completions.create(model=model, messages=messages)
+
+
+async def ask_anthropic(url: str, model: str, messages: Any) -> object:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        return await client.messages.create(model=model, messages=messages, max_tokens=1)
+
+
+async def ask_langchain(url: str, model: str, messages: Any) -> object:
+    chat = langchain_openai.ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=model, max_retries=0)
+    return await chat.ainvoke(messages)
+
+
+async def ask_litellm(url: str, model: str, messages: Any) -> object:
+    named = f"hosted_vllm/{model}"
+    return await litellm.acompletion(named, messages, api_base=f"{url}/v1", api_key="none", max_retries=0)
+
+
+#: Where each client's errors are, and its name for 503.
+ERRORS: dict[Callable[[str, str, Any], Awaitable[object]], tuple[Any, str]] = {
+    ask_openai: (openai, "InternalServerError"),
+    ask_anthropic: (anthropic, "ServiceUnavailableError"),
+    ask_langchain: (openai, "InternalServerError"),
+    ask_litellm: (litellm, "ServiceUnavailableError"),
+}
+
+
+@pytest.fixture(params=ERRORS, ids=lambda ask: ask.__name__)
+def refused(request: pytest.FixtureRequest, serving: Serving) -> Callable[..., Awaitable[Any]]:
+    """Ask what must be refused; the client's exception of a name."""
+
+    module, unavailable = ERRORS[request.param]
+
+    async def ask(error: str = unavailable, model: str = MODEL, messages: Any = CHAT) -> Any:
+        with pytest.raises(getattr(module, error)) as caught:
+            await request.param(serving.url, model, messages)
+        return caught.value
+
+    return ask
+
+
+async def test_a_request_that_is_none(refused: Callable[..., Awaitable[Any]]) -> None:
+    assert "messages" in str(await refused("BadRequestError", messages=[]))
+    assert "other" in str(await refused("NotFoundError", model="other"))
+
+
+async def test_engines_that_want_to_be_left_alone(
+    serving: Serving, refused: Callable[..., Awaitable[Any]]
+) -> None:
+    for replica in serving.replicas:
+        replica.refusal = (429, 1)
+    error = await refused("RateLimitError")
+    headers = getattr(error, "litellm_response_headers", None) or error.response.headers
+    assert headers["retry-after"] == "1"
+    for replica in serving.replicas:
+        replica.refusal = None
+        await serving.picker.until_metric(
+            "epp_endpoint_unavailable",
+            lambda value: value == 0,
+            endpoint=replica.address,
+            reason="retry-after",
+        )
+
+
+async def test_a_pool_that_drains(serving: Serving, refused: Callable[..., Awaitable[Any]]) -> None:
+    specs, ready = serving.specs(), "llm_d_epp_ready_endpoints"
+    serving.write_pool([replace(spec, draining=True) for spec in specs])
+    await serving.picker.until_metric(ready, lambda value: value == 0)
+    assert (await refused()).status_code == 503
+    serving.write_pool(specs)
+    await serving.picker.until_metric(ready, lambda value: value == len(specs))
