@@ -26,7 +26,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """One replica.
 
     Attributes:
-        address: ``host:port``; IPv6 in brackets.
+        address: ``host:port``; IPv6 in brackets. The host alone beside ``port``, as llm-d's files have it.
         tls: whether it speaks TLS.
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
@@ -42,6 +42,9 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         ca_file: instead of the one in ``scrape``.
         uid: the process behind the address; another one means that its cache is empty.
         labels: free labels.
+        port: see ``address``.
+        name: for people.
+        namespace: for people.
     """
 
     address: str
@@ -59,6 +62,15 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     ca_file: str = ""
     uid: str = ""
     labels: dict[str, str] = {}
+    port: int | str = ""
+    name: str = ""
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        """Join host and port."""
+        if self.port:
+            msgspec.structs.force_setattr(self, "address", f"{self.address}:{self.port}")
+            msgspec.structs.force_setattr(self, "port", "")
 
     def endpoint(self) -> Endpoint:
         """The part that signals and policies see."""

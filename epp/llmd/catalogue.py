@@ -28,9 +28,6 @@ INSTEAD = {
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
     """,
-    "use our own configuration: epp serve --config, with pool.file": """
-        file-discovery
-    """,
     "list endpoints of several regions in one endpoints file, priced by their round trip": """
         multicluster-approx-prefix-cache-producer multicluster-file-discovery
         multicluster-kv-cache-utilization-scorer multicluster-metrics-data-source

@@ -190,9 +190,6 @@ def read_flags(given: Mapping[str, str | Sequence[str]], *, beside_config: bool 
 def _check_together(found: Mapping[str, Any]) -> None:
     if found["config-file"] and found["config-text"]:
         raise ConfigError(SOURCE, "--config-text", "--config-file is given, too", "one of them")
-    if bool(found["pool-name"]) == bool(found["endpoint-selector"]):
-        problem = "both are given" if found["pool-name"] else "neither is given"
-        raise ConfigError(SOURCE, "--pool-name, --endpoint-selector", problem, "one of them is wanted")
     if bool(found["endpoint-selector"]) != bool(found["endpoint-target-ports"]):
         key = "--endpoint-target-ports"
         raise ConfigError(SOURCE, key, "goes together with --endpoint-selector", "e.g. 8000")

@@ -411,6 +411,14 @@ class _Predictor(_Parameters, frozen=True):
         meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
 
 
+class _FileDiscovery(_Parameters, frozen=True):
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    watch_file: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("pool", file=self.path, eds_file="")
+
+
 class _ByHeader(_Parameters, frozen=True):
     header_name: str = ""
     default_profile: str = ""
@@ -486,6 +494,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     **dict.fromkeys(PICKERS, _Picker),
     "single-profile-handler": _Parameters,
     _BY_HEADER: _ByHeader,
+    "file-discovery": _FileDiscovery,
     "approx-prefix-cache-producer": _Prefix,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,
@@ -507,6 +516,7 @@ _MATCHED = "prompts are matched to their end"
 _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters that are accepted, and the warning that says what they mean here.
 _NOTED = {
+    "watchFile": "the file is always watched",
     "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
     "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",
     "autoTune": "the size of the KV cache that an engine reports is always believed",

@@ -89,7 +89,7 @@ def translate(
     warnings = [*flags.warnings]
     sections: dict[str, Any] = {
         "listen": _listen(flags),
-        "pool": {"kubernetes": _pool(flags, environment)},
+        "pool": meaning.sections.pop("pool", None) or {"kubernetes": _pool(flags, environment)},
         "scrape": _scrape(flags, warnings),
         "protocol": {
             "subset_hint": not flags["disable-endpoint-subset-filter"],
@@ -147,6 +147,9 @@ def _pair(folder: str) -> dict[str, str]:
 
 
 def _pool(flags: Flags, environment: Mapping[str, str]) -> dict[str, Any]:
+    if bool(flags["pool-name"]) == bool(flags["endpoint-selector"]):
+        problem = "both are given" if flags["pool-name"] else "neither is given"
+        raise ConfigError(SOURCE, "--pool-name, --endpoint-selector", problem, "one of them is wanted")
     pool: dict[str, Any] = {
         "namespace": flags["pool-namespace"] or environment.get("NAMESPACE", ""),
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from epp.config.pool import parse_pool
 from epp.errors import ConfigError, NoEndpointError
 from epp.llmd.catalogue import ALTERNATIVES
 from epp.llmd.flags import read_flags
@@ -108,6 +109,18 @@ def test_what_the_policy_llm_d_lacks_makes_a_profile_of_its_own() -> None:
         "kv_source_min_tokens": 512,
     }
     assert made.config.saturation.stale_after_s == 2.0
+
+
+def test_endpoints_from_a_file_that_llm_d_reads() -> None:
+    plugins: list[dict[str, Any]] = [
+        {"type": "file-discovery", "parameters": {"path": "/e.yaml"}},
+        {"type": "queue-scorer"},
+    ]
+    document = {"apiVersion": "llm-d.ai/v1", "kind": "EndpointPickerConfig", "plugins": plugins}
+    config = translate(read_flags({}), msgspec.json.encode(document), {}).config
+    assert (config.pool.file, config.pool.kubernetes) == ("/e.yaml", None)
+    [(address, spec)] = parse_pool("endpoints: [{name: a, address: 10.0.0.1, port: '80'}]", "e").items()
+    assert (address, spec.endpoint().address) == ("10.0.0.1:80", "10.0.0.1:80")
 
 
 def test_a_header_names_one_of_several_profiles() -> None:
