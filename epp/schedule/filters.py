@@ -75,6 +75,7 @@ class Filters:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self._policy = policy or Policy()
+        self._by_header = bool(self._policy.header)
         self._pool: dict[int, Endpoint] = {}
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
@@ -155,7 +156,8 @@ class Filters:
         return slots[mask]
 
     def _static(self, request: RequestInfo) -> _Static:
-        key = (request.model, request.regions, self._policy.profile(request))
+        profile = self._policy.profile(request) if self._by_header else ""
+        key = (request.model, request.regions, profile)
         found = self._memory.get(key)
         if found is None:
             found = self._evaluate(*key)

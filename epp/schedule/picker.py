@@ -90,6 +90,7 @@ class Picker:
         self.fleet = fleet
         self.policy = policy
         self._params = params_of(policy)
+        self._by_header = bool(policy.header)
         self.weights = weights
         self._balance = balance
         self._settings = settings
@@ -155,11 +156,10 @@ class Picker:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
             weights, arm = self.weights.current, ""
         else:
-            policy, basis, params = self.policy.of(self.policy.profile(request)), Basis.POLICY, self._params
+            policy, params = self._profile(request) if self._by_header else (self.policy, self._params)
+            basis = Basis.POLICY
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
-        if policy is not self.policy and basis is Basis.POLICY:
-            params = params_of(policy)
         ranking = policy.rank(request, seen, values, settings.seed)
         if tokens:
             fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)
@@ -209,6 +209,16 @@ class Picker:
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, fleet, slots))
         return seen
+
+    def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:
+        """Return the policy that a request's header names, and its parameters."""
+        policy = self.policy.of(self.policy.profile(request))
+        return policy, params_of(policy)
+
+    def kv_source(self, decision: Decision) -> str:
+        """Name the endpoint that a decision's pick should fetch KV cache from, empty for none."""
+        policy = self.policy.of(self.policy.profile(decision.request))
+        return policy.kv_source(decision.request, decision.fleet, decision.chosen, decision.seed)
 
     def _completed(
         self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates

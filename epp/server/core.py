@@ -257,8 +257,7 @@ class Core:
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
         pick = Pick(",".join(endpoints), decision.id)
-        policy = self.picker.policy
-        if source := policy.kv_source(decision.request, decision.fleet, decision.chosen, decision.seed):
+        if "kv_source_min_tokens" in decision.params and (source := self.picker.kv_source(decision)):
             pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
         if protocol.conformance:
             pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"

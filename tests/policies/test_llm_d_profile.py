@@ -11,6 +11,7 @@ from epp.policies.contract import breaches
 from epp.policies.llm_d_plugins import Filters, Scorers
 from epp.policies.llm_d_profile import LlmDProfile
 from epp.policies.registry import create
+from tests.kit.fleets import fleet_view, request
 
 NEEDED: dict[str, dict[str, Any]] = {
     "utilization-filter": {
@@ -34,3 +35,14 @@ def test_a_plugin_keeps_the_contract_and_comes_back_from_a_record(kind: type[msg
     assert msgspec.to_builtins(policy)["filters" if "filters" in params else "scorers"] == {tag: part}
     # Cold requests go by the order of the pool where nobody had one.
     assert set(breaches(policy, 30, in_order=tag == "no-hit-lru-scorer")) == set()
+
+
+def test_the_source_of_a_kv_cache_has_most_of_the_prompt_and_a_short_queue() -> None:
+    """As ``p2p-source-producer``: drawn among those within a block of the most, by ``1 / (1 + waiting)``."""
+    policy = LlmDProfile(kv_source_min_tokens=512)
+    fleet = fleet_view(4, cached_tokens=[0, 640, 600, 400], engine_waiting=[0, 2, 0, 0])
+    asked = [request(decision_id=f"d{number}", block_tokens=64.0) for number in range(400)]
+    found = [policy.kv_source(each, fleet, 0, 1) for each in asked]
+    assert found.count(fleet.endpoints[1]) == pytest.approx(100, abs=30)
+    assert found.count(fleet.endpoints[2]) == pytest.approx(300, abs=30)
+    assert {policy.kv_source(each, fleet, 3, 1) for each in asked} == {""}, "what is gained is too little"
