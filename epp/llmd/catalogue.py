@@ -19,9 +19,6 @@ INSTEAD = {
     "list the ranks' ports in the InferencePool: each is an endpoint here": """
         data-parallel-profile-handler
     """,
-    "name the policy 'session-affinity' as a plugin": """
-        session-affinity-filter session-affinity-scorer session-id-producer
-    """,
     "leave it out: of GPUs and custom metrics nothing is read": """
         endpoint-attribute-filter endpoint-attribute-scorer
     """,
@@ -75,7 +72,7 @@ STAND_INS = {
         "nothing asks for topology where no prefill endpoint is picked",
         "hostname rack zone region",
     ),
-    "agent-identity": ("names a queue's flow, and nothing is queued here", "additionalSessionHeaders"),
+    "agent-identity": ("sessions can be named by it; of queues it names none", "additionalSessionHeaders"),
 }
 
 #: Plugins of flow control: refused with its feature gate, without effect without it, as in llm-d.

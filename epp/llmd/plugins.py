@@ -23,12 +23,14 @@ from epp.llmd.picker_config import Profile, Reference
 from epp.llmd.values import duration_s
 from epp.policies.llm_d_plugins import (
     Admitter,
+    Bound,
     ConcurrencyDetector,
     Filter,
     Filters,
     PrefixScorer,
     Scorer,
     Scorers,
+    SessionSource,
     TopologyFilter,
     TopologyScorer,
     UtilizationDetector,
@@ -60,6 +62,8 @@ _FALSE = frozenset({"0", "f", "false"})
 _NOTHING_QUEUED = "leave it out: nothing is queued; requests of negative priority get 429 when saturated"
 _KV_SOURCE = "kv_source_min_tokens"
 _BY_HEADER = "header-profile-handler"
+#: Where agents' ids stand, source: ``requestcontrol/requestheader/agentidentity/agent_identity.go``.
+_AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
 _LEAST_STALE_MS = 500.0
 #: What a policy's plugin may say besides the policy's parameters.
@@ -121,6 +125,9 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     if not config.plugins:
         return default_meaning()
     _detect(config, made, meaning)
+    made |= {
+        name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
+    }
     by_name = {plugin.known_as: plugin for plugin in config.plugins}
     profiles = config.scheduling_profiles or [  # without, every plugin belongs to one
         Profile("default", [Reference(plugin_ref=name) for name in by_name])
@@ -222,6 +229,22 @@ def _with_staleness(found: UtilizationDetector, meaning: Meaning) -> Utilization
             f"utilization-detector metricsStalenessThreshold: {_LEAST_STALE_MS:g} ms at least"
         )
     return replace(found, metrics_staleness_threshold=stale_ms)
+
+
+def _with_headers(found: Bound, config: EndpointPickerConfig, made: Mapping[str, object]) -> Bound:
+    """Name the headers of a session's sources that are what other plugins find."""
+    sources: list[SessionSource] = []
+    for source in found.session_id_config.sources:
+        producer = made.get(source.producer or "session-id-producer")
+        if source.header:
+            sources.append(source)
+        elif source.attribute == "agent-identity":
+            agents = next((each for each in config.plugins if each.type == "agent-identity"), None)
+            more = (agents.parameters or {}).get("additionalSessionHeaders", []) if agents else []
+            sources += [SessionSource(header=name) for name in (*more, *_AGENT_HEADERS) if agents]
+        elif isinstance(producer, _SessionId):
+            sources.append(SessionSource(header=producer.header_name or f"cookie:{producer.cookie_name}"))
+    return replace(found, session_id_config=replace(found.session_id_config, sources=sources))
 
 
 def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: Meaning) -> None:
@@ -411,6 +434,16 @@ class _Predictor(_Parameters, frozen=True):
         meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
 
 
+class _SessionId(_Parameters, frozen=True):
+    header_name: str = ""
+    cookie_name: str = ""
+
+    def __post_init__(self) -> None:
+        """An id stands in one place."""
+        if bool(self.header_name) == bool(self.cookie_name):
+            raise ValueError("one of headerName and cookieName is wanted")
+
+
 class _FileDiscovery(_Parameters, frozen=True):
     path: Annotated[str, msgspec.Meta(min_length=1)]
     watch_file: object = None
@@ -495,6 +528,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "single-profile-handler": _Parameters,
     _BY_HEADER: _ByHeader,
     "file-discovery": _FileDiscovery,
+    "session-id-producer": _SessionId,
     "approx-prefix-cache-producer": _Prefix,
     "token-producer": _TokenProducer,
     "tokenizer": _TokenProducer,

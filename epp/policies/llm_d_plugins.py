@@ -27,6 +27,8 @@ PositiveInt = Annotated[int, Meta(gt=0)]
 #: Columns of `Snapshot.extra`; `epp.schedule.extras` fills them for the plugins that ask.
 COLD_PLACE, LORA, PRIORITY = "cold_place", "lora", "priority"
 TTFT_SLO, TPOT_SLO = "ttft_slo_ms", "tpot_slo_ms"
+#: Beginnings of names of columns, with what they are made of behind.
+TOKEN, SESSION = "token:", "session:"
 #: Columns that the profile predicts, in ms.
 TTFT, TTFT_HEADROOM, TPOT_HEADROOM = "ttft_ms", "ttft_headroom_ms", "tpot_headroom_ms"
 
@@ -259,6 +261,74 @@ def _scaled(values: Floats) -> tuple[Floats, bool]:
     least = values.min()
     spread = values.max() - least
     return (np.full(len(values), 0.5), True) if spread <= 1e-9 else ((values - least) / spread, False)
+
+
+class _Config(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Part of a plugin's parameters."""
+
+
+class TokenHeader(_Config, frozen=True):
+    """Header in which the client brings its endpoint back."""
+
+    header: str = ""
+
+
+class SessionSource(_Config, frozen=True):
+    """Where a session's id stands: a header (``cookie:NAME`` for a cookie), or what a plugin found."""
+
+    header: str = ""
+    attribute: str = ""
+    producer: str = ""
+
+
+class SessionIds(_Config, frozen=True):
+    """How sessions are known, and for how long."""
+
+    sources: list[SessionSource] = []
+    eviction_ttl_seconds: NotNegative = 0.0
+    eviction_sweep_seconds: NotNegative = 0.0
+
+
+class Bound(Plugin, frozen=True):
+    """Knows the endpoint that a session is bound to: ``scheduling/util/sessionaffinity``.
+
+    By ``encoded_endpoint_header`` the answer names it in a header, which the client sends again. By
+    ``session_id`` the picker remembers it from the session's first request on, for some seconds after the
+    last; a session whose endpoint is no candidate any more is bound anew.
+    """
+
+    strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header"
+    encoded_endpoint_header_config: TokenHeader = TokenHeader()
+    session_id_config: SessionIds = SessionIds()
+    profile_name: str = ""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        if self.strategy == "encoded_endpoint_header":
+            header = self.encoded_endpoint_header_config.header.strip().lower()
+            return (f"{TOKEN}{header or 'x-session-token'}",)
+        config = self.session_id_config
+        headers = ",".join(source.header.lower() for source in config.sources) or "x-session-id"
+        return (f"{SESSION}{config.eviction_ttl_seconds or 300.0:g}:{headers}",)
+
+    def bound(self, fleet: Snapshot) -> Floats:
+        """1 for the session's endpoint, 0 for the others."""
+        return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
+
+
+class SessionScorer(Bound, Scorer, frozen=True, tag="session-affinity-scorer"):
+    """1 for the session's endpoint: ``scheduling/scorer/sessionaffinity``."""
+
+    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+        return self.bound(fleet)
+
+
+class SessionFilter(Bound, Filter, frozen=True, tag="session-affinity-filter"):
+    """Keeps the session's endpoint alone, if it is there: ``scheduling/filter/sessionaffinity``."""
+
+    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
+        bound = self.bound(fleet) > 0.0
+        return bound | (not bound.any())
 
 
 class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
@@ -542,6 +612,7 @@ Scorers = (
     | HeaderLabelScorer
     | LatencyScorer
     | TopologyScorer
+    | SessionScorer
 )
 Filters = (
     AffinityFilter
@@ -550,6 +621,7 @@ Filters = (
     | UtilizationDetector
     | ConcurrencyDetector
     | TopologyFilter
+    | SessionFilter
     | LabelFilter
     | DecodeFilter
     | PrefillFilter

@@ -1,22 +1,32 @@
 """Columns that a policy asks for beyond a snapshot's own (`epp.policies.base.Policy.asks`).
 
-Owns who had cold requests, in order. All else is read of the request, the pool and the engines' last metrics.
+Owns who had cold requests, in order, and which endpoints sessions are bound to. All else is read of the
+request, the pool and the engines' last metrics.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.llm_d_plugins import COLD_PLACE, LORA, PRIORITY, TPOT_SLO, TTFT_SLO
+from epp.policies.llm_d_plugins import (
+    COLD_PLACE,
+    LORA,
+    PRIORITY,
+    SESSION,
+    TOKEN,
+    TPOT_SLO,
+    TTFT_SLO,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from epp.signals.fleet import Fleet
     from epp.signals.metrics_text import Adapters
-    from epp.types import Floats, RequestInfo, Slots
+    from epp.types import Floats, RequestInfo, Slots, Snapshot
 
 #: Headers of latency objectives in ms, the newer name first.
 _HEADERS = {
@@ -39,7 +49,15 @@ class Extras:
         self._asks = sorted(asks)
         objectives = {header for name in asks for header in _HEADERS.get(name, ())}
         labels = {name[6:].partition("=")[0] for name in asks if name.startswith("label:")}
-        self.headers = frozenset(objectives | labels)
+        sources = {part for name in self._asks if name.startswith(SESSION) for part in _sources(name)}
+        sessions = {"cookie" if source.startswith("cookie:") else source for source in sources}
+        #: Headers that tell clients their endpoint, in its encoded form.
+        self.tokens = frozenset(name.removeprefix(TOKEN) for name in self._asks if name.startswith(TOKEN))
+        self.headers = frozenset(objectives | labels | sessions | self.tokens)
+        #: Column -> session -> endpoint and when it was last used, the oldest first.
+        self._bound: dict[str, dict[str, tuple[str, float]]] = {
+            name: {} for name in self._asks if name.startswith(SESSION)
+        }
         #: Column -> endpoints that had cold requests, the oldest first.
         self._cold: dict[str, dict[str, None]] = {
             name: {} for name in self._asks if name.startswith(COLD_PLACE)
@@ -63,21 +81,58 @@ class Extras:
         if name in _HEADERS:
             told = next((request.headers[key] for key in _HEADERS[name] if key in request.headers), "")
             return np.full(count, _number(told))
+        if name.startswith((TOKEN, SESSION)):
+            address = self._address(name, request)
+            return np.fromiter((fleet.address_of(slot) == address for slot in slots), np.float64, count)
         header, _, label = name.removeprefix("label:").partition("=")
         if not (wanted := request.headers.get(header)):
             return np.zeros(count)
         labels = fleet.labels(label)
         return np.fromiter((labels.get(slot) == wanted for slot in slots), np.float64, count)
 
-    def picked(self, address: str, *, cold: bool) -> None:
-        """Note where a request went, whose prompt no candidate had anything of if it is cold."""
-        if not cold:
+    def _address(self, name: str, request: RequestInfo) -> str:
+        """Return the endpoint that a request's session is bound to, empty for none."""
+        if name in self._bound:
+            return self._bound[name].get(_session(name, request), ("", 0.0))[0]
+        try:
+            return b64decode(request.headers.get(name.removeprefix(TOKEN), "")).decode()
+        except ValueError:
+            return ""
+
+    def picked(self, address: str, request: RequestInfo, fleet: Snapshot, now_s: float) -> None:
+        """Note where a request went, by the snapshot of its decision."""
+        for name, bound in self._bound.items():
+            while bound and now_s - next(iter(bound.values()))[1] > float(name.split(":")[1]):
+                del bound[next(iter(bound))]
+            session = _session(name, request)
+            before = bound.get(session, (address,))[0]
+            if session and (before == address or not fleet.extra[name].any()):
+                bound.pop(session, None)
+                bound[session] = (address, now_s)
+        if fleet.cached_tokens.any():
             return
         for name, order in self._cold.items():
             order.pop(address, None)
             order[address] = None
             if len(order) > int(name.partition(":")[2]):
                 del order[next(iter(order))]
+
+
+def _sources(name: str) -> list[str]:
+    return name.split(":", 2)[2].split(",")
+
+
+def _session(name: str, request: RequestInfo) -> str:
+    """Find the id of a request's session, by the sources that a column's name has."""
+    for source in _sources(name):
+        header, _, cookie = source.partition(":")
+        told = request.headers.get(header, "")
+        if cookie:
+            pairs = (pair.strip().partition("=") for pair in told.split(";"))
+            told = next((value for key, _, value in pairs if key == cookie), "")
+        if told := told.strip():
+            return told
+    return ""
 
 
 def lora_score(adapters: Adapters, model: str) -> float:

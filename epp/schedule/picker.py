@@ -130,6 +130,11 @@ class Picker:
         return self._extras.headers | own if self._extras else own or None
 
     @property
+    def session_tokens(self) -> frozenset[str]:
+        """Response headers that tell clients their endpoint, base64, to be sent again."""
+        return frozenset() if self._extras is None else self._extras.tokens
+
+    @property
     def in_flight(self) -> int:
         """Requests decided and not ended."""
         return len(self._in_flight)
@@ -274,7 +279,7 @@ class Picker:
     def _reserve(self, decision: Decision, slot: int, now_s: float) -> None:
         self._sequence += 1
         if self._extras is not None:
-            self._extras.picked(decision.endpoint, cold=not decision.fleet.cached_tokens.any())
+            self._extras.picked(decision.endpoint, decision.request, decision.fleet, now_s)
         seen = decision.fleet.at(decision.chosen)
         sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
         self.fleet.retry_after.sent(slot, decision.id, now_s)

@@ -9,6 +9,7 @@ not ask for the usage. Has no socket and no stream: an exchange calls it once pe
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -149,7 +150,7 @@ class Core:
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
         self.tokenizers = tokenizers
-        self._headers_read = picker.headers_read
+        self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
         self._admission = admission
         self._relays = relays
         self._protocol = config.protocol
@@ -264,6 +265,9 @@ class Core:
         if protocol.emit_scores:
             names = [others.get(name) or resolver.known_as(name) for name in decision.fleet.endpoints]
             pick.scores = endpoint_scores(names, decision.ranking, decision.policy, decision.weights)
+        if self._session_tokens:
+            token = b64encode(decision.endpoint.encode()).decode()
+            pick.response_headers |= dict.fromkeys(self._session_tokens, token)
         if self._relays is not None:
             self._relays.set_path(pick, decision)
         if self._tell_model:

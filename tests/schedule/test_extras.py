@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
 from epp.errors import NoEndpointError
+from epp.llmd.flags import read_flags
+from epp.llmd.settings import translate
 from epp.policies.registry import create
 from epp.records.schema import decision_of
 from epp.schedule.decision import Decision, rerun, to_record
@@ -71,3 +74,44 @@ def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it(
     assert [pick(model).ranking.terms["lora"][1] for model in ("m", "w", "x")] == [1.0, 0.6, 0.0]
     with pytest.raises(NoEndpointError, match="admit"):
         picker.pick(RequestInfo(priority=-1), 1.0, 1.0)
+
+
+SESSIONS = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {type: session-id-producer, name: chat, parameters: {cookieName: chat}}
+- {type: agent-identity, parameters: {additionalSessionHeaders: [X-Agent]}}
+- {type: session-affinity-filter, parameters: {strategy: session_id, sessionIdConfig: {evictionTtlSeconds: 10,
+    sources: [{header: X-Id}, {attribute: SessionID, producer: chat}, {attribute: agent-identity}]}}}
+- {type: session-affinity-scorer, parameters: {encodedEndpointHeaderConfig: {header: X-Back}}}
+- {type: token-load-scorer}
+"""
+
+
+def test_sessions_stay_where_they_are_bound() -> None:
+    found = translate(read_flags({"pool-name": "p"}), SESSIONS, {}).config.policy
+    picker = picker_of(found.name, params=found.params, pool=POOL)
+    assert picker.headers_read is not None
+    assert picker.headers_read >= {"x-id", "cookie", "x-agent", "session_id", "x-back"}
+    assert picker.session_tokens == {"x-back"}
+
+    def pick(now_s: float, **headers: str) -> str:
+        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        return picker.pick(RequestInfo(headers=told), now_s, now_s).endpoint
+
+    homes = {
+        header: pick(1.0, **{header: value})
+        for header, value in (("x_id", "a"), ("cookie", "x=y; chat=b"), ("x_agent", "c"))
+    }
+    for _ in range(5):
+        assert pick(2.0, x_id="a") == homes["x_id"]
+        assert pick(2.0, cookie="chat=b", x_agent="other") == homes["cookie"]
+        assert pick(2.0, x_agent="c") == homes["x_agent"]
+        assert pick(2.0, x_back=b64encode(b"10.0.0.3:80").decode()) == "10.0.0.3:80"
+    picker.set_pool([endpoint for endpoint in POOL if endpoint.address != homes["x_id"]], 3.0)
+    moved = pick(3.0, x_id="a")
+    assert moved != homes["x_id"]
+    picker.set_pool(POOL, 4.0)
+    assert {pick(4.0, x_id="a") for _ in range(5)} == {moved}
+    assert len({pick(100.0 + number, x_id=f"new {number}") for number in range(20)}) > 1
