@@ -16,9 +16,6 @@ INSTEAD = {
     "name label-selector-filter, decode-filter or prefill-filter": """
         by-label by-label-selector
     """,
-    "list the ranks' ports in the InferencePool: each is an endpoint here": """
-        data-parallel-profile-handler
-    """,
     "leave it out: of GPUs and custom metrics nothing is read": """
         endpoint-attribute-filter endpoint-attribute-scorer
     """,
@@ -60,6 +57,10 @@ STAND_INS = {
         "scheme path insecureSkipVerify caCertPath clientCertPath clientKeyPath interval",
     ),
     "models-data-extractor": (_MODELS, ""),
+    "data-parallel-profile-handler": (
+        "the destination is the rank's own port, as with the handler that replaces it in llm-d",
+        "primaryPort",
+    ),
     "dcgm-data-source": (_UNASKED, "scheme path port insecureSkipVerify useNodeAddress interval"),
     "dcgm-extractor": (_UNASKED, ""),
     "vertexai-parser": (_UNREAD, ""),
