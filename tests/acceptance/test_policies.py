@@ -65,7 +65,8 @@ def test_a_policy_serves_and_its_decisions_verify(stack: Stack, policy: str) -> 
     until(stack.ready)
     until(lambda: "x-epp-decision-id" in stack.chat().headers)
     assert [stack.chat(f"question {n} " * (50 * n + 1)).status for n in range(4)] == [200] * 4
-    assert f"policy {policy}" in stack.epp("explain", "--url", stack.picker_url)
+    decides = policy.replace("profiles", "profile")  # of several that a header names, one decides
+    assert f"policy {decides}" in stack.epp("explain", "--url", stack.picker_url)
     stack.picker.stop()
     assert "identical" in stack.epp("records", "verify", records)
 
