@@ -59,8 +59,8 @@ SCRAPE_S: Mapping[str, float] = {
     "llm-d-load-aware": 0.05,
     "lmetric scraped": 0.1,
 }
-#: Policies that need what a simulated fleet of one model does not have.
-_OTHER = {"laar", "laar-paper"}
+#: Policies that need what a simulated fleet of one model does not have, or that are `llm-d` by default.
+_OTHER = {"laar", "laar-paper", "llm-d-profile", "llm-d-profiles"}
 _USUAL = (
     *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
     *("least-request 30 s", "least-request live", "least-request engine 30 s"),
