@@ -24,7 +24,7 @@ _FLAGS = {"pool-name": "pool", "metrics-endpoint-auth": "false"}
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A part that is refused: where it stands, why, what to do instead."""
+    """Name a part that is refused: where it stands, why, what to do instead."""
 
     source: str
     key: str
@@ -33,7 +33,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What becomes of one configuration.
+    """Say what becomes of one configuration.
 
     Attributes:
         source: its file, and where in it.

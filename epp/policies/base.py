@@ -119,7 +119,7 @@ class Policy:
 
     @property
     def header(self) -> str:
-        """Request header that chooses among its profiles, empty where it has none."""
+        """Name the request header that chooses among its profiles, empty where it has none."""
         return ""
 
     def profile(self, request: RequestInfo) -> str:
@@ -140,7 +140,7 @@ class Policy:
 
     @property
     def asks(self) -> frozenset[str]:
-        """Columns of `Snapshot.extra` that it reads."""
+        """Name the columns of `Snapshot.extra` that it reads."""
         return frozenset()
 
     def kv_source(self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int) -> str:

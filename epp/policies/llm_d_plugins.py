@@ -36,7 +36,7 @@ TTFT, TTFT_HEADROOM, TPOT_HEADROOM = "ttft_ms", "ttft_headroom_ms", "tpot_headro
 class Plugin(
     Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel", omit_defaults=True
 ):
-    """A plugin with its parameters.
+    """Hold a plugin's parameters.
 
     Attributes:
         prefix_match_info_producer_name: which index is asked; here there is one.
@@ -50,17 +50,17 @@ class Plugin(
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """Columns beyond the snapshot's own that it reads."""
+        """Name the columns that it reads beyond the snapshot's own."""
         return ()
 
     @property
     def predicts(self) -> bool:
-        """Whether it reads predicted latencies."""
+        """Tell whether it reads predicted latencies."""
         return False
 
 
 class Scorer(Plugin, frozen=True):
-    """Scores endpoints."""
+    """Score endpoints from 0 to 1."""
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         """Compute a score for each endpoint."""
@@ -68,7 +68,7 @@ class Scorer(Plugin, frozen=True):
 
 
 class Filter(Plugin, frozen=True):
-    """Keeps some endpoints: by their labels, before all else, or by request and signals."""
+    """Keep some endpoints: by their labels, before all else, or by request and signals."""
 
     def admits(self, labels: Mapping[str, str]) -> bool:
         """Tell whether an endpoint with these labels may serve at all."""
@@ -80,35 +80,38 @@ class Filter(Plugin, frozen=True):
 
 
 def _spread(values: Floats) -> Floats:
-    """1 for the least, 0 for the most, 1 for all where they are equal."""
+    """Scale to 1 for the least and 0 for the most; 1 for all where they are equal."""
     most = values.max()
     spread = most - values.min()
     return (most - values) / spread if spread > 0.0 else np.ones(len(values))
 
 
 class QueueScorer(Scorer, frozen=True, tag="queue-scorer"):
-    """``(max - waiting) / (max - min)``: ``scheduling/scorer/queuedepth/queue.go``."""
+    """Score by ``(max - waiting) / (max - min)``: ``scheduling/scorer/queuedepth/queue.go``."""
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         return _spread(fleet.engine_waiting)
 
 
 class RunningScorer(Scorer, frozen=True, tag="running-requests-size-scorer"):
-    """`QueueScorer` of running requests: ``scheduling/scorer/runningrequests/runningrequest.go``."""
+    """Score as `QueueScorer` by running requests: ``scheduling/scorer/runningrequests/runningrequest.go``."""
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         return _spread(fleet.engine_running)
 
 
 class KvCacheScorer(Scorer, frozen=True, tag="kv-cache-utilization-scorer"):
-    """``1 - usage``: ``scheduling/scorer/kvcacheutilization/kvcache_utilization.go``."""
+    """Score by ``1 - usage``: ``scheduling/scorer/kvcacheutilization/kvcache_utilization.go``."""
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         return 1.0 - fleet.engine_kv_usage
 
 
 class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
-    """``w * min(1, matched / scale)^2 + (1 - w) * matched / all``: ``scheduling/scorer/prefix/plugin.go``."""
+    """Score by ``w * min(1, matched / scale)^2 + (1 - w) * matched / all``.
+
+    ``scheduling/scorer/prefix/plugin.go``.
+    """
 
     match_length_weight: Share = 0.0
     match_length_scale_tokens: PositiveInt = 8192
@@ -121,7 +124,10 @@ class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
 
 
 class LoadAwareScorer(Scorer, frozen=True, tag="load-aware-scorer"):
-    """``0.5 * (1 - min(waiting, threshold) / threshold)``: ``scheduling/scorer/loadaware/load_aware.go``."""
+    """Score by ``0.5 * (1 - min(waiting, threshold) / threshold)``.
+
+    ``scheduling/scorer/loadaware/load_aware.go``.
+    """
 
     threshold: int = 128
 
@@ -131,7 +137,7 @@ class LoadAwareScorer(Scorer, frozen=True, tag="load-aware-scorer"):
 
 
 class TokenLoadScorer(Scorer, frozen=True, tag="token-load-scorer"):
-    """``1 - min(tokens, threshold) / threshold``: ``scheduling/scorer/tokenload/token_load.go``.
+    """Score by ``1 - min(tokens, threshold) / threshold``: ``scheduling/scorer/tokenload/token_load.go``.
 
     ``tokens`` are the uncached ones of requests that await their first token, and of this one.
     """
@@ -145,7 +151,7 @@ class TokenLoadScorer(Scorer, frozen=True, tag="token-load-scorer"):
 
 
 class ActiveRequestScorer(Scorer, frozen=True, tag="active-request-scorer"):
-    """1 up to ``idle`` requests, else ``(max - n) / max * busy``.
+    """Score 1 up to ``idle`` requests, else ``(max - n) / max * busy``.
 
     ``scheduling/scorer/activerequest/active_request.go``; ``requestTimeout`` does nothing there, too.
     """
@@ -161,7 +167,7 @@ class ActiveRequestScorer(Scorer, frozen=True, tag="active-request-scorer"):
 
 
 class NoHitLruScorer(Scorer, frozen=True, tag="no-hit-lru-scorer"):
-    """Ranks by who had no cold request for longest: ``scheduling/scorer/nohitlru/no_hit_lru.go``.
+    """Rank by who had no cold request for longest: ``scheduling/scorer/nohitlru/no_hit_lru.go``.
 
     0.5 for all where any has a hit. Else ``1 - rank / (n - 1)``, at least 0: those that never had a cold
     request come first, in pool order; an endpoint's place counts all that are remembered.
@@ -186,7 +192,7 @@ class NoHitLruScorer(Scorer, frozen=True, tag="no-hit-lru-scorer"):
 
 
 class LoraScorer(Scorer, frozen=True, tag="lora-affinity-scorer"):
-    """1 loaded, 0.8 room for one more, 0.6 waiting, else 0: ``scheduling/scorer/loraaffinity``."""
+    """Score 1 loaded, 0.8 room for one more, 0.6 waiting, else 0: ``scheduling/scorer/loraaffinity``."""
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -197,7 +203,7 @@ class LoraScorer(Scorer, frozen=True, tag="lora-affinity-scorer"):
 
 
 class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer"):
-    """1 where the label has the header's value: ``scheduling/scorer/headerlabelaffinity/plugin.go``."""
+    """Score 1 where the label has the header's value: ``scheduling/scorer/headerlabelaffinity/plugin.go``."""
 
     header_name: Annotated[str, Meta(min_length=1)]
     label_key: Annotated[str, Meta(min_length=1)]
@@ -211,7 +217,7 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
 
 
 class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
-    """Headrooms to the SLOs, scaled over the endpoints: ``scheduling/scorer/latency/plugin.go``.
+    """Score by headrooms to the SLOs, scaled over the endpoints: ``scheduling/scorer/latency/plugin.go``.
 
     Of endpoints within both SLOs the closest score best (``most``: the farthest). Where none is: the idle
     ones alone, else those that miss the TPOT alone, else the TTFT alone, else all; the closest best. Without
@@ -243,7 +249,7 @@ class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
         return self._scored(fleet, next(bucket for bucket in buckets if bucket.any()), least=True)
 
     def _scored(self, fleet: Snapshot, among: Flags, *, least: bool) -> Floats:
-        """Scores in hundredths, 0.01 at least, of some; 0 of the others."""
+        """Score some in hundredths, 0.01 at least, the others 0."""
         ttft, flat_ttft = _scaled(np.abs(fleet.extra[TTFT_HEADROOM][among]))
         tpot, flat_tpot = _scaled(np.abs(fleet.extra[TPOT_HEADROOM][among]))
         total = self.ttft_weight + self.tpot_weight
@@ -257,24 +263,24 @@ class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
 
 
 def _scaled(values: Floats) -> tuple[Floats, bool]:
-    """Values from 0 for the least to 1 for the most; 0.5 for all, and True, where they are equal."""
+    """Scale to 0 for the least and 1 for the most; to 0.5, with True, where they are equal."""
     least = values.min()
     spread = values.max() - least
     return (np.full(len(values), 0.5), True) if spread <= 1e-9 else ((values - least) / spread, False)
 
 
 class _Config(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Part of a plugin's parameters."""
+    """Hold a part of a plugin's parameters."""
 
 
 class TokenHeader(_Config, frozen=True):
-    """Header in which the client brings its endpoint back."""
+    """Name the header in which a client brings its endpoint back."""
 
     header: str = ""
 
 
 class SessionSource(_Config, frozen=True):
-    """Where a session's id stands: a header (``cookie:NAME`` for a cookie), or what a plugin found."""
+    """Say where a session's id stands: a header (``cookie:NAME`` for a cookie), or what a plugin found."""
 
     header: str = ""
     attribute: str = ""
@@ -282,7 +288,7 @@ class SessionSource(_Config, frozen=True):
 
 
 class SessionIds(_Config, frozen=True):
-    """How sessions are known, and for how long."""
+    """Say how sessions are known, and for how long."""
 
     sources: list[SessionSource] = []
     eviction_ttl_seconds: NotNegative = 0.0
@@ -290,7 +296,7 @@ class SessionIds(_Config, frozen=True):
 
 
 class Bound(Plugin, frozen=True):
-    """Knows the endpoint that a session is bound to: ``scheduling/util/sessionaffinity``.
+    """Know the endpoint that a session is bound to: ``scheduling/util/sessionaffinity``.
 
     By ``encoded_endpoint_header`` the answer names it in a header, which the client sends again. By
     ``session_id`` the picker remembers it from the session's first request on, for some seconds after the
@@ -312,19 +318,19 @@ class Bound(Plugin, frozen=True):
         return (f"{SESSION}{config.eviction_ttl_seconds or 300.0:g}:{headers}",)
 
     def bound(self, fleet: Snapshot) -> Floats:
-        """1 for the session's endpoint, 0 for the others."""
+        """Mark the session's endpoint with 1."""
         return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
 
 
 class SessionScorer(Bound, Scorer, frozen=True, tag="session-affinity-scorer"):
-    """1 for the session's endpoint: ``scheduling/scorer/sessionaffinity``."""
+    """Score the session's endpoint 1: ``scheduling/scorer/sessionaffinity``."""
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         return self.bound(fleet)
 
 
 class SessionFilter(Bound, Filter, frozen=True, tag="session-affinity-filter"):
-    """Keeps the session's endpoint alone, if it is there: ``scheduling/filter/sessionaffinity``."""
+    """Keep the session's endpoint alone, if it is there: ``scheduling/filter/sessionaffinity``."""
 
     def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
         bound = self.bound(fleet) > 0.0
@@ -332,7 +338,7 @@ class SessionFilter(Bound, Filter, frozen=True, tag="session-affinity-filter"):
 
 
 class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
-    """0 for all: nearness to a prefill endpoint, which nobody picks (``scorer/topologyaffinity``)."""
+    """Score 0: nearness to a prefill endpoint, which nobody picks (``scorer/topologyaffinity``)."""
 
     topology_producer_name: str = ""
 
@@ -341,7 +347,7 @@ class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
 
 
 class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
-    """Keeps who holds ``threshold`` of the prompt: ``scheduling/filter/prefixcacheaffinity/plugin.go``.
+    """Keep who holds ``threshold`` of the prompt: ``scheduling/filter/prefixcacheaffinity/plugin.go``.
 
     Unless nobody does, a draw below ``exploration`` says so, or the best time to first token among them
     exceeds the best of the others by more than ``penalty``: then all stay. That time is predicted, or
@@ -357,7 +363,7 @@ class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
     peak_prefill_throughput: NotNegative = 15_928.0
 
     def __post_init__(self) -> None:
-        """A gate needs a throughput."""
+        """Check that a gate has a throughput."""
         if not (self.predicts or self.peak_prefill_throughput) and self.max_ttft_penalty_ms:
             raise ValueError("peakPrefillThroughput must be above 0")
 
@@ -386,7 +392,7 @@ class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
 
 
 class HeadroomFilter(Filter, frozen=True, tag="slo-headroom-tier-filter"):
-    """Keeps who meets both SLOs, if any: ``scheduling/filter/sloheadroomtier/plugin.go``.
+    """Keep who meets both SLOs, if any: ``scheduling/filter/sloheadroomtier/plugin.go``.
 
     A draw below ``epsilonExploreNeg`` keeps the others instead.
     """
@@ -418,14 +424,14 @@ _METRICS = {
 
 
 class Condition(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Most of a metric."""
+    """Limit a metric."""
 
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
     max_value: NotNegative
 
 
 class UtilizationFilter(Filter, frozen=True, tag="utilization-filter"):
-    """Keeps who is within every limit: ``scheduling/filter/utilization/filter.go``."""
+    """Keep who is within every limit: ``scheduling/filter/utilization/filter.go``."""
 
     conditions: Annotated[list[Condition], Meta(min_length=1)]
     fallback_on_empty: bool = False
@@ -438,7 +444,7 @@ class UtilizationFilter(Filter, frozen=True, tag="utilization-filter"):
 
 
 class UtilizationDetector(Filter, frozen=True, tag="utilization-detector"):
-    """Keeps who is below both thresholds with fresh metrics, if any; also the measure of saturation.
+    """Keep who is below both thresholds with fresh metrics, if any; also the measure of saturation.
 
     ``flowcontrol/saturationdetector/utilization``; headroom widens the thresholds of the filter alone.
     """
@@ -461,7 +467,7 @@ class UtilizationDetector(Filter, frozen=True, tag="utilization-detector"):
 
 
 class ConcurrencyDetector(Filter, frozen=True, tag="concurrency-detector"):
-    """Keeps who has fewer requests or tokens in flight; also the measure of saturation.
+    """Keep who has fewer requests or tokens in flight; also the measure of saturation.
 
     ``flowcontrol/saturationdetector/concurrency``; where nobody is left the request is refused.
     """
@@ -479,21 +485,21 @@ class ConcurrencyDetector(Filter, frozen=True, tag="concurrency-detector"):
 
 
 class TopologyFilter(Filter, frozen=True, tag="topology-affinity-filter"):
-    """Keeps all: nearness to a prefill endpoint, which nobody picks (``filter/topologyaffinity``)."""
+    """Keep all: nearness to a prefill endpoint, which nobody picks (``filter/topologyaffinity``)."""
 
     min_affinity: Literal["", "host", "rack", "zone", "region"] = ""
     topology_producer_name: str = ""
 
 
 class Expression(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """One requirement on a label, as Kubernetes has it."""
+    """Require something of a label, as Kubernetes has it."""
 
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] = []
 
     def __post_init__(self) -> None:
-        """Sets have values, existence has none."""
+        """Check that sets have values, and existence none."""
         if (self.operator in ("In", "NotIn")) != bool(self.values):
             raise ValueError(f"values do not go with operator {self.operator}")
 
@@ -504,7 +510,7 @@ class Expression(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"
 
 
 class LabelFilter(Filter, frozen=True, tag="label-selector-filter"):
-    """Keeps whose labels the selector matches: ``scheduling/filter/bylabel/selector.go``."""
+    """Keep whose labels the selector matches: ``scheduling/filter/bylabel/selector.go``."""
 
     match_labels: dict[str, str] = {}
     match_expressions: list[Expression] = []
@@ -516,7 +522,7 @@ class LabelFilter(Filter, frozen=True, tag="label-selector-filter"):
 
 
 class RoleFilter(Filter, frozen=True):
-    """Keeps the roles of label ``llm-d.ai/role`` that do a stage: ``scheduling/filter/bylabel/roles.go``."""
+    """Keep the roles of label ``llm-d.ai/role`` that do a stage: ``scheduling/filter/bylabel/roles.go``."""
 
     roles: ClassVar[frozenset[str]]
 
@@ -525,25 +531,25 @@ class RoleFilter(Filter, frozen=True):
 
 
 class DecodeFilter(RoleFilter, frozen=True, tag="decode-filter"):
-    """Keeps who decodes, and who has no role."""
+    """Keep who decodes, and who has no role."""
 
     roles = frozenset({"", "decode", "prefill-decode", "both", "encode-prefill-decode"})
 
 
 class PrefillFilter(RoleFilter, frozen=True, tag="prefill-filter"):
-    """Keeps who prefills."""
+    """Keep who prefills."""
 
     roles = frozenset({"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"})
 
 
 class EncodeFilter(RoleFilter, frozen=True, tag="encode-filter"):
-    """Keeps who encodes."""
+    """Keep who encodes."""
 
     roles = frozenset({"encode", "encode-prefill", "encode-prefill-decode"})
 
 
 class Admitter(Filter, frozen=True):
-    """Keeps all or nobody, of requests with negative priority."""
+    """Keep all or nobody, of requests with negative priority."""
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -560,7 +566,7 @@ class Admitter(Filter, frozen=True):
 
 
 class ProbabilisticAdmitter(Admitter, frozen=True, tag="probabilistic-admitter"):
-    """Refuses with chance ``min(saturation^power * k, 1)``.
+    """Refuse with chance ``min(saturation^power * k, 1)``.
 
     ``saturation`` is the mean over the endpoints of the larger of queue and KV cache, each over its
     threshold: ``requestcontrol/admitter/probabilisticadmitter/plugin.go``.
@@ -578,7 +584,7 @@ class ProbabilisticAdmitter(Admitter, frozen=True, tag="probabilistic-admitter")
 
 
 class LatencyAdmitter(Admitter, frozen=True, tag="latency-slo-admitter"):
-    """Refuses where no endpoint meets the request's SLOs, is idle, or has a KV cache below 2 %.
+    """Refuse where no endpoint meets the request's SLOs, is idle, or has a KV cache below 2 %.
 
     ``requestcontrol/admitter/latencyslo/plugin.go``.
     """

@@ -51,7 +51,7 @@ def _weights() -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class LlmDProfile(Policy):
-    """One of llm-d's scheduling profiles, as `epp.llmd` reads it from a configuration.
+    """Rank by a scheduling profile of llm-d, as `epp.llmd` reads it from a configuration.
 
     Filters narrow the endpoints in turn. Of those left, each scorer says 0..1, and ``score`` is the sum by
     weights. ``cost`` is what the score lacks to the most that it could be, or by the picker: an exponential
@@ -84,7 +84,7 @@ class LlmDProfile(Policy):
     kv_source_min_tokens: Count = 0
 
     def __post_init__(self) -> None:
-        """Every scorer has a weight.
+        """Check that every scorer has a weight.
 
         Raises:
             ValueError: one has none, or a weight is nobody's.
@@ -94,13 +94,13 @@ class LlmDProfile(Policy):
 
     @property
     def plugins(self) -> Iterator[Plugin]:
-        """Filters and scorers."""
+        """List filters and scorers."""
         yield from self.filters.values()
         yield from self.scorers.values()
 
     @property
     def asks(self) -> frozenset[str]:
-        """Columns beyond the snapshot's own that the plugins read."""
+        """Name the columns that plugins read beyond the snapshot's own."""
         return frozenset(name for plugin in self.plugins for name in plugin.asks)
 
     def admits(self, endpoint: Endpoint) -> bool:
@@ -175,7 +175,7 @@ class LlmDProfile(Policy):
 
     @staticmethod
     def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Drawn | None:
-        """Chances in proportion to scores, of the weighted-random picker where any score is above 0."""
+        """Give chances in proportion to scores, of the weighted-random picker where any score is above 0."""
         score = ranking.terms[SCORE]
         if params.get("picker") != "weighted-random-picker" or not (score > 0.0).any():
             return None
@@ -185,7 +185,7 @@ class LlmDProfile(Policy):
 
 @dataclass(frozen=True, slots=True)
 class LlmDProfiles(Policy):
-    """Several profiles, of which a request's header names the one that decides.
+    """Rank by the profile that a request's header names.
 
     ``scheduling/profilehandler/headerprofile/header_profile_handler.go``. Records are those of the profile.
 
@@ -203,12 +203,12 @@ class LlmDProfiles(Policy):
 
     @property
     def header(self) -> str:
-        """Its header, as headers are read."""
+        """Return the header's name in lower case."""
         return self.profile_header.strip().lower()
 
     @property
     def asks(self) -> frozenset[str]:
-        """What any profile asks for."""
+        """Name the columns that any profile reads."""
         return frozenset(name for profile in self.profiles.values() for name in profile.asks)
 
     def profile(self, request: RequestInfo) -> str:

@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class Extras:
-    """Makes the columns.
+    """Make the columns.
 
     Args:
         asks: their names.

@@ -125,13 +125,13 @@ class Picker:
 
     @property
     def headers_read(self) -> frozenset[str] | None:
-        """Request headers that the policy asks for, None where it asks for nothing beyond a snapshot."""
+        """Name the request headers that the policy asks for, None where it asks for none."""
         own = frozenset({self.policy.header} - {""})
         return self._extras.headers | own if self._extras else own or None
 
     @property
     def session_tokens(self) -> frozenset[str]:
-        """Response headers that tell clients their endpoint, base64, to be sent again."""
+        """Name the response headers that tell clients their endpoint in base64."""
         return frozenset() if self._extras is None else self._extras.tokens
 
     @property
