@@ -113,7 +113,8 @@ def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
 
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
-    record_all(tmp_path, decided(2))
+    params = {"scorers": {"lru": {"type": "no-hit-lru-scorer"}}, "scorer_weights": {"lru": 1.0}}
+    record_all(tmp_path, [*decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)])
     with recorder_to(tmp_path) as (recorder, _):
         recorder.verdict(Verdict(id="id-0", correct=True), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
