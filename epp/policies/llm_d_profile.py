@@ -12,18 +12,9 @@ from msgspec.structs import replace
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Count, Need, Policy, Positive, Softmax
-from epp.policies.llm_d_plugins import (
-    TPOT_HEADROOM,
-    TPOT_SLO,
-    TTFT,
-    TTFT_HEADROOM,
-    TTFT_SLO,
-    Filters,
-    KvCacheScorer,
-    PrefixScorer,
-    QueueScorer,
-    Scorers,
-)
+from epp.policies.llm_d_filters import Filters  # noqa: TC001  # parameters are checked by it
+from epp.policies.llm_d_plugins import TPOT_HEADROOM, TPOT_SLO, TTFT, TTFT_HEADROOM, TTFT_SLO
+from epp.policies.llm_d_scorers import KvCacheScorer, PrefixScorer, QueueScorer, Scorers
 from epp.types import Ranking
 
 if TYPE_CHECKING:

@@ -136,7 +136,7 @@ def _session(name: str, request: RequestInfo) -> str:
 
 
 def lora_score(adapters: Adapters, model: str) -> float:
-    """Score an endpoint for an adapter (`epp.policies.llm_d_plugins.LoraScorer`)."""
+    """Score an endpoint for an adapter (`epp.policies.llm_d_scorers.LoraScorer`)."""
     if model in adapters.running:
         return 1.0
     if len(adapters.running) + len(adapters.waiting) < adapters.most:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from epp.llmd.catalogue import ALTERNATIVES, STAND_INS
 from epp.llmd.flags import FLAGS, read_flags
-from epp.llmd.plugins import KINDS, SETTINGS
+from epp.llmd.parameters import KINDS
+from epp.llmd.plugins import SETTINGS
 from epp.llmd.settings import translate
 
 ROOT = Path(__file__).parent.parent.parent

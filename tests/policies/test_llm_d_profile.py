@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from epp.policies.contract import breaches
-from epp.policies.llm_d_plugins import Filters, Scorers
+from epp.policies.llm_d_filters import Filters
 from epp.policies.llm_d_profile import LlmDProfile
+from epp.policies.llm_d_scorers import Scorers
 from epp.policies.registry import create
 from tests.kit.fleets import fleet_view, request
 

@@ -1,0 +1,292 @@
+"""Parameters of llm-d's plugins, and what those that are no part of a profile mean here.
+
+Owns what each parameter says: it sets a section of ours, it is taken with a sentence, or it is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import msgspec
+
+from epp.llmd.catalogue import STAND_INS
+from epp.llmd.values import duration_s
+from epp.policies.llm_d_filters import Filters
+from epp.policies.llm_d_profile import Picker
+from epp.policies.llm_d_scorers import PrefixScorer, Scorers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp.policies.llm_d_filters import Admitter
+
+PICKERS = frozenset(get_args(Picker))
+#: Bytes a token is taken for where a block's size is given in tokens; llm-d's estimate (source [E]).
+BYTES_PER_TOKEN = 4
+KV_SOURCE = "kv_source_min_tokens"
+BY_HEADER = "header-profile-handler"
+
+
+@dataclass(slots=True)
+class Meaning:
+    """What a configuration says, in sections of ours.
+
+    Attributes:
+        sections: section -> key -> value, to be laid over defaults.
+        own: sections written by the operator as ours; they are laid over everything.
+        warnings: sentences on what means something else here, one for each plugin or parameter.
+        admitters: by name; they come before a profile's filters.
+        profile: parameters of a profile that producers say.
+        handler: how one of several profiles is chosen.
+    """
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    admitters: dict[str, Admitter] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)
+    handler: dict[str, str] = field(default_factory=dict)
+
+    def put(self, section: str, **values: Any) -> None:
+        """Set keys of a section."""
+        self.sections.setdefault(section, {}).update(values)
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
+    """Parameters of a plugin; a field of type `object` is in `NOTED` or `REFUSED`. A plugin without any."""
+
+    def put(self, _meaning: Meaning) -> None:
+        """Say what they mean here."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Picker(Parameters, frozen=True):
+    max_num_of_endpoints: Annotated[int, msgspec.Meta(le=17)] = 1
+
+
+class Prefix(Parameters, frozen=True):
+    """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
+
+    match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
+    block_size_tokens: _Count = 0
+    #: What `block_size_tokens` was called, which wins.
+    block_size: _Count = 0
+    lru_capacity_per_server: _Count = 0
+    auto_tune: object = None
+    max_prefix_blocks_to_match: object = None
+    max_prefix_tokens_to_match: object = None
+    prefix_match_info_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        """Size the blocks and the capacity of the index."""
+        stated = self.block_size_tokens or self.block_size
+        block_tokens = max(stated, 64)
+        if stated:
+            meaning.put("prefix", block_bytes=min(block_tokens * BYTES_PER_TOKEN, 65536))
+        if self.lru_capacity_per_server:
+            meaning.put("prefix", capacity_tokens=self.lru_capacity_per_server * block_tokens)
+
+    def scorer(self) -> PrefixScorer:
+        """Return what scores by it in a profile."""
+        return PrefixScorer(
+            match_length_weight=self.match_length_weight,
+            match_length_scale_tokens=self.match_length_scale_tokens,
+        )
+
+
+class _Precise(Prefix, frozen=True):
+    """The deprecated scorer with an index of its own."""
+
+    token_processor_config: object = None
+    indexer_config: object = None
+    kv_events_config: object = None
+    speculative_indexing: object = None
+    speculative_ttl: object = msgspec.field(default=None, name="speculativeTTL")
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.warnings.append(
+            f"precise-prefix-cache-scorer: {STAND_INS['precise-prefix-cache-producer'][0]}"
+        )
+
+
+class _InFlight(Parameters, frozen=True):
+    add_estimated_output_tokens: Annotated[
+        Literal[False], msgspec.Meta(extra={"fix": "leave it out: only prompts are counted"})
+    ] = False
+    output_ratio: object = None
+    max_estimated_output_tokens: object = None
+    sync_cross_replica_state: object = None
+    prefix_match_info_producer_name: object = None
+
+
+class _Predictor(Parameters, frozen=True):
+    streaming_mode: bool = False
+    slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = msgspec.field(
+        default=1.0, name="sloBufferFactor"
+    )
+    sampling_mean: object = None
+    max_decode_token_samples_for_prediction: object = None
+    context_ttl: object = msgspec.field(default=None, name="contextTTL")
+    endpoint_role_label: object = None
+    predict_in_produce: object = None
+    use_encoder_cache_features: object = None
+    encoder_cache_match_info_producer_name: object = None
+    prefix_match_info_producer_name: object = None
+    in_flight_load_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.profile |= {
+            "streaming_mode": self.streaming_mode,
+            "slo_buffer_factor": self.slo_buffer_factor,
+        }
+        meaning.warnings.append("predicted-latency-producer: latencies follow rates learned in process")
+
+
+class SessionId(Parameters, frozen=True):
+    """Say where a session's id stands."""
+
+    header_name: str = ""
+    cookie_name: str = ""
+
+    def __post_init__(self) -> None:
+        """An id stands in one place."""
+        if bool(self.header_name) == bool(self.cookie_name):
+            raise ValueError("one of headerName and cookieName is wanted")
+
+
+class _FileDiscovery(Parameters, frozen=True):
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    watch_file: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("pool", file=self.path, eds_file="")
+
+
+class _ByHeader(Parameters, frozen=True):
+    header_name: str = ""
+    default_profile: str = ""
+
+    def put(self, meaning: Meaning) -> None:
+        told = {"profile_header": self.header_name.strip(), "default_profile": self.default_profile.strip()}
+        meaning.handler = {name: text for name, text in told.items() if text}
+
+
+class _Peer(Parameters, frozen=True):
+    min_cached_token_delta: Annotated[int, msgspec.Meta(ge=1)] = 1
+    prefill_profile_name: object = None
+    prefix_match_info_producer_name: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.profile[KV_SOURCE] = self.min_cached_token_delta
+
+
+class _TokenProducer(Parameters, frozen=True):
+    model_name: str = ""
+    estimate: object = None
+    vllm: object = None
+    uds_tokenizer_config: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        if self.vllm or self.uds_tokenizer_config:
+            meaning.warnings.append(
+                "token-producer: tokens are counted in process, by the model's tokenizer where it is on this "
+                "machine (tokens of epp-settings), else estimated"
+            )
+
+
+class _DataSource(Parameters, frozen=True):
+    path: str = "/metrics"
+    interval: str = "0"
+    ca_cert_path: str = ""
+    scheme: object = None
+    insecure_skip_verify: object = None
+    port: object = None
+    client_cert_path: object = None
+    client_key_path: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("scrape", path=self.path)
+        if interval_s := duration_s(self.interval):
+            meaning.put("scrape", interval_s=interval_s)
+        if self.ca_cert_path:
+            meaning.put("scrape", ca_file=self.ca_cert_path)
+
+
+class _Extractor(Parameters, frozen=True):
+    engine_label_key: object = None
+    default_engine: object = None
+    engine_configs: object = None
+    custom_metrics: object = None
+
+
+class _Conformance(Parameters, frozen=True):
+    def put(self, meaning: Meaning) -> None:
+        meaning.put("protocol", conformance=True)
+        meaning.warnings.append("for the conformance suite alone: clients choose their endpoint by a header")
+
+
+def _kinds(union: object) -> dict[str, type[msgspec.Struct]]:
+    return {str(part.__struct_config__.tag): part for part in get_args(union)}
+
+
+KINDS: Mapping[str, type[msgspec.Struct]] = {
+    **_kinds(Filters),
+    **_kinds(Scorers),
+    "prefix-cache-scorer": Prefix,
+    "precise-prefix-cache-scorer": _Precise,
+    **dict.fromkeys(PICKERS, _Picker),
+    "single-profile-handler": Parameters,
+    BY_HEADER: _ByHeader,
+    "file-discovery": _FileDiscovery,
+    "session-id-producer": SessionId,
+    "approx-prefix-cache-producer": Prefix,
+    "token-producer": _TokenProducer,
+    "tokenizer": _TokenProducer,
+    "inflight-load-producer": _InFlight,
+    "predicted-latency-producer": _Predictor,
+    "p2p-source-producer": _Peer,
+    "openai-parser": Parameters,
+    "anthropic-parser": Parameters,
+    "vllmhttp-parser": Parameters,
+    "sglanghttp-parser": Parameters,
+    "passthrough-parser": Parameters,
+    "metrics-data-source": _DataSource,
+    "core-metrics-extractor": _Extractor,
+    "header-based-testing-filter": _Conformance,
+    "destination-endpoint-served-verifier": _Conformance,
+}
+
+_MATCHED = "prompts are matched to their end"
+_BY_METRICS = "an engine is recognised by the names of its metrics"
+#: Parameters that are accepted, and the warning that says what they mean here.
+NOTED = {
+    "watchFile": "the file is always watched",
+    "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
+    "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",
+    "autoTune": "the size of the KV cache that an engine reports is always believed",
+    "maxPrefixBlocksToMatch": _MATCHED,
+    "maxPrefixTokensToMatch": _MATCHED,
+    "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
+    "estimate": "tokens are estimated from bytes, by a ratio for each model",
+    "scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
+    "insecureSkipVerify": "certificates are verified; give caCertPath",
+    "engineLabelKey": _BY_METRICS,
+    "defaultEngine": _BY_METRICS,
+}
+_NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.bearer_token_file"
+_BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
+#: Parameters that are refused: why, and what to do instead.
+REFUSED = {
+    "port": (
+        "metrics are read where the endpoint serves",
+        "leave it out, or serve metrics on the endpoint's port",
+    ),
+    "clientCertPath": _NO_CERTIFICATE,
+    "clientKeyPath": _NO_CERTIFICATE,
+    "engineConfigs": _BUILT_IN,
+    "customMetrics": _BUILT_IN,
+}
