@@ -1,19 +1,30 @@
-"""A llama.cpp server in the test's process, with a model of a few random weights whose tokens are bytes."""
+"""llama.cpp with a model of a few random weights and a tokenizer of the tests, in this process or one of its own.
+
+As a program it serves `MODEL` from a folder at a port until it is killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.kit.engine_process import EngineProcess, free_port
+from tests.kit.tokenizers import folder as tokenizer_folder
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+MODEL = "tiny"
 CONTEXT_TOKENS = 8192
-_SPECIAL = ["<unk>", "<s>", "</s>"]
+#: Its tokenizer and chat template, as the picker reads them.
+TOKENIZER = tokenizer_folder("gpt2")
 _WIDTH, _HEADS, _FEED_FORWARD = 32, 2, 64
 
 
@@ -21,8 +32,9 @@ def write_model(path: Path) -> None:
     """Write a Llama of one layer as GGUF."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed: it writes llama.cpp's models")
     random = np.random.default_rng(0)
-    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
-    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 256]
+    tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
     file = gguf.GGUFWriter(path, "llama")
     file.add_context_length(CONTEXT_TOKENS)
     file.add_embedding_length(_WIDTH)
@@ -33,13 +45,15 @@ def write_model(path: Path) -> None:
     file.add_layer_norm_rms_eps(1e-5)
     file.add_rope_dimension_count(_WIDTH // _HEADS)
     file.add_vocab_size(len(tokens))
-    file.add_tokenizer_model("llama")
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("gpt-2")
     file.add_token_list(tokens)
-    file.add_token_scores([0.0] * len(tokens))
-    file.add_token_types(kinds)
-    file.add_unk_token_id(0)
-    file.add_bos_token_id(1)
-    file.add_eos_token_id(2)
+    kinds = gguf.TokenType
+    file.add_token_types([kinds.CONTROL if token in special else kinds.NORMAL for token in tokens])
+    file.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    file.add_add_bos_token(False)
+    file.add_eos_token_id(tokens.index("<|im_end|>"))
+    file.add_chat_template(json.loads((TOKENIZER / "tokenizer_config.json").read_text())["chat_template"])
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (len(tokens), _WIDTH),
         "output": (len(tokens), _WIDTH),
@@ -59,17 +73,46 @@ def write_model(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def running_llama_cpp(folder: Path, name: str) -> Iterator[str]:
-    """Start a server of such a model under a name; its URL. Skips the test where it is not installed."""
+def running_llama_cpp(folder: Path, name: str, **fields: Any) -> Iterator[str]:
+    """Start a server of such a model under a name; its URL. Skips the test where it is not installed.
+
+    Args:
+        folder: where the model is written.
+        name: of the model.
+        fields: further ones of `xllamacpp.CommonParams`.
+    """
     xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: llama.cpp in a wheel")
-    path = folder / "tiny.gguf"
+    path = folder / f"{name}.gguf"
     write_model(path)
     params = xllamacpp.CommonParams()
     params.model.path, params.model_alias = str(path), {name}
-    params.hostnames, params.port = ["127.0.0.1"], 0
-    params.n_ctx, params.n_parallel, params.cpuparams.n_threads = CONTEXT_TOKENS, 1, 1
+    params.hostnames, params.n_ctx, params.cpuparams.n_threads = ["127.0.0.1"], CONTEXT_TOKENS, 1
+    for field, value in {"n_parallel": 1, "port": 0, **fields}.items():
+        setattr(params, field, value)
     server = xllamacpp.Server(params)
     try:
         yield server.listening_address
     finally:
         del server
+
+
+def llama_cpp_process(folder: Path) -> EngineProcess:
+    """A server of `MODEL` in a process of its own, with two slots and its metrics."""
+    for module in ("gguf", "xllamacpp"):
+        pytest.importorskip(module, reason=f"{module} is not installed: llama.cpp and its models")
+    port = free_port()
+    home = folder / str(port)
+    home.mkdir()
+    return EngineProcess(sys.executable, ["-m", "tests.kit.llama_cpp", str(home), str(port)], port, folder)
+
+
+if __name__ == "__main__":
+    with running_llama_cpp(
+        Path(sys.argv[1]),
+        MODEL,
+        port=int(sys.argv[2]),
+        n_parallel=2,
+        n_ctx=2 * CONTEXT_TOKENS,
+        endpoint_metrics=True,
+    ):
+        threading.Event().wait()

@@ -5,32 +5,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
-import signal
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import aiohttp
+import numpy as np
 import pytest
 
-from epp.lab.demo.child import Child
+from tests.kit.engine_process import EngineProcess
 from tests.kit.tokenizers import folder as tokenizer_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
 MODEL = "tiny"
 CONTEXT_TOKENS = 8192
 #: Attention on the CPU wants multiples of this.
 BLOCK_TOKENS = 32
+_WIDTH = 512
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 512,
+    "hidden_size": _WIDTH,
     "intermediate_size": 1024,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
@@ -42,16 +40,16 @@ _CONFIG = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-}
+_ENVIRONMENT = (
+    "HF_HUB_OFFLINE=1",
+    "VLLM_NO_USAGE_STATS=1",
+    "VLLM_CPU_KVCACHE_SPACE=1",
+    "VLLM_CPU_OMP_THREADS_BIND=nobind",
+    "OMP_NUM_THREADS=1",
+    "VLLM_HOST_IP=127.0.0.1",
+)
 _FLAGS = (
-    "--load-format dummy --enforce-eager --host 127.0.0.1 --disable-uvicorn-access-log"
+    f"--served-model-name {MODEL} --load-format dummy --enforce-eager --host 127.0.0.1 --disable-uvicorn-access-log"
     f" --block-size {BLOCK_TOKENS} --enable-prompt-tokens-details"
 )
 
@@ -77,63 +75,43 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-@dataclass
-class Vllm:
-    """One replica, an async context manager that waits until it serves.
+def write_adapter(folder: Path) -> Path:
+    """Write a LoRA adapter of the model, of random weights; return the folder."""
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "r": 8, "lora_alpha": 16}))
+    random = np.random.default_rng(0)
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight": random.normal(
+            0.0, 0.1, shape
+        ).astype(np.float32)
+        for layer in range(4)
+        for side, shape in (("A", (8, _WIDTH)), ("B", (_WIDTH, 8)))
+    }
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        offsets = [at, at := at + tensor.nbytes]
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    data = b"".join(tensor.tobytes() for tensor in tensors.values())
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return folder
 
-    Attributes:
+
+class Vllm(EngineProcess):
+    """One replica.
+
+    Args:
         installed: what `environment` returns.
         model: what `write_model` returns.
         port: where it listens.
         folder: where its log goes.
         flags: further ones of ``vllm serve``.
-        variables: of its environment, over those above.
     """
 
-    installed: Path
-    model: Path
-    port: int
-    folder: Path
-    flags: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        settings = [f"{name}={value}" for name, value in {**_ENVIRONMENT, **self.variables}.items()]
-        python = str(self.installed / "bin" / "python")
-        words = [*settings, python, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model)]
-        words += ["--served-model-name", MODEL, "--port", str(self.port), *_FLAGS.split(), *self.flags]
-        self._child = Child(f"vllm-{self.port}", words, self.folder, ("/usr/bin/env",))
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self._child.__aenter__()
-        try:
-            async with asyncio.timeout(300), aiohttp.ClientSession() as http:
-                while not await self._serves(http):
-                    self._child.check()
-                    await asyncio.sleep(0.5)
-        except BaseException:
-            await self.kill()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.kill()
-
-    async def kill(self) -> None:
-        """End it with its engine process, as a crash of the machine would."""
-        try:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        except (ProcessLookupError, RuntimeError):
-            return
-        await self._child.__aexit__()
-
-    async def _serves(self, http: aiohttp.ClientSession) -> bool:
-        try:
-            async with http.get(f"http://{self.address}/health") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
+    def __init__(
+        self, installed: Path, model: Path, port: int, folder: Path, flags: Sequence[str] = ()
+    ) -> None:
+        program = [str(installed / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        words = [*_ENVIRONMENT, *program, "--port", str(port), *_FLAGS.split(), *flags]
+        super().__init__("/usr/bin/env", words, port, folder)
