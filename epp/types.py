@@ -150,7 +150,7 @@ class RequestInfo(Struct, frozen=True):
         max_output_tokens: the client's output limit, None when it sets none.
         affinity_key: session hint, else the prompt's first blocks; ``""`` when there is neither.
         prefix_key: the blocks within the prompt's first `PREFIX_KEY_TOKENS`, the first block at least;
-            ``""`` for a prompt without a full block.
+            ``""`` without a prompt.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
         expected_output_tokens: mean answer of the model of late, no more than the client's limit.
         prefix_sharing: requests of the last minute, fading and a burst being one, that parted from the known
@@ -171,7 +171,8 @@ class RequestInfo(Struct, frozen=True):
         regions: regions allowed, None for any.
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
-        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
+        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it; one
+            of the whole prompt where it is shorter than a block.
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.

@@ -89,7 +89,8 @@ class BlockHasher:
         # clients choose two of the names: long ones are not remembered
         find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
         namespace = find(*named)
-        block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
+        block_bytes = min(self._block_bytes, size)
+        block_tokens = tokens * block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, canonical)
         # Decisions are recorded: no client's word goes into one as it is.
         session = self.export_name(request.session) if request.session else ""
@@ -140,7 +141,10 @@ class BlockHasher:
 
     def _chain(self, namespace: int, data: bytes) -> list[int]:
         digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
+        """Hash the full blocks; a prompt shorter than one is a block of its own, for equal prompts."""
         group_bytes = self._many.size
+        if data and not count:
+            return [digest(data, namespace ^ self._seed)]
         grouped = count // _GROUP * group_bytes
         # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start. A group of
         # blocks seeded alike is known by one hash, a tenth of the work: a conversation repeats its turns.
