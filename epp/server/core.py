@@ -61,6 +61,8 @@ ECHO_HEADER = "x-echo-set-header"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
 #: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
+#: Engines and logs name a request by this header; Envoy makes it unless told otherwise.
+REQUEST_ID_HEADER = "x-request-id"
 #: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
 UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
@@ -289,6 +291,8 @@ class Core:
         """List the endpoints of the pool that the gateway allows, None for any.
 
         Under the conformance switch the first endpoint of the steering header is the only one.
+        if not request.headers.get(REQUEST_ID_HEADER):
+            pick.set_headers[REQUEST_ID_HEADER] = decision.id
         """
         if self._protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
             return self._steered(named, request)[:1]
