@@ -166,6 +166,7 @@ class RequestInfo(Struct, frozen=True):
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
         choices: how many answers to the prompt it asks for.
+        rewritten_from: the client's name for the model when a rule gave the request another, else None.
         text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
             others and where the tokens were counted.
         regions: regions allowed, None for any.
@@ -197,6 +198,7 @@ class RequestInfo(Struct, frozen=True):
     stream: bool = False
     session: str = ""
     choices: int = 1
+    rewritten_from: str | None = None
     text_bytes: int = 0
     regions: frozenset[str] | None = None
     subset: Collection[str] | None = None

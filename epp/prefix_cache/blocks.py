@@ -106,6 +106,7 @@ class BlockHasher:
             session=session,
             stream=request.stream,
             choices=request.choices,
+            rewritten_from=request.rewritten_from,
             text_bytes=size if request.text_only else 0,
             language=language_of(canonical),
             namespace=namespace,
@@ -140,11 +141,11 @@ class BlockHasher:
         return int.from_bytes(hashlib.blake2b(parts, digest_size=8, key=self._key).digest())
 
     def _chain(self, namespace: int, data: bytes) -> list[int]:
-        digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
         """Hash the full blocks; a prompt shorter than one is a block of its own, for equal prompts."""
-        group_bytes = self._many.size
+        digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
         if data and not count:
             return [digest(data, namespace ^ self._seed)]
+        group_bytes = self._many.size
         grouped = count // _GROUP * group_bytes
         # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start. A group of
         # blocks seeded alike is known by one hash, a tenth of the work: a conversation repeats its turns.
