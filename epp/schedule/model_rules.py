@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Headers that name the engine's model where no rule does, the newer name first. Source [E].
-REWRITE_HEADERS = {"x-llm-d-model-name-rewrite": None, "x-gateway-model-name-rewrite": None}.keys()
+REWRITE_HEADERS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 
 
 class Rule(Struct, frozen=True):
@@ -52,7 +52,7 @@ class ModelRules:
         rules: the older first.
 
     Attributes:
-        names: every model that a rule names.
+        names: every model that a rule names; empty when there is nothing to rewrite.
     """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
@@ -65,10 +65,6 @@ class ModelRules:
                 self._by_model.setdefault(model, rule)
             if not rule.models and self._for_any is None:
                 self._for_any = rule
-
-    def __bool__(self) -> bool:
-        """Whether there are rules."""
-        return bool(self.names)
 
     def find(self, model: str) -> Rule | None:
         """Find the rule for what a client calls a model, ``""`` where it names none."""

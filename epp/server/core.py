@@ -173,7 +173,7 @@ class Core:
             return PickAt.UPGRADE
         if find_parser(request.method, request.path, request.headers) is None:
             return PickAt.HEADERS
-        renames = not REWRITE_HEADERS.isdisjoint(request.headers)
+        renames = not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         return PickAt.BODY if renames or self._reads_bodies() else PickAt.EITHER
 
     def _reads_bodies(self) -> bool:
@@ -183,7 +183,7 @@ class Core:
             self._bodies_wanted
             or _OF_BODIES & picker.policy.needs
             or picker.filters.names_models
-            or self._model_rules
+            or self._model_rules.names
         )
 
     def use_model_rules(self, rules: ModelRules) -> None:
@@ -200,7 +200,7 @@ class Core:
                 return self._refuse(request, 429, reason, rule="saturated")
         if parser is None or not (request.whole or request.body is not None):
             return None
-        renames = bool(self._model_rules) or not REWRITE_HEADERS.isdisjoint(request.headers)
+        renames = self._model_rules.names or not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         try:
             parse = partial(self._parse_renamed, parser) if renames else parser.parse
             parsed = parse(request.body or b"", request.headers)
@@ -442,7 +442,7 @@ def rewrite_bodies(
         inject_usage: ask for the usage of event streams.
     """
     info, served = decision.request, decision.served_model
-    public, _ = models_of(info)
+    public = info.model if info.rewritten_from is None else info.rewritten_from
     renamed = bool(info.model) and served != public
     usage = inject_usage and info.stream and info.api in USAGE_APIS
     if not request.body or not (renamed or usage):

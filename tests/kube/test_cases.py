@@ -120,7 +120,7 @@ async def test_model_rewrites_of_the_newer_group_are_rules_as_long_as_they_are_t
         assert target("chat") == "never", "named goes before any, however old"
         for name in ("later", "canary"):
             await cluster.client.delete(rewrite(name))
-        await picker.until(lambda: not picker.rules)
+        await picker.until(lambda: not picker.rules.names)
 
 
 async def test_a_cluster_without_the_rewrites_crd_or_the_right_to_read_them_serves(
@@ -133,7 +133,7 @@ async def test_a_cluster_without_the_rewrites_crd_or_the_right_to_read_them_serv
     async with cluster.follow(pool_name="pool") as picker:
         await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
         assert picker.source.not_ready() == ""
-        assert not picker.rules
+        assert not picker.rules.names
         await picker.until(lambda: picker.seen.failures["inferencemodelrewrites", "forbidden"] > 2)
         told = [record.message for record in caplog.records if "modelrewrites" in record.message]
         assert len(told) == 1, "once, however often it is tried"

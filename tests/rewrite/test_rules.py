@@ -52,14 +52,6 @@ def test_targets_are_drawn_by_weight_and_a_key_draws_again_what_it_drew(
     assert [counts[name] / 10_000 for name in ("v1", "v2")] == pytest.approx(shares, abs=0.015)
 
 
-def test_a_larger_share_moves_no_session_back() -> None:
-    few, many = (Rule("canary", (), (("v2", share), ("v1", 100 - share))) for share in (10, 30))
-    keys = [str(number) for number in range(2_000)]
-    assert {key for key in keys if few.target(key) == "v2"} < {
-        key for key in keys if many.target(key) == "v2"
-    }
-
-
 def app(folder: Path, *endpoints: Endpoint, rules: tuple[Rule, ...] = (), **config: Any) -> App:
     made = app_of(folder, **config)
     made.picker.set_pool(endpoints or [Endpoint("10.0.0.1:8000")], 0.0)

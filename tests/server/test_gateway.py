@@ -144,6 +144,13 @@ def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     assert not plain.pick.scores
 
 
+def test_equal_prompts_shorter_than_a_block_stay_together_with_llm_ds_scorers(tmp_path: Path) -> None:
+    made = app_of(tmp_path, policy={"name": "llm-d"}, pool={"warmup_s": 0})
+    made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
+    decided = [decide(made.core, chat()) for _ in range(10)]
+    assert len({one.decision.endpoint for one in decided if isinstance(one, Decided)}) == 1
+
+
 @pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
 def test_a_request_without_an_id_gets_one(tmp_path: Path, request_of: Any) -> None:
     made = app(tmp_path)
