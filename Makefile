@@ -55,7 +55,7 @@ h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants
 	tests/transport/install_h2spec.sh
 
 # Kept from run to run; given up after half an hour.
-test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 10 minutes)
+test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 6 minutes)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
 
