@@ -59,7 +59,7 @@ test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
 
-test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; MINUTES)
+test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; a minute, at first 7)
 	guidellm=$$(timeout 1200 tests/clients/install.sh guidellm) && aiperf=$$(timeout 600 tests/clients/install.sh aiperf) && \
 	  $(BIN)/python -m tests.clients $$guidellm $$aiperf
 
