@@ -44,7 +44,7 @@ OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
 	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest $(OLDEST_TESTS)
 
-bench-vllm: setup ## policies on two real vLLM replicas beside their simulation, kept in build/vllm (10 minutes for 2 rounds)
+bench-vllm: setup ## policies on two real vLLM replicas beside their simulation, kept in build/vllm (half an hour)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m tests.engines.calibrate build/vllm
 

@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=4,
     ranges=("hits", "first replica", "requests", "failed"),
-    minutes=10.0,
+    minutes=1.5,
     summary=_orders,
     takes_fleet=True,
 )
