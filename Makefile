@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,10 @@ OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
 	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest $(OLDEST_TESTS)
 
+bench-vllm: setup ## policies on two real vLLM replicas beside their simulation, kept in build/vllm (half an hour)
+	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
+	  EPP_VLLM=$$installed $(BIN)/python -m tests.engines.calibrate build/vllm
+
 attacks: setup ## floods against the picker's port, peers that behave beside them (5 minutes; ATTACKS="--tls", see --help)
 	$(BIN)/python -m tests.attacks $(ATTACKS)
 
@@ -51,11 +55,11 @@ h2spec: ## the conformance tests of HTTP/2, into a cache outside the tree (wants
 	tests/transport/install_h2spec.sh
 
 # Kept from run to run; given up after half an hour.
-test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 10 minutes)
+test-vllm: setup ## two real vLLM replicas on the CPU behind a real Envoy (wants Python 3.12 and 6 GB of disk; 6 minutes)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m pytest -s tests/engines/test_vllm.py
 
-test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; MINUTES)
+test-clients: setup ## GuideLLM and AIPerf before the demo's regions, their figures beside ours (7 GB of disk; a minute, at first 7)
 	guidellm=$$(timeout 1200 tests/clients/install.sh guidellm) && aiperf=$$(timeout 600 tests/clients/install.sh aiperf) && \
 	  $(BIN)/python -m tests.clients $$guidellm $$aiperf
 

@@ -150,7 +150,7 @@ class RequestInfo(Struct, frozen=True):
         max_output_tokens: the client's output limit, None when it sets none.
         affinity_key: session hint, else the prompt's first blocks; ``""`` when there is neither.
         prefix_key: the blocks within the prompt's first `PREFIX_KEY_TOKENS`, the first block at least;
-            ``""`` for a prompt without a full block.
+            ``""`` without a prompt.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
         expected_output_tokens: mean answer of the model of late, no more than the client's limit.
         prefix_sharing: requests of the last minute, fading and a burst being one, that parted from the known
@@ -166,12 +166,14 @@ class RequestInfo(Struct, frozen=True):
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
         choices: how many answers to the prompt it asks for.
+        rewritten_from: the client's name for the model when a rule gave the request another, else None.
         text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
             others and where the tokens were counted.
         regions: regions allowed, None for any.
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
-        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
+        blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it; one
+            of the whole prompt where it is shorter than a block.
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
@@ -198,6 +200,7 @@ class RequestInfo(Struct, frozen=True):
     stream: bool = False
     session: str = ""
     choices: int = 1
+    rewritten_from: str | None = None
     text_bytes: int = 0
     regions: frozenset[str] | None = None
     subset: Collection[str] | None = None

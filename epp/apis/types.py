@@ -34,6 +34,8 @@ class ParsedRequest(Struct, frozen=True):
         template_arguments: what the client gives the model's chat template beside the chat.
         text_only: there is no media in it and it is not given as token ids.
         choices: how many answers to the one prompt the client asks for.
+        rewritten_from: the client's name for the model when a rule gave the request another, ``""`` where the
+            client names none; else None.
     """
 
     api: str
@@ -47,6 +49,7 @@ class ParsedRequest(Struct, frozen=True):
     template_arguments: TemplateArguments = ()
     text_only: bool = False
     choices: int = 1
+    rewritten_from: str | None = None
 
 
 #: Status, message and the field at fault to the body of an error.

@@ -106,7 +106,7 @@ class InferencePool(Named, frozen=True, kw_only=True):
 
 
 class PoolRef(_Object, frozen=True):
-    """Which pool an objective is for."""
+    """Which pool an objective or a rewrite is for."""
 
     name: str = ""
     group: str = ""
@@ -123,6 +123,45 @@ class Objective(Named, frozen=True):
     """An InferenceObjective."""
 
     spec: ObjectiveSpec = ObjectiveSpec()
+
+
+class ModelMatch(_Object, frozen=True):
+    """The client's name for a model, as it is."""
+
+    value: str
+
+
+class Match(_Object, frozen=True):
+    """What a rule of a rewrite is for."""
+
+    model: ModelMatch | None = None
+
+
+class TargetModel(_Object, frozen=True):
+    """A model that a rule may give, and how often; those without a weight get none beside one with."""
+
+    model_rewrite: str
+    weight: int | None = None
+
+
+class RewriteRule(_Object, frozen=True):
+    """A rule of a rewrite; without matches it is for any model."""
+
+    matches: list[Match] | None = None
+    targets: list[TargetModel] | None = None
+
+
+class RewriteSpec(_Object, frozen=True):
+    """`spec` of an InferenceModelRewrite."""
+
+    pool_ref: PoolRef = PoolRef()
+    rules: list[RewriteRule] = []
+
+
+class ModelRewrite(Named, frozen=True):
+    """An InferenceModelRewrite."""
+
+    spec: RewriteSpec = RewriteSpec()
 
 
 class SliceConditions(_Object, frozen=True):

@@ -61,7 +61,7 @@ def advice(resource: Resource[Any], settings: Kubernetes, namespace: str, proble
             f"(pool.kubernetes.watch_nodes: false in our configuration) ({problem.message})"
         )
     if problem.reason is Reason.FORBIDDEN:
-        of = f"{name} of {group}" if name == "inferenceobjectives" else name
+        of = f"{name} of {group}" if name in {"inferenceobjectives", "inferencemodelrewrites"} else name
         return (
             f"the service account may not read {of}: give it get, list and watch on {name} "
             f"in a Role in namespace {namespace} ({problem.message})"

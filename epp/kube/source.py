@@ -1,8 +1,8 @@
-"""The cluster as a source of endpoints and priorities: what is mirrored, and what it adds up to.
+"""The cluster as a source of endpoints, priorities and model rules: what is mirrored, and what it adds up to.
 
 Owns the mirrors and the last pool handed over. Three ways in, by configuration: an InferencePool and the pods
-that it selects (and its objectives), a selector of pods, or a Service's EndpointSlices; with nodes for their
-labels.
+that it selects (and its objectives and model rewrites), a selector of pods, or a Service's EndpointSlices;
+with nodes for their labels.
 
 Nothing is handed over before everything that it needs has been listed once, and a change of the pool's
 selector only when the new pods have been: no half pool is ever in force. A cluster that cannot be read
@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from epp.config.kubernetes import POOL_GROUP
-from epp.kube.objects import EndpointSlice, InferencePool, Named, Objective, Pod
+from epp.kube.objects import EndpointSlice, InferencePool, ModelRewrite, Named, Objective, Pod
 from epp.kube.problems import KubeError, Reason, advice
 from epp.kube.reconcile import Discovered, Made, reconcile_pods
 from epp.kube.reflector import Reflector, Resource
 from epp.kube.slices import reconcile_slices
+from epp.schedule.model_rules import ModelRules, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from epp.config.kubernetes import Kubernetes
     from epp.kube.reflector import Tools
@@ -34,26 +35,49 @@ log = logging.getLogger(__name__)
 
 #: Changes are gathered for this long: a rollout is many events and few pools.
 GATHER_S = 0.05
-#: InferenceObjective, newer group first: where both are served only the newer one counts. Source [E].
-#: Neither has to be installed, and roles made for the newer one need not grant the older.
-_OBJECTIVES = {
+#: InferenceObjective and InferenceModelRewrite, newer group first: where both are served only the newer one
+#: counts. Source [E]. Neither has to be installed, and roles made for the newer one need not grant the older.
+_GROUPS = {
     "llm-d.ai/v1alpha2": frozenset({Reason.NOT_FOUND}),
     "inference.networking.x-k8s.io/v1alpha2": frozenset({Reason.NOT_FOUND, Reason.FORBIDDEN}),
 }
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
-def priorities(objectives: Iterable[Objective], settings: Kubernetes) -> Mapping[str, int]:
-    """Priority by the objective's name, of those that are for our pool; 0 where none is stated.
+_ForPool = TypeVar("_ForPool", Objective, ModelRewrite)
 
-    A reference without a group means the pool of that name.
-    """
-    return {
-        objective.metadata.name: objective.spec.priority or 0
-        for objective in objectives
-        if objective.spec.pool_ref.name == settings.pool_name
-        and objective.spec.pool_ref.group in {"", POOL_GROUP}
-    }
+
+def _ours(found: Iterable[_ForPool], settings: Kubernetes) -> Iterator[_ForPool]:
+    """Yield what is for our pool; a reference without a group means the pool of that name."""
+    for one in found:
+        if one.spec.pool_ref.name == settings.pool_name and one.spec.pool_ref.group in {"", POOL_GROUP}:
+            yield one
+
+
+def priorities(objectives: Iterable[Objective], settings: Kubernetes) -> Mapping[str, int]:
+    """Map our pool's objectives by name to their priority, 0 where none is stated."""
+    return {found.metadata.name: found.spec.priority or 0 for found in _ours(objectives, settings)}
+
+
+def model_rules(rewrites: Iterable[ModelRewrite], settings: Kubernetes) -> list[Rule]:
+    """List the rules for our pool, those of the oldest rewrite first; names decide among equally old ones."""
+
+    def age(found: ModelRewrite) -> tuple[str, str]:
+        return found.metadata.creation_timestamp or "", found.metadata.name
+
+    rules = []
+    for rewrite in sorted(_ours(rewrites, settings), key=age):
+        for rule in rewrite.spec.rules:
+            models = tuple(match.model.value for match in rule.matches or () if match.model)
+            targets = tuple((target.model_rewrite, target.weight or 0) for target in rule.targets or ())
+            if models or not rule.matches:
+                rules.append(Rule(rewrite.metadata.name, models, targets))
+    return rules
+
+
+def _served(mirrors: Iterable[Reflector[_ForPool]]) -> Iterable[_ForPool]:
+    """Return the objects of the first group that is served."""
+    return next((mirror.objects.values() for mirror in mirrors if mirror.synced), ())
 
 
 class KubeSource:
@@ -64,12 +88,19 @@ class KubeSource:
         namespace: where.
         tools: the API server, the time, where to count.
         apply: takes every new pool.
+        apply_rules: takes the rules for models, before a pool that they are for.
     """
 
     def __init__(
-        self, settings: Kubernetes, namespace: str, tools: Tools, apply: Callable[[Discovered], None]
+        self,
+        settings: Kubernetes,
+        namespace: str,
+        tools: Tools,
+        apply: Callable[[Discovered], None],
+        apply_rules: Callable[[ModelRules], None],
     ) -> None:
         self._settings, self._namespace, self._tools, self._apply = settings, namespace, tools, apply
+        self._apply_rules, self._rules = apply_rules, list[Rule]()
         self._dirty = asyncio.Event()
         self._running: dict[Reflector[Any], asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -80,8 +111,9 @@ class KubeSource:
         self._priorities: Mapping[str, int] = {}
         self._nodes = self._mirror("nodes", "/api/v1/nodes", Named, metadata_only=True)
         self._pool: Reflector[InferencePool] | None = None
-        #: In the order of `_OBJECTIVES`.
+        #: In the order of `_GROUPS`.
         self._objectives: list[Reflector[Objective]] = []
+        self._rewrites: list[Reflector[ModelRewrite]] = []
         self._members: Reflector[Pod] | None = None
         self._next_members: Reflector[Pod] | None = None
         self._slices: Reflector[EndpointSlice] | None = None
@@ -89,10 +121,8 @@ class KubeSource:
             name = {"fieldSelector": f"metadata.name={settings.pool_name}"}
             path = self._collection(f"{POOL_GROUP}/v1", "inferencepools")
             self._pool = self._mirror("inferencepools", path, InferencePool, name)
-            for group, spared in _OBJECTIVES.items():
-                path = self._collection(group, "inferenceobjectives")
-                mirror = self._mirror("inferenceobjectives", path, Objective, spared=spared)
-                self._objectives.append(mirror)
+            self._objectives = self._optional("inferenceobjectives", Objective)
+            self._rewrites = self._optional("inferencemodelrewrites", ModelRewrite)
         if settings.selector:
             self._members = self._pods(settings.selector)
         if settings.service:
@@ -102,7 +132,7 @@ class KubeSource:
 
     async def run(self) -> None:
         """Follow for ever."""
-        fixed = [self._pool, self._members, self._slices, *self._objectives]
+        fixed = [self._pool, self._members, self._slices, *self._objectives, *self._rewrites]
         if self._settings.watch_nodes:
             fixed.append(self._nodes)
         async with asyncio.TaskGroup() as self._group:
@@ -154,6 +184,12 @@ class KubeSource:
         resource = Resource(name, path, decode, params or {}, metadata_only=metadata_only, spared=spared)
         return Reflector(resource, self._tools, self._dirty.set, lambda error: self._advice(resource, error))
 
+    def _optional(self, plural: str, kind: type[Any]) -> list[Reflector[Any]]:
+        return [
+            self._mirror(plural, self._collection(group, plural), kind, spared=spared)
+            for group, spared in _GROUPS.items()
+        ]
+
     def _pods(self, selector: str) -> Reflector[Pod]:
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         return self._mirror("pods", path, Pod, {"labelSelector": selector})
@@ -163,13 +199,15 @@ class KubeSource:
             self._running[mirror] = self._group.create_task(mirror.run(), name=mirror.resource.name)
 
     def _reconcile(self) -> None:
-        for mirror in self._objectives:
-            if mirror.synced:
-                self._priorities = priorities(mirror.objects.values(), self._settings)
-                break
+        self._priorities = priorities(_served(self._objectives), self._settings)
+        rules = model_rules(_served(self._rewrites), self._settings)
+        if rules != self._rules:
+            self._rules = rules
+            self._apply_rules(ModelRules(rules))
         self._follow_pool()
-        # The first pool waits for the nodes, where they may be read: regions must not come later.
-        if self._settings.watch_nodes and not (self._nodes.synced or self._nodes.problem):
+        # The first pool waits for nodes and rules that may be read: regions and names must not come later.
+        needed = [self._nodes, *self._rewrites] if self._settings.watch_nodes else self._rewrites
+        if not all(mirror.synced or mirror.problem for mirror in needed):
             return
         found = self._discover()
         if found is None:

@@ -89,7 +89,8 @@ class BlockHasher:
         # clients choose two of the names: long ones are not remembered
         find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
         namespace = find(*named)
-        block_tokens = tokens * self._block_bytes / size if size else float(self._block_bytes)
+        block_bytes = min(self._block_bytes, size)
+        block_tokens = tokens * block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, canonical)
         # Decisions are recorded: no client's word goes into one as it is.
         session = self.export_name(request.session) if request.session else ""
@@ -105,6 +106,7 @@ class BlockHasher:
             session=session,
             stream=request.stream,
             choices=request.choices,
+            rewritten_from=request.rewritten_from,
             text_bytes=size if request.text_only else 0,
             language=language_of(canonical),
             namespace=namespace,
@@ -139,7 +141,10 @@ class BlockHasher:
         return int.from_bytes(hashlib.blake2b(parts, digest_size=8, key=self._key).digest())
 
     def _chain(self, namespace: int, data: bytes) -> list[int]:
+        """Hash the full blocks; a prompt shorter than one is a block of its own, for equal prompts."""
         digest, count = xxhash.xxh3_64_intdigest, len(data) // self._block_bytes
+        if data and not count:
+            return [digest(data, namespace ^ self._seed)]
         group_bytes = self._many.size
         grouped = count // _GROUP * group_bytes
         # Each block is seeded by the hash before it: equal hashes mean equal bytes from the start. A group of

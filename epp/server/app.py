@@ -179,6 +179,7 @@ class App:
             base=self._base,
             source=self._source,
             pool=self._pool,
+            core=self.core,
             metrics=self.metrics,
             clock=self._clock,
         )

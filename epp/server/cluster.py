@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.kubernetes import Kubernetes
+    from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.pool import PoolFeed
 
@@ -58,6 +59,7 @@ class ClusterFeed(KubeSource):
         base: folder that relative paths are relative to.
         source: name of the configuration file, for errors.
         pool: takes the endpoints.
+        core: takes the rules for models.
         metrics: counted into.
         clock: the time.
 
@@ -72,6 +74,7 @@ class ClusterFeed(KubeSource):
         base: Path,
         source: str,
         pool: PoolFeed,
+        core: Core,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
@@ -80,7 +83,13 @@ class ClusterFeed(KubeSource):
         self._api = KubeApi(settings, around)
         tools = Tools(self._api, _Counts(metrics), clock, asyncio.sleep, seed=secrets.randbits(63))
         namespace = namespace_of(settings, around)
-        super().__init__(settings, namespace, tools, lambda found: pool.apply(found.specs, found.aliases))
+        super().__init__(
+            settings,
+            namespace,
+            tools,
+            lambda found: pool.apply(found.specs, found.aliases),
+            core.use_model_rules,
+        )
 
     async def run(self) -> None:
         """Follow for ever."""

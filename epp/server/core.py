@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from epp.apis.decode import invalid
 from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
 from epp.apis.rewrite import rewrite
 from epp.apis.rewrite_answer import restorer
@@ -26,16 +27,18 @@ from epp.extproc.types import Pick, PickAt, Refusal
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
+from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
+from epp.server.metrics import models_of
 from epp.server.outcomes import EstimatedLeases, Outcomes
 from epp.server.resolve import Resolver
 from epp.signals.duration import predict_duration
-from epp.types import RequestInfo
+from epp.types import MAX_MODEL_CHARS, RequestInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.apis.types import ParsedRequest, TokenCount
+    from epp.apis.types import Headers, ParsedRequest, Parser, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
     from epp.extproc.types import HttpRequest
@@ -61,6 +64,8 @@ STEERING_HEADER = "test-epp-endpoint-selection"
 ECHO_HEADER = "x-echo-set-header"
 #: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
+#: Engines and logs name a request by this header; Envoy makes it unless told otherwise.
+REQUEST_ID_HEADER = "x-request-id"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
 #: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
@@ -149,6 +154,7 @@ class Core:
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
+        self._model_rules = ModelRules()
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
         self._admission = admission
@@ -171,13 +177,23 @@ class Core:
             return PickAt.UPGRADE
         if find_parser(request.method, request.path, request.headers) is None:
             return PickAt.HEADERS
-        return PickAt.BODY if self._reads_bodies() else PickAt.EITHER
+        renames = not request.headers.keys().isdisjoint(REWRITE_HEADERS)
+        return PickAt.BODY if renames or self._reads_bodies() else PickAt.EITHER
 
     def _reads_bodies(self) -> bool:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
+        picker = self.picker
         return bool(
-            self._bodies_wanted or _OF_BODIES & self.picker.policy.needs or self.picker.filters.names_models
+            self._bodies_wanted
+            or _OF_BODIES & picker.policy.needs
+            or picker.filters.names_models
+            or self._model_rules.names
         )
+
+    def use_model_rules(self, rules: ModelRules) -> None:
+        """Give requests another model by these rules from now on."""
+        self._model_rules = rules
+        self._metrics.requests.models.keep(rules.names)
 
     def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
         """Parse a request; None for what passes through unread, a refusal for what gets no decision."""
@@ -188,13 +204,39 @@ class Core:
                 return self._refuse(request, 429, reason, rule="saturated")
         if parser is None or not (request.whole or request.body is not None):
             return None
+        renames = self._model_rules.names or not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         try:
-            parsed = parser.parse(request.body or b"", request.headers)
+            parse = partial(self._parse_renamed, parser) if renames else parser.parse
+            parsed = parse(request.body or b"", request.headers)
         except ClientError as error:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         return self.tokenizers.with_first(parsed)
+
+    def _parse_renamed(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
+        """Parse a request, and give it the model of the rule for it, else of its header."""
+        missing: ClientError | None = None
+        try:
+            parsed = parser.parse(body, headers)
+        except ClientError as error:
+            if error.param != "model":
+                raise
+            missing = error  # the client names none: a rule for any model, or the header, may
+            parsed = replace(parser.parse(rewrite(body, model="none"), headers), model="")
+        header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
+        model, target = parsed.model, headers.get(header, "")
+        if len(target) > MAX_MODEL_CHARS:
+            raise invalid(f"'{header}' must not be longer than {MAX_MODEL_CHARS} characters", header)
+        if not (model or missing):
+            return parsed  # an API whose requests need no model
+        if rule := self._model_rules.find(model):
+            key = parsed.session or headers.get(REQUEST_ID_HEADER) or parsed.canonical.decode("latin-1")
+            target = rule.target(key) or target
+            self._metrics.requests.rewritten(rule.name, model, target or model)
+        if missing and not target:
+            raise missing
+        return replace(parsed, model=target, rewritten_from=model) if target not in ("", model) else parsed
 
     def decide(
         self,
@@ -225,13 +267,13 @@ class Core:
         except ClientError as error:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NoEndpointError as error:
-            model = "" if parsed is None else parsed.model
+            models = models_of(parsed)
             if error.rule == "model":
-                words = f"The model '{model}' does not exist or you do not have access to it."
-                return self._refuse(request, 404, words, rule=error.rule, param="model", model=model)
+                words = f"The model '{models[0]}' does not exist or you do not have access to it."
+                return self._refuse(request, 404, words, rule=error.rule, param="model", models=models)
             words = f"no endpoint available: {error.message}"
             status = 429 if error.rule == "saturated" else 503
-            return self._refuse(request, status, words, rule=error.rule, model=model)
+            return self._refuse(request, status, words, rule=error.rule, models=models)
         decided_s = self._clock.mono_s()
         self._schedule_seconds.observe(decided_s - asked_s)
         self._decision_seconds.observe(decided_s - since_s)
@@ -260,6 +302,8 @@ class Core:
         pick = Pick(",".join(endpoints), decision.id)
         if "kv_source_min_tokens" in decision.params and (source := self.picker.kv_source(decision)):
             pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
+        if not request.headers.get(REQUEST_ID_HEADER):
+            pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.conformance:
             pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         if protocol.emit_scores:
@@ -344,9 +388,9 @@ class Core:
         *,
         rule: str,
         param: str | None = None,
-        model: str = "",
+        models: tuple[str, str] = ("", ""),
     ) -> Refusal:
-        self._metrics.requests.refused(status, rule, model, self._admission.priority(request.headers))
+        self._metrics.requests.refused(status, rule, models, self._admission.priority(request.headers))
         make = error_words(request.path) or openai_error  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}
@@ -412,7 +456,8 @@ def rewrite_bodies(
         inject_usage: ask for the usage of event streams.
     """
     info, served = decision.request, decision.served_model
-    renamed = bool(info.model) and served != info.model
+    public = info.model if info.rewritten_from is None else info.rewritten_from
+    renamed = bool(info.model) and served != public
     usage = inject_usage and info.stream and info.api in USAGE_APIS
     if not request.body or not (renamed or usage):
         return
@@ -420,8 +465,8 @@ def rewrite_bodies(
         pick.body = rewrite(request.body, model=served if renamed else None, include_usage=usage)
     except ClientError:
         return  # bytes that are no text, where no parser of ours looks: the engine refuses them
-    if renamed:
+    if renamed and public:
         if "accept-encoding" in request.headers:
             pick.set_headers["accept-encoding"] = "identity"
-        pick.metadata |= {PUBLIC_MODEL_KEY: info.model, SERVED_MODEL_KEY: served}
-        pick.rewrite_response = partial(restorer, info.model)
+        pick.metadata |= {PUBLIC_MODEL_KEY: public, SERVED_MODEL_KEY: served}
+        pick.rewrite_response = partial(restorer, public)

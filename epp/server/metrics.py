@@ -31,15 +31,19 @@ from epp.server.metrics_table import TABLE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from epp.apis.types import ParsedRequest
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
     from epp.server.metrics_read import Samples
     from epp.server.metrics_table import Row
     from epp.signals.duration import Duration
+    from epp.types import RequestInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_STRANGE_MODELS = 20
 MAX_PRIORITIES = 16
+#: Pairs of a client's name and another that it was rewritten to.
+MAX_RENAMED_MODELS = 100
 #: Endpoint of an outcome that came after its endpoint had left.
 GONE = "gone"
 
@@ -162,8 +166,8 @@ class Capped:
 class _Route:
     """Series of one model's labels, at one priority."""
 
-    def __init__(self, metrics: Metrics, model: str, priority: str) -> None:
-        labels = self._labels = (model, model, FAIRNESS_ID, priority)
+    def __init__(self, metrics: Metrics, model: str, target: str, priority: str) -> None:
+        labels = self._labels = (model, target, FAIRNESS_ID, priority)
         self._metrics = metrics
         self.total = metrics.value(_NAME("total"), *labels)
         self.running = metrics.value(_NAME("running"), *labels)
@@ -205,7 +209,8 @@ class RequestMetrics:
         #: Models that are labels.
         self.models = Capped(MAX_STRANGE_MODELS)
         self._cap_priority = Capped(MAX_PRIORITIES)
-        self._routes: dict[tuple[str, int | str], _Route] = {}
+        self._renamed = set[tuple[str, str]]()
+        self._routes: dict[tuple[tuple[str, str], int | str], _Route] = {}
         self._decisions: dict[tuple[str, Basis, str], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
         self._open: dict[str, _Open] = {}
@@ -217,7 +222,8 @@ class RequestMetrics:
     def decided(self, decision: Decision, expected: Duration, *, priority: int = 0) -> None:
         """Count a request that was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
-        route = self._routes.get((request.model, priority)) or self._route(request.model, priority)
+        models = models_of(request)
+        route = self._routes.get((models, priority)) or self._route(models, priority)
         key = (decision.policy, decision.basis, arm_of(decision.arm))
         counted = self._decisions.get(key)
         if counted is None:
@@ -246,10 +252,15 @@ class RequestMetrics:
         mode = "observability" if observing else "normal"
         self._metrics.value("epp_request_bodies_total", seen, mode).value += 1.0
 
-    def refused(self, status: int, rule: str, model: str = "", priority: int = 0) -> None:
+    def rewritten(self, rule: str, model: str, target: str) -> None:
+        """Count a request that an InferenceModelRewrite gave a model, which may be the client's."""
+        labels = rule, self.models(model), self.models(target)
+        self._metrics.value("llm_d_epp_model_rewrite_decisions_total", *labels).value += 1.0
+
+    def refused(self, status: int, rule: str, models: tuple[str, str] = ("", ""), priority: int = 0) -> None:
         """Count a request that was answered with an error; ``rule`` from a closed set."""
         self._metrics.value("epp_refusals_total", str(status), rule).value += 1.0
-        route = self._routes.get((model, priority)) or self._route(model, priority)
+        route = self._routes.get((models, priority)) or self._route(models, priority)
         route.total.value += 1.0
         route.error(CODE_NAMES.get(status, str(status)))
 
@@ -334,13 +345,30 @@ class RequestMetrics:
             if route.attempts.pop(address, None) is not None:
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))
 
-    def _route(self, model: str, priority: int) -> _Route:
-        label, shown = self.models(model), self._cap_priority(str(priority))
-        key = (label, Capped.OTHER if shown == Capped.OTHER else priority)
+    def _route(self, models: tuple[str, str], priority: int) -> _Route:
+        labels, shown = self._labels(*models), self._cap_priority(str(priority))
+        key = (labels, Capped.OTHER if shown == Capped.OTHER else priority)
         route = self._routes.get(key)
         if route is None:
-            route = self._routes[key] = _Route(self._metrics, label, shown)
+            route = self._routes[key] = _Route(self._metrics, *labels, shown)
         return route
+
+    def _labels(self, model: str, target: str) -> tuple[str, str]:
+        """Name a model and what it was rewritten to; clients may choose both, so pairs are bounded, too."""
+        labels = self.models(model), self.models(target)
+        if model != target and labels not in self._renamed:
+            if len(self._renamed) >= MAX_RENAMED_MODELS:
+                return Capped.OTHER, Capped.OTHER
+            self._renamed.add(labels)
+        return labels
+
+
+def models_of(request: ParsedRequest | RequestInfo | None) -> tuple[str, str]:
+    """Return a request's model as its client names it, and as endpoints are chosen for it."""
+    if request is None:
+        return "", ""
+    public, model = request.rewritten_from, request.model
+    return (model if public is None else public), model
 
 
 def arm_of(stamp: str) -> str:

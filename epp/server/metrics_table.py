@@ -145,6 +145,11 @@ TABLE: tuple[Row, ...] = (
         "Share of the prompt that the prefix index expects in the cache of the endpoint picked.",
         _SHARES,
     ),
+    _counter(
+        "llm_d_epp_model_rewrite_decisions_total",
+        "model_rewrite_name model_name target_model",
+        "Requests that an InferenceModelRewrite gave a model, by its name.",
+    ),
     # Requests, ours.
     _counter(
         "epp_decisions_total",

@@ -90,7 +90,7 @@ def test_prefix_stable(api: Api) -> None:
         one, two = parse(api, before), parse(api, after)
         assert two.canonical.startswith(one.canonical)
         assert len(two.canonical) > len(one.canonical)
-        blocks = hasher.measure(one, COUNTER).blocks
+        blocks = hasher.measure(one, COUNTER).blocks[: len(one.canonical) // 8]
         assert hasher.measure(two, COUNTER).blocks[: len(blocks)] == blocks
 
 

@@ -36,7 +36,7 @@ def test_blocks_are_equal_exactly_as_far_as_the_bytes_are(head: bytes, one: byte
     equal = 0
     while equal < min(len(blocks_a), len(blocks_b)) and blocks_a[equal] == blocks_b[equal]:
         equal += 1
-    assert equal == min(same // 32, len(blocks_a), len(blocks_b))
+    assert equal == (len(blocks_a) if a == b else min(same // 32, len(blocks_a), len(blocks_b)))
     assert not set(blocks_a[equal:]) & set(blocks_b), "what comes after a difference never meets again"
 
 
@@ -84,4 +84,15 @@ def test_affinity_keys_on_the_session_else_on_the_first_blocks() -> None:
     head = b"h" * 16 * 32
     assert key(head + b"a" * 64) == key(head + b"b" * 64) != key(b"i" + head)
     assert key(head, session="s") == key(b"", session="s") == HASHER.export_name("s")
-    assert key(b"short") == ""
+    assert key(b"short") == key(b"short") != key(b"other")
+    assert key(b"") == ""
+
+
+def test_equal_prompts_shorter_than_a_block_share_one_and_longer_ones_none() -> None:
+    """As llm-d's hash of the last partial block keeps them together."""
+    short = measure(b"hello")
+    assert short.blocks == measure(b"hello").blocks != measure(b"hallo").blocks
+    assert short.tokens_before(len(short.blocks)) == short.prompt_tokens
+    assert not set(short.blocks) & set(measure(b"hello" + b"x" * 32).blocks)
+    assert len(measure(b"x" * 33).blocks) == 1, "what is left beyond a full block is no block"
+    assert measure(b"").blocks == []

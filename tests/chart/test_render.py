@@ -129,7 +129,10 @@ def test_the_picker_takes_llm_d_s_flags() -> None:
 
 
 RIGHTS = [
-    (("endpoints.from=inferencePool", APP), {"pods", "inferencepools", "inferenceobjectives"}),
+    (
+        ("endpoints.from=inferencePool", APP),
+        {"pods", "inferencepools", "inferenceobjectives", "inferencemodelrewrites"},
+    ),
     (STANDALONE, {"pods"}),
     (("standalone.enabled=true", "endpoints.from=service", "endpoints.service=s"), {"endpointslices"}),
 ]

@@ -15,7 +15,7 @@ from epp.extproc.modes import BodyMode
 from tests.kit.certificates import self_signed
 from tests.kit.modes import Speech, TwoEngines, speaking
 from tests.kit.picker import CONFIG
-from tests.kit.replicas import CHAT, chat_body
+from tests.kit.replicas import CHAT, MODEL, chat_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -84,6 +84,26 @@ async def test_requests_arrive_whole_where_they_were_picked_to(
             async with engines.http.get(engines.url + "/v1/models") as answer:
                 assert (await answer.json())["served"] == await engines.picked()
         assert await engines.seen() == Counter(4 * seen) | {"none": 4}
+        await no_lease_is_left(engines)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, seen) in SPEECHES.items() if seen[0] == "whole"])
+async def test_a_model_rewritten_by_the_header_arrives_in_a_body_of_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The policy reads no bodies: the header alone has this one read."""
+    speech, seen = SPEECHES[name]
+    speaking(monkeypatch, speech)
+    observe = "none" if name.endswith("left") else "all"
+    headers = {**JSON, "x-llm-d-model-name-rewrite": "org/another-model"}
+    async with TwoEngines(tmp_path, policy={"name": "round-robin"}, observe=observe) as engines:
+        for body in (chat(10), chat(LONG)) if seen[1] == "whole" else (chat(10),):
+            async with engines.http.post(engines.url + CHAT, data=body, headers=headers) as answer:
+                told = await answer.json()
+            got = engines.got[-1]
+            assert got.fields == json.loads(body) | {"model": "org/another-model"}
+            assert int(got.headers.get("content-length", len(got.body))) == len(got.body) == told["bytes"]
+            assert told["model"] == MODEL, "the client's own name comes back"
         await no_lease_is_left(engines)
 
 

@@ -27,8 +27,8 @@ RIGHTS = {
     "": ["pods", "nodes"],
     "discovery.k8s.io": ["endpointslices"],
     objects.GROUP: ["inferencepools"],
-    objects.OLD_GROUP: ["inferenceobjectives"],
-    "llm-d.ai": ["inferenceobjectives"],
+    objects.OLD_GROUP: ["inferenceobjectives", "inferencemodelrewrites"],
+    "llm-d.ai": ["inferenceobjectives", "inferencemodelrewrites"],
 }
 
 

@@ -14,6 +14,7 @@ from epp.kube.api import KubeApi
 from epp.kube.credentials import Surroundings, namespace_of
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
+from epp.schedule.model_rules import ModelRules
 from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
@@ -67,7 +68,12 @@ class Following:
         self.api = Listing(settings, around)
         self.api.lists = Counter()
         tools = Tools(self.api, self.seen, clock, _short, seed=1)
-        self.source = KubeSource(settings, namespace_of(settings, around), tools, self.pools.append)
+        self.rules = ModelRules()
+        namespace = namespace_of(settings, around)
+        self.source = KubeSource(settings, namespace, tools, self.pools.append, self._take_rules)
+
+    def _take_rules(self, rules: ModelRules) -> None:
+        self.rules = rules
 
     @property
     def addresses(self) -> list[str]:

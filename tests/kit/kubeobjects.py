@@ -96,6 +96,29 @@ def objective(name: str, priority: int | None, *, group: str = "llm-d.ai", pool_
     }
 
 
+def rewrite(
+    name: str, *rules: Object, group: str = "llm-d.ai", pool_name: str = "pool", **metadata: str
+) -> Object:
+    """An InferenceModelRewrite; `rule` makes its rules."""
+    ref = {"group": GROUP, "kind": "InferencePool", "name": pool_name}
+    return {
+        "apiVersion": f"{group}/v1alpha2",
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": name, **metadata},
+        "spec": {"poolRef": ref, "rules": list(rules)},
+    }
+
+
+def rule(*models: str, **weights: int | None) -> Object:
+    """A rule for these models, or any; ``weights`` are its targets', None for one without."""
+    targets = [
+        {"modelRewrite": name} | ({} if weight is None else {"weight": weight})
+        for name, weight in weights.items()
+    ]
+    matches = [{"model": {"type": "Exact", "value": model}} for model in models]
+    return ({"matches": matches} if matches else {}) | {"targets": targets}
+
+
 def crd(group: str, version: str, plural: str, kind: str) -> Object:
     """A custom resource that takes anything."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -119,11 +142,14 @@ def crd(group: str, version: str, plural: str, kind: str) -> Object:
 POOL_CRD = crd(GROUP, "v1", "inferencepools", "InferencePool")
 OBJECTIVE_CRD = crd("llm-d.ai", "v1alpha2", "inferenceobjectives", "InferenceObjective")
 OLD_OBJECTIVE_CRD = crd(OLD_GROUP, "v1alpha2", "inferenceobjectives", "InferenceObjective")
+REWRITE_CRD = crd("llm-d.ai", "v1alpha2", "inferencemodelrewrites", "InferenceModelRewrite")
+OLD_REWRITE_CRD = crd(OLD_GROUP, "v1alpha2", "inferencemodelrewrites", "InferenceModelRewrite")
 
 _PLURALS = {
     "Pod": "pods", "Node": "nodes", "Namespace": "namespaces", "Service": "services",
     "EndpointSlice": "endpointslices", "InferencePool": "inferencepools",
-    "InferenceObjective": "inferenceobjectives", "CustomResourceDefinition": "customresourcedefinitions",
+    "InferenceObjective": "inferenceobjectives", "InferenceModelRewrite": "inferencemodelrewrites",
+    "CustomResourceDefinition": "customresourcedefinitions",
     "ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
 }  # fmt: skip
 _CLUSTER_WIDE = {"Node", "Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.kit import kubeobjects as objects
-from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool
+from tests.kit.kubeobjects import NAMESPACE, node, objective, pod, pod_status, pool, rewrite, rule
 
 if TYPE_CHECKING:
     import pytest
@@ -90,6 +90,58 @@ async def test_objectives_of_the_newer_group_count_where_both_are_served(cluster
         await picker.until(lambda: picker.source.priority("batch") == -7)
         await cluster.client.delete(objective("batch", -7))
         await picker.until(lambda: picker.source.priority("batch") == 0)
+
+
+async def test_model_rewrites_of_the_newer_group_are_rules_as_long_as_they_are_there(
+    cluster: Cluster,
+) -> None:
+    await cluster.install(objects.POOL_CRD, objects.OLD_REWRITE_CRD)
+    await cluster.client.create(pool())
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+    await cluster.client.create(rewrite("canary", rule("chat", old=None), group=objects.OLD_GROUP))
+
+    def target(model: str) -> str:
+        found = picker.rules.find(model)
+        return found.target("key") if found else ""
+
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.pools)
+        assert target("chat") == "old", "rules come before the pool"
+        await cluster.install(objects.REWRITE_CRD)
+        await cluster.client.create(rewrite("canary", rule("chat", v2=1)))
+        await picker.until(lambda: target("chat") == "v2")
+        await cluster.client.create(rewrite("later", rule("chat", never=1), rule("more", v3=1)))
+        await cluster.client.create(rewrite("foreign", rule(never=1), pool_name="another"))
+        await picker.until(lambda: target("more") == "v3")
+        assert target("chat") == "v2", "the older rewrite holds"
+        assert target("any") == ""
+        await cluster.client.patch(rewrite("canary"), {"spec": {"rules": [rule(fallback=None)]}})
+        await picker.until(lambda: target("any") == "fallback")
+        assert target("chat") == "never", "named goes before any, however old"
+        for name in ("later", "canary"):
+            await cluster.client.delete(rewrite(name))
+        await picker.until(lambda: not picker.rules.names)
+
+
+async def test_a_cluster_without_the_rewrites_crd_or_the_right_to_read_them_serves(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.install(objects.POOL_CRD)
+    await cluster.permit(("inferencemodelrewrites.llm-d.ai",))
+    await cluster.client.create(pool())
+    await cluster.client.run_pod(pod("a"), "10.0.0.1")
+    async with cluster.follow(pool_name="pool") as picker:
+        await picker.until(lambda: picker.addresses == ["10.0.0.1:8000"])
+        assert picker.source.not_ready() == ""
+        assert not picker.rules.names
+        await picker.until(lambda: picker.seen.failures["inferencemodelrewrites", "forbidden"] > 2)
+        told = [record.message for record in caplog.records if "modelrewrites" in record.message]
+        assert len(told) == 1, "once, however often it is tried"
+        assert "may not read inferencemodelrewrites of llm-d.ai/v1alpha2" in told[0]
+        await cluster.permit(())
+        await cluster.install(objects.REWRITE_CRD)
+        await cluster.client.create(rewrite("canary", rule("chat", v2=1)))
+        await picker.until(lambda: picker.rules.find("chat"))
 
 
 async def test_a_services_slices_are_endpoints(cluster: Cluster) -> None:

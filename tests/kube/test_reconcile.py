@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from epp.config.kubernetes import Kubernetes
-from epp.kube.objects import Named, Objective, Pod
+from epp.kube.objects import ModelRewrite, Named, Objective, Pod
 from epp.kube.reconcile import Discovered, Made, reconcile_pods
-from epp.kube.source import priorities
+from epp.kube.source import model_rules, priorities
+from epp.schedule.model_rules import Rule
 from tests.kit import kubeobjects as objects
 
 if TYPE_CHECKING:
@@ -224,6 +225,25 @@ def test_priorities_are_those_of_our_pool() -> None:
     decoded = [msgspec.convert(each, Objective) for each in [*table, foreign, short]]
     settings = Kubernetes(pool_name="pool")
     assert priorities(decoded, settings) == {"batch": -5, "chat": 10, "plain": 0, "short": 4}
+
+
+def test_rules_are_those_for_our_pool_the_oldest_first() -> None:
+    made = [
+        objects.rewrite("b", objects.rule("m", b=3), creationTimestamp="2026-01-02T00:00:00Z"),
+        objects.rewrite("a", objects.rule("m", a=None), creationTimestamp="2026-01-02T00:00:00Z"),
+        objects.rewrite(
+            "c", objects.rule(x=1, y=None), objects.rule("m"), creationTimestamp="2026-01-01T00:00:00Z"
+        ),
+        objects.rewrite("foreign", objects.rule(f=1), pool_name="another"),
+        objects.rewrite("of nothing", {"matches": [{}], "targets": [{"modelRewrite": "n"}]}),
+    ]
+    settings = Kubernetes(pool_name="pool")
+    assert model_rules([msgspec.convert(each, ModelRewrite) for each in made], settings) == [
+        Rule("c", (), (("x", 1), ("y", 0))),
+        Rule("c", ("m",), ()),
+        Rule("a", ("m",), (("a", 0),)),
+        Rule("b", ("m",), (("b", 3),)),
+    ]
 
 
 def test_what_is_remembered_changes_nothing_but_the_time() -> None:

@@ -39,7 +39,7 @@ async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
         while "CRD" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
         reasons.append(reason)
-        await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD)
+        await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.REWRITE_CRD)
         while "exist" not in (reason := await readiness(serving)):
             await asyncio.sleep(0.02)
         reasons.append(reason)
@@ -52,10 +52,32 @@ async def deploy(cluster: Cluster, serving: Serving) -> list[str]:
         await cluster.client.run_pod(made, "127.0.0.1")
     await cluster.client.create(objects.pool(ports=ports))
     await cluster.client.create(objects.objective("batch", -1))
+    await cluster.client.create(objects.rewrite("canary", objects.rule("public", **{MODEL: 1, "gone": 1})))
     return reasons
 
 
-async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Path) -> None:
+async def rewrites(serving: Serving) -> None:
+    """Ask for a model that no engine has by this name; half the sessions are given one that is there."""
+    statuses: dict[str, int] = {}
+    for session in [*map(str, range(12))] * 2:
+        status, body = await serving.chat(model="public", headers={"x-session-id": session})
+        assert statuses.setdefault(session, status) == status, "a session keeps its model"
+        assert status == 404 or body["model"] == "public", body
+    assert set(statuses.values()) == {200, 404}
+    there = next(session for session, status in statuses.items() if status == 200)
+    status, body = await serving.chat(model="public", stream=True, headers={"x-session-id": there})
+    models = {json.loads(line[5:])["model"] for line in body.splitlines() if line.startswith(b"data: {")}
+    assert (status, models) == (200, {"public"})
+    picker, names = serving.picker, {"model_name": "public"}
+    for target in (MODEL, "gone"):
+        asked = await picker.metric("llm_d_epp_request_total", **names, target_model_name=target)
+        rewritten = {"model_rewrite_name": "canary", **names, "target_model": target}
+        assert await picker.metric("llm_d_epp_model_rewrite_decisions_total", **rewritten) == asked > 0
+
+
+async def test_pods_serve_through_envoy_sheddable_requests_wait_and_models_are_rewritten(
+    tmp_path: Path,
+) -> None:
     server = KubeServer()
     await server.start()
     cluster = Cluster(server, tmp_path)
@@ -78,6 +100,7 @@ async def test_pods_serve_through_envoy_and_sheddable_requests_wait(tmp_path: Pa
             status, body = await serving.chat(f"hello {number}")
             assert status == 200, body
         assert await picker.metric("epp_decisions_total", basis="policy") >= 7
+        await rewrites(serving)
         sheddable = {"x-llm-d-inference-objective": "batch"}
         status, body = await serving.chat("idle", headers=sheddable)
         assert status == 200, "engines that have room shed nothing"

@@ -56,7 +56,8 @@ async def serving(
         port = int(replica.address.rpartition(":")[2])
         server = KubeServer()
         # What llm-d's own Role grants, and no more.
-        server.denied = {"nodes", "endpointslices", f"inferenceobjectives.{objects.OLD_GROUP}"}
+        old = {f"{name}.{objects.OLD_GROUP}" for name in ("inferenceobjectives", "inferencemodelrewrites")}
+        server.denied = {"nodes", "endpointslices", *old}
         await server.start()
         stack.push_async_callback(server.stop)
         client = objects.KubeClient(server.url, "")

@@ -144,6 +144,23 @@ def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     assert not plain.pick.scores
 
 
+def test_equal_prompts_shorter_than_a_block_stay_together_with_llm_ds_scorers(tmp_path: Path) -> None:
+    made = app_of(tmp_path, policy={"name": "llm-d"}, pool={"warmup_s": 0})
+    made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
+    decided = [decide(made.core, chat()) for _ in range(10)]
+    assert len({one.decision.endpoint for one in decided if isinstance(one, Decided)}) == 1
+
+
+@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
+def test_a_request_without_an_id_gets_one(tmp_path: Path, request_of: Any) -> None:
+    made = app(tmp_path)
+    without, named = decide(made.core, request_of()), decide(made.core, chat(x_request_id="client's"))
+    assert isinstance(without, Decided)
+    assert isinstance(named, Decided)
+    assert without.pick.set_headers == {"x-request-id": without.decision.id}
+    assert not named.pick.set_headers
+
+
 STEERED = "10.0.0.2:8000, 10.9.9.9:1, 10.0.0.1"
 IN_ORDER = ["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8001"]
 
@@ -156,7 +173,8 @@ def test_the_suite_steers(tmp_path: Path) -> None:
     assert decided.pick.destination.split(",") == IN_ORDER
     assert decided.decision.endpoint == IN_ORDER[0]
     assert decided.pick.set_headers == {
-        "x-echo-set-header": f"x-conformance-test-served-endpoint:{IN_ORDER[0]}"
+        "x-request-id": decided.decision.id,
+        "x-echo-set-header": f"x-conformance-test-served-endpoint:{IN_ORDER[0]}",
     }
 
 

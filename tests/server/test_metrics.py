@@ -105,7 +105,7 @@ def test_a_request_is_counted_from_its_decision_to_its_end() -> None:
 
 def test_a_refusal_is_a_request_and_an_error() -> None:
     bench = Bench()
-    bench.metrics.requests.refused(503, "pool-empty", "m")
+    bench.metrics.requests.refused(503, "pool-empty", ("m", "m"))
     bench.metrics.requests.refused(400, "client")
     assert bench.read("epp_refusals_total", rule="pool-empty", status="503") == 1
     assert bench.read("llm_d_epp_request_error_total", error_code="ServiceUnavailable", model_name="m") == 1
@@ -118,7 +118,7 @@ def test_requests_are_told_apart_by_the_priority_of_their_objective() -> None:
     bench.decide(priority=-1)
     bench.end(*bench.decide(priority=5))
     bench.decide()
-    bench.metrics.requests.refused(429, "saturated", "m", -1)
+    bench.metrics.requests.refused(429, "saturated", ("m", "m"), -1)
     assert bench.read("llm_d_epp_request_total", model_name="m", priority="-1") == 2
     assert bench.read("llm_d_epp_request_total", model_name="m", priority="0") == 1
     assert bench.read("llm_d_epp_request_running", model_name="m", priority="5") == 0
@@ -130,7 +130,7 @@ def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     bench = Bench()
     for number in range(5_000):
         bench.decide(f"invented-{number}")
-        bench.metrics.requests.refused(400, "client", f"more-{number}")
+        bench.metrics.requests.refused(400, "client", (f"more-{number}",) * 2)
     bench.decide("x" * 10_000)
     page = bench.page()
     lines = [line for line in page.splitlines() if line.startswith("llm_d_epp_request_total{")]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 WORKLOAD, WINDOW_S = "small-chat", 30.0
 #: Share of the time that the fleet would compute, least-request placing everything.
-PACES = {"light": 0.25, "busy": 0.5}
+PACES = {"light": 0.2, "busy": 0.5}
 #: Of the workload's users: no fleet is full of so few.
 _LIGHT_RATE = 0.25
 ENTRIES = ("least-request", "session-affinity", "gorgo", "gorgo-ms")
@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=4,
     ranges=("hits", "first replica", "requests", "failed"),
-    minutes=10.0,
+    minutes=1.5,
     summary=_orders,
     takes_fleet=True,
 )
