@@ -138,7 +138,8 @@ class Picker:
         )
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = fleet.capability.success(request, found.served_models, len(found.slots))
+        given = request if self.policy.chances_after_failures else replace(request, tried_models=())
+        success = fleet.capability.success(given, found.served_models, len(found.slots))
         seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:

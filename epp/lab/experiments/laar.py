@@ -203,9 +203,6 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         Question(LANGUAGES[language], frozenset(name for name, yes in zip(NAMES, row, strict=True) if yes))
         for row in right[FIT_QUESTIONS:].tolist()
     ]
-    chances = fitted(seed)
-    if policy == "laar-paper":  # its chances are those of first attempts
-        chances = chances._replace(ease_spread=0.0)
     asked = RetrySim(
         questions,
         requests_of(LENGTHS[length]),
@@ -213,7 +210,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
-        chances=chances,
+        chances=fitted(seed),
         weights={},
         seed=seed * 100 + language * 10 + length,
         options=WindowOptions(),
