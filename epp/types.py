@@ -172,6 +172,7 @@ class RequestInfo(Struct, frozen=True):
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
         blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it.
+        prompt_hash: keyed hash of the namespace and the whole prompt; 0 without a prompt.
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
@@ -201,6 +202,7 @@ class RequestInfo(Struct, frozen=True):
     subset: Collection[str] | None = None
     namespace: int = 0
     blocks: Sequence[int] = ()
+    prompt_hash: int = 0
     block_tokens: float = 0.0
     token_offsets: Sequence[float] = ()
 

@@ -122,8 +122,7 @@ def _decided(record: Mapping[str, Any]) -> dict[str, object]:
     """Return what a row has of a decision."""
     request = record["request"]
     return {
-        # Prompts with the same blocks are the same question, or its retries.
-        "question": (record["blocks"] or [record["id"]])[-1],
+        "question": record.get("prompt_id") or record["id"],
         "model": record.get("served_model", ""),
         "language": request.get("language", ""),
         "prompt_tokens": request["prompt_tokens"],
