@@ -131,8 +131,7 @@ class Picker:
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        settings, fleet = self._settings, self.fleet
-        tokens = request.prompt_tokens
+        settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self.filters.candidates(
             request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         )
