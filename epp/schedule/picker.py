@@ -131,14 +131,14 @@ class Picker:
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        settings, fleet = self._settings, self.fleet
-        tokens = request.prompt_tokens
+        settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self.filters.candidates(
             request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         )
         match = fleet.index.match(request) if tokens else None
         cached = match.cached_tokens(found.slots) if match else None
-        success = fleet.capability.success(request, found.served_models, len(found.slots))
+        given = request if self.policy.chances_after_failures else replace(request, tried_models=())
+        success = fleet.capability.success(given, found.served_models, len(found.slots))
         seen = fleet.snapshot(found.slots, cached, tokens, now_s, models=found.served_models, success=success)
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
