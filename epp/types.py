@@ -174,6 +174,7 @@ class RequestInfo(Struct, frozen=True):
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
         blocks: chained keyed hashes (unsigned 64-bit), one per full block, each covering all before it; one
             of the whole prompt where it is shorter than a block.
+        prompt_hash: keyed hash of the namespace and the whole prompt; 0 without a prompt.
         block_tokens: tokens per block (fractional when estimated from bytes), the mean over the prompt.
         token_offsets: tokens up to the end of each block where a tokenizer has counted; empty where the mean
             is all that is known.
@@ -206,6 +207,7 @@ class RequestInfo(Struct, frozen=True):
     subset: Collection[str] | None = None
     namespace: int = 0
     blocks: Sequence[int] = ()
+    prompt_hash: int = 0
     block_tokens: float = 0.0
     token_offsets: Sequence[float] = ()
     priority: int = 0

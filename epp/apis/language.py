@@ -7,7 +7,8 @@ that it is most used for (Latin: English): enough to tell prompts apart that mod
 Rules: kana makes a text Japanese, whatever ideographs are beside it; ideographs alone are Chinese. A script
 other than Latin needs a small share of the sample's letters, because names and quotes are no language, and
 because markup and the words of programs are written in Latin letters in every language. Runs that are no
-words count for nothing: with a digit, an underscore, a sign of base64, or a capital after a small letter.
+words count for nothing: with a digit, an underscore, a sign of base64, an inner hyphen, or a capital after a
+small letter; eight capitals or more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _SHARE: Final = 0.04
 _FEWEST: Final = 3
 #: A whole run that is a number, a hash, a key, encoded bytes or an identifier.
 _NO_WORD: Final = re.compile(
-    r"(?<![\w+/=-])(?:[A-Z/-]++|[a-z]++(?![A-Z]))*+[0-9_+=a-z][0-9A-Za-z_+/=-]*+", re.ASCII
+    r"(?<![\w+/=-])(?:(?:[A-Z/-]++|[a-z]++(?![A-Z]))*+[0-9_+=a-z][0-9A-Za-z_+/=-]*+|[A-Z]{8,}+|\w++(?:-\w++)++)",
+    re.ASCII,
 )
 #: The first word of a letter's Unicode name to the language of its script; the one with most letters wins.
 SCRIPTS: Final = {

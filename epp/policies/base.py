@@ -103,6 +103,7 @@ class Policy:
         needs: signals without which the formula says nothing.
         ties: how close two costs must be to count as equal.
         weight_specs: weights of the formula by name.
+        chances_after_failures: ``success`` counts who has failed the question; else it is of a first attempt.
     """
 
     __slots__ = ()
@@ -111,6 +112,7 @@ class Policy:
     needs: ClassVar[frozenset[Need]] = frozenset()
     ties: ClassVar[Ties] = Ties.EXACT
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = {}
+    chances_after_failures: ClassVar[bool] = True
 
     @classmethod
     def default_weights(cls) -> dict[str, float]:

@@ -221,6 +221,7 @@ class FileRecorder:
             subject,
             blocks=self._hasher.coarse_ids(request),
             block_tokens=request.block_tokens * self._hasher.coarse_blocks,
+            prompt_id=self._hasher.export_id(request.prompt_hash) if request.prompt_hash else "",
         )
 
     def _header(self) -> bytes:

@@ -41,7 +41,7 @@ def asked_questions(records: Iterable[Mapping[str, Any]]) -> list[Asked]:
     for record in records:
         name, request = record.get("id"), record.get("request")
         if request is not None:
-            prompt = (*record["blocks"][-1:], request["affinity_key"], record["text_bytes"])
+            prompt = (record.get("prompt_id") or name, request["affinity_key"])
             tried = frozenset(request["tried_models"])
             attempts.append((record["at"], name, prompt, tried, record["policy"], record["served_model"]))
         elif record["kind"] == "outcome":

@@ -155,13 +155,16 @@ class Decision(Struct, frozen=True):
         return round(float(self.fleet.uncached_tokens[self.chosen]))
 
 
-def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: float = 0.0) -> dict[str, Any]:
+def to_record(
+    decision: Decision, *, blocks: Sequence[str] = (), block_tokens: float = 0.0, prompt_id: str = ""
+) -> dict[str, Any]:
     """A decision as plain values, ready for JSON: numbers as the policy saw them, no prompt, no headers.
 
     Args:
         decision: the decision.
         blocks: keyed ids of the prompt's prefixes, one more per step.
         block_tokens: tokens from one of these to the next.
+        prompt_id: keyed id of the whole prompt, ``""`` without one.
     """
     fleet = decision.fleet
     request = decision.request
@@ -182,6 +185,7 @@ def to_record(decision: Decision, *, blocks: Sequence[str] = (), block_tokens: f
         "request": {name: getattr(request, name) for name in ASKED},
         "stream": request.stream,
         "session": request.session,
+        "prompt_id": prompt_id,
         "blocks": blocks,
         "block_tokens": block_tokens,
         "text_bytes": request.text_bytes,

@@ -149,8 +149,7 @@ class Picker:
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        settings, fleet = self._settings, self.fleet
-        tokens = request.prompt_tokens
+        settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self.filters.candidates(
             request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         )
@@ -209,7 +208,8 @@ class Picker:
         """Take the snapshot that the policy sees."""
         fleet, slots, models = self.fleet, found.slots, found.served_models
         cached = match.cached_tokens(slots) if match else None
-        success = fleet.capability.success(request, models, len(slots))
+        given = request if self.policy.chances_after_failures else replace(request, tried_models=())
+        success = fleet.capability.success(given, models, len(slots))
         seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, fleet, slots))

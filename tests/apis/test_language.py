@@ -94,6 +94,8 @@ NO_WORDS: dict[str, Callable[[Random], str]] = {
     "hex": lambda random: random.randbytes(16).hex(),
     "base64": lambda random: base64.b64encode(random.randbytes(24)).decode(),
     "identifiers": lambda random: f"user_{random.choice(('name', 'id'))}.lastLogin{random.randrange(999)}",
+    "capitals": lambda random: "".join(random.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=16)),
+    "kebab-case": lambda random: "-".join(random.choices(("user", "item", "beta", "cart"), k=3)),
 }
 
 

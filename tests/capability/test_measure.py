@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,34 @@ async def test_a_measurement_goes_on_where_an_engine_died_and_asks_nothing_twice
     assert sorted(Counter(engine.prompts).values()) == [1] * 24 + [probes]
 
 
+async def test_a_measurement_goes_on_after_half_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, limits = tmp_path / "answers.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with Engine().running() as url:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as a full disk, which takes a part
+        try:
+            with pytest.raises(OSError, match="too large"):
+                await measure(tmp_path, url, *SMALL)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        whole, _, torn = out.read_bytes().rpartition(b"\n")
+        assert torn
+        assert await measure(tmp_path, url, *SMALL) == 0
+        assert out.read_bytes().startswith(whole + b"\n")
+        assert len({row.question for row in kept(tmp_path)}) == len(kept(tmp_path)) == 24
+        out.write_bytes(torn)  # no line of ours beside it: it may be anything
+        assert await measure(tmp_path, url, *SMALL) == 2
+        assert f"epp: {out}: holds no line of answers" in capsys.readouterr().err
+        assert out.read_bytes() == torn
+
+
+def test_nothing_at_once_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["capability", "measure", "http://x", "--at-once", "0", "--out", str(tmp_path / "answers")])
+    assert "--at-once: must be at least 1" in capsys.readouterr().err
+
+
 async def test_lengths_are_in_tokens_of_the_model(tmp_path: Path) -> None:
     async with Engine().running() as url:
         assert (
@@ -152,6 +181,7 @@ async def test_lengths_are_in_tokens_of_the_model(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"usage": None}, "TypeError"),
+        ({"usage": {"prompt_tokens": 0}}, "ValueError: usage.prompt_tokens is 0"),
         ({"choices": []}, "IndexError"),
         ({"choices": [{"message": {}, "finish_reason": "stop"}]}, "KeyError: 'content'"),
     ],

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from epp.apis.types import ParsedRequest
+from epp.learn.capability.results import read_rows
+from epp.records.files import read_records
 from epp.records.ttca import asked_questions
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
-from tests.kit.records import command, decided
+from epp.tokens.estimate import EstimateCounter
+from epp.types import Endpoint
+from tests.kit.records import HASHER, WALL_S, command, decided, picker_of, recorder_to
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +36,7 @@ def attempt(
     """Records of a request: its decision, its outcome where it has an end, its verdict where it has one."""
     ((decision, _),) = decided(1, "gorgo")
     name = f"{at}"
-    record = to_record(decision, blocks=["shared", prompt]) | {
+    record = to_record(decision, prompt_id=prompt) | {
         "id": name,
         "at": at,
         "policy": policy,
@@ -94,6 +101,24 @@ def test_attempts_are_joined(
 ) -> None:
     found = asked_questions(record for records in attempts for record in records)
     assert [(one.models, one.ttca_ms, one.correct) for one in found] == questions
+
+
+@pytest.mark.parametrize("head", [b"", b"instructions " * 200])
+def test_recorded_prompts_are_one_question_when_they_are_equal_to_the_last_byte(
+    tmp_path: Path, head: bytes
+) -> None:
+    pool = tuple(Endpoint(f"10.0.0.{at}:8000", served_names={"m": name}) for at, name in enumerate("ab"))
+    picker, first = picker_of("laar", pool=pool), list[str]()
+    with recorder_to(tmp_path) as (recorder, _):
+        for at in range(6):
+            parsed = ParsedRequest("openai-chat", "m", head + b"%d" % (at % 3), False, None, "", "", True)
+            ask = HASHER.measure(parsed, EstimateCounter())
+            decision = picker.pick(replace(ask, tried_models=tuple(first[at - 3 : at - 2])), at, WALL_S + at)
+            first.append(decision.served_model)
+            recorder.decision(decision)
+            recorder.verdict(Verdict(id=decision.id, correct=at > 2), WALL_S + at)
+    assert sorted(Counter(row.question for row in read_rows(tmp_path)).values()) == [2, 2, 2]
+    assert [len(asked.models) for asked in asked_questions(read_records(tmp_path))] == [2, 2, 2]
 
 
 def test_the_command_compares_policies_and_first_models(

@@ -35,6 +35,7 @@ class LaarPaper(Policy):
         "alpha": WeightSpec(0.7, 0.0, 10.0),  # price of a token that is queued, of one's own
         "tried_penalty": TRIED_PENALTY,
     }
+    chances_after_failures = False
     least_success: PositiveShare = LEAST_SUCCESS
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:

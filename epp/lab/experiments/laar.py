@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from epp.config.capability import CapabilityFile, chances_of
+from epp.config.capability import chances_of
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment, interval
 from epp.lab.plot import Panel, figure
@@ -28,15 +28,16 @@ from epp.lab.sim.engine_class import A100_MODELS
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.retry import Question, RetrySim, lone_first_token_ms
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
-from epp.learn.capability.fit import fit_ease, fit_model
+from epp.learn.capability.fit import fit_ease, fit_models
 from epp.learn.capability.results import Row
 from epp.policies.registry import create
+from epp.types import Chances
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from epp.lab.experiment import Run
-    from epp.types import Chances
+
 
 Floats = NDArray[np.float64]
 
@@ -162,8 +163,7 @@ def fitted(seed: int) -> Chances:
         )
         for name, answer in zip(NAMES, answers, strict=True)
     ]
-    models = {name: fit_model([row for row in rows if row.model == name], seed) for name in NAMES}
-    chances = chances_of(CapabilityFile(models=models))
+    chances = chances_of(fit_models(rows, seed, Chances({})))
     return chances._replace(ease_spread=fit_ease(rows, chances.by_model))
 
 
@@ -203,9 +203,6 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         Question(LANGUAGES[language], frozenset(name for name, yes in zip(NAMES, row, strict=True) if yes))
         for row in right[FIT_QUESTIONS:].tolist()
     ]
-    chances = fitted(seed)
-    if policy == "laar-paper":  # its chances are those of first attempts
-        chances = chances._replace(ease_spread=0.0)
     asked = RetrySim(
         questions,
         requests_of(LENGTHS[length]),
@@ -213,7 +210,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
-        chances=chances,
+        chances=fitted(seed),
         weights={},
         seed=seed * 100 + language * 10 + length,
         options=WindowOptions(),

@@ -37,16 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: the answers cannot be read or are too few, or the file cannot be written.
     """
-    rows = read_rows(arguments.results)
-    parsed = fit(rows, arguments.seed)
+    parsed = fit(read_rows(arguments.results), arguments.seed)
     out: Path = arguments.out
     try:  # a picker that watches the file sees the old or the new one
         Files().replace(out, dump_capability(parsed))
     except OSError as error:
         raise EppError(f"{out}: {error.strerror}") from error
     _print(parsed)
-    for model in sorted({row.model for row in rows} - parsed.models.keys()):
-        print(f"{model}: no chance: only retries asked it; `epp capability measure` asks it first")
     print(f"Written: {out}")
     return 0
 

@@ -5,8 +5,10 @@ cross-validation over questions. Features: language, length bucket, the bucket's
 bucket, and task where there are several. Chances are calibrated: a line through the log odds that questions
 got from fits without them (Platt). Intervals are 95 %, from the curvature at the fit's optimum.
 
-First attempts alone are fitted: a retry meets only what others failed. Retries, and answers of several models
-to one question, fit how far questions differ in ease (`fit_ease`).
+A retry meets only what others failed. So retries, and answers of several models to one question, first fit
+how far questions differ in ease (`fit_ease`), by the chances of first attempts. Retries are then weighted to
+stand for first attempts (`_first_attempts`). A model that only retries asked so gets the chance which, after
+these failures, is the share that it had right.
 
 A model gets chances for the languages and tasks that it was asked in, from the shortest to the longest bucket
 of each, and none beyond.
@@ -14,16 +16,18 @@ of each, and none beyond.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from epp.config.capability import CapabilityFile, ChanceEntry, FitReport, chances_of
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.capability import EASE_WEIGHTS, by_ease
-from epp.types import Cell
+from epp.signals.capability import EASE_WEIGHTS, after_failures, by_ease
+from epp.types import Cell, Chances
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +53,13 @@ _INTERACTION = 0.7
 _BINS = 10
 #: A chance of 0 that was wrong would cost all there is.
 _LEAST = 1e-3
-#: Spreads of ease that are tried, and the deviation of the normal prior that holds them near 0.
+#: Spreads of ease that are tried; mean of the normal prior, which stands where no answers tell; deviation.
 _SPREADS = np.arange(0.0, 5.01, 0.1)
-_PRIOR_SPREAD = 2.0
+_USUAL_SPREAD, _PRIOR_SPREAD = 1.5, 2.0
+#: Retries to a first attempt, from which on a model's first attempts are too few to tell the spread by.
+_MOST_RETRIES = 10
+#: Rounds of weighting retries by the chances of the round before; each leaves a fifth of the error or less.
+_ROUNDS = 4
 
 
 def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
@@ -65,29 +73,71 @@ def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
     questions = sorted(
         {row.question for row in first}, key=lambda name: keyed_uniform(seed, name, "laar split")
     )
-    half = frozenset(questions[: (len(questions) + 1) // 2])
-    fitted = [row for row in first if row.question in half]
-    test = [row for row in first if row.question not in half]
-    if not test:
+    held_out = frozenset(questions[(len(questions) + 1) // 2 :])
+    if not held_out:
         raise EppError("first attempts at two questions are the least: half of them are held out")
-    models = {
-        model: fit_model([row for row in fitted if row.model == model], seed)
-        for model in sorted({row.model for row in fitted})
+    # Whether a model may be right that has failed before, nothing says.
+    asked = [row for row in rows if row.question not in held_out and row.model not in row.tried_models]
+    fitted = [row for row in asked if not row.tried_models]
+    parsed = fit_models(fitted, seed, Chances({}))
+    counts = Counter((row.model, bool(row.tried_models)) for row in asked)
+    # A few first attempts, by chance, would explain what failures say of many retries.
+    sure = {
+        model: cells
+        for model, cells in chances_of(parsed).by_model.items()
+        if counts[model, True] < _MOST_RETRIES * counts[model, False]
     }
-    chances = chances_of(CapabilityFile(models=models)).by_model
+    parsed = replace(parsed, ease_spread=fit_ease(asked, sure))
+    for _ in range(_ROUNDS if len(asked) > len(fitted) else 0):
+        parsed = fit_models(asked, seed, chances_of(parsed))
+    chances, test = chances_of(parsed).by_model, [row for row in first if row.question in held_out]
     known = [(row, chances[row.model][row.cell]) for row in test if row.cell in chances.get(row.model, ())]
-    spread = fit_ease([row for row in rows if row.question in half], chances)
-    return CapabilityFile(models=models, ease_spread=spread, report=_report(fitted, known, seed))
+    return replace(parsed, report=_report(fitted, known, seed))
+
+
+def fit_models(rows: Iterable[Row], seed: int, before: Chances) -> CapabilityFile:
+    """Fit each model's chances at first attempts.
+
+    Args:
+        rows: checked answers.
+        seed: of the folds.
+        before: chances that weight retries; their spread is kept.
+
+    Raises:
+        EppError: scikit-learn is not installed.
+    """
+    weight = cache(partial(_first_attempts, before))
+    by_model: dict[str, list[tuple[Row, float]]] = defaultdict(list)
+    for row in rows:
+        asked = row.model, *row.tried_models
+        by_model[row.model].append((row, weight(row.cell, asked, row.correct)))
+    models = {model: _fit_model(by_model[model], seed) for model in sorted(by_model)}
+    return CapabilityFile(models=models, ease_spread=before.ease_spread)
+
+
+def _first_attempts(before: Chances, cell: Cell, models: tuple[str, ...], correct: bool) -> float:
+    """Return how many first attempts an answer of the first model stands for, after the others' failures.
+
+    It is so many times likelier at any question than at one that they failed. Rounds end where the chance
+    after these failures is the share of right answers seen.
+    """
+    chances = np.array([before.by_model.get(model, {}).get(cell, np.nan) for model in models])
+    failed = ~np.isnan(chances)
+    failed[0] = False
+    chance, after = chances[0], after_failures(chances, failed, before.ease_spread)[0]
+    if np.isnan(chance) or not failed.any():
+        return 1.0
+    return float(chance / after if correct else (1.0 - chance) / (1.0 - after))
 
 
 def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -> float:
     """Return the spread of questions' ease under which the answers are likeliest (`epp.types.Chances`).
 
     Answers to one question are independent given its ease (`by_ease`). Whom a retry asks hangs on the
-    failures before it alone, so that retries need no correction. A normal prior gives 0 without evidence.
+    failures before it alone, so that retries need no correction. A normal prior stands without evidence.
 
     Args:
-        rows: checked answers, one at least with a chance; the models that a retry names as tried were wrong.
+        rows: checked answers; the models that a retry names as tried were wrong.
         chances: of first attempts, by model and cell.
     """
     answers: dict[tuple[str, Cell], dict[str, bool]] = defaultdict(dict)
@@ -100,13 +150,18 @@ def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -
         for model, correct in told.items()
         if cell in chances.get(model, ())
     ]
+    if not known:
+        return _USUAL_SPREAD
     numbers, values, correct = (np.array(column) for column in zip(*known, strict=True))
 
     def log_posterior(spread: float) -> float:
         eased = by_ease(values, spread)
-        likely = np.ones((len(answers), len(EASE_WEIGHTS)))
-        np.multiply.at(likely, numbers, np.where(correct[:, None], eased, 1.0 - eased))
-        return float(np.log(likely @ EASE_WEIGHTS).sum()) - 0.5 * (spread / _PRIOR_SPREAD) ** 2
+        likely = np.where(correct[:, None], eased, 1.0 - eased)
+        together = np.ones((len(answers), len(EASE_WEIGHTS)))
+        np.multiply.at(together, numbers, likely)
+        # Over each answer alone, which is about as likely as its chance says: that error is no evidence.
+        gain = np.log(together @ EASE_WEIGHTS).sum() - np.log(likely @ EASE_WEIGHTS).sum()
+        return float(gain) - 0.5 * ((spread - _USUAL_SPREAD) / _PRIOR_SPREAD) ** 2
 
     return round(float(max(_SPREADS, key=log_posterior)), 1)
 
@@ -143,27 +198,23 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def fit_model(rows: Sequence[Row], seed: int) -> list[ChanceEntry]:
-    """Fit one model's cells.
-
-    Raises:
-        EppError: scikit-learn is not installed.
-    """
-    seen = sorted({row.cell for row in rows}, key=lambda c: (c.task, c.language, c.bucket_tokens))
+def _fit_model(rows: Sequence[tuple[Row, float]], seed: int) -> list[ChanceEntry]:
+    """Fit one model's cells to weighted answers."""
+    answers = Counter(row.cell for row, _ in rows)
+    seen = sorted(answers, key=lambda c: (c.task, c.language, c.bucket_tokens))
     place = {cell: number for number, cell in enumerate(seen)}
     counts = np.zeros((2, _FOLDS, len(seen)))  # wrong and right answers by fold and cell
-    for row in rows:
+    for row, weight in rows:
         fold = int(keyed_uniform(seed, row.question, "laar fold") * _FOLDS)
-        counts[int(row.correct), fold, place[row.cell]] += 1.0
+        counts[int(row.correct), fold, place[row.cell]] += weight
     cells = _cells_within(seen)
     x, all_x = _features(seen, cells), _features(cells, cells)
-    strength, (a, b) = _chosen(x, counts, len({row.question for row in rows}))
+    strength, (a, b) = _chosen(x, counts, len({row.question for row, _ in rows}))
     weights, covariance = _regression(x, counts.sum(axis=1), strength)
     design = np.hstack([np.ones((len(cells), 1)), all_x])
     log_odds = a + b * (design @ weights)
     error = b * np.sqrt(np.einsum("ij,jk,ik->i", design, covariance, design))
     low, middle, high = (1.0 / (1.0 + np.exp(-(log_odds + z * error))) for z in (-_Z95, 0.0, _Z95))
-    answers = dict(zip(seen, counts.sum(axis=(0, 1)), strict=True))
     return [
         ChanceEntry(
             language=cell.language,
@@ -172,7 +223,7 @@ def fit_model(rows: Sequence[Row], seed: int) -> list[ChanceEntry]:
             success=round(float(middle[at]), 4),
             low=round(float(low[at]), 4),
             high=round(float(high[at]), 4),
-            rows=int(answers.get(cell, 0)),
+            rows=answers[cell],
         )
         for at, cell in enumerate(cells)
     ]

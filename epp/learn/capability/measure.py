@@ -19,9 +19,10 @@ import aiohttp
 import msgspec
 
 from epp.errors import EppError
+from epp.lab.compare.plan import number_from
 from epp.lab.compare.report import progress
 from epp.learn.capability.questions import WORDINGS, question
-from epp.learn.capability.results import Row, read_rows
+from epp.learn.capability.results import Row, decode_rows
 from epp.records.files import DAMAGED
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--questions", type=int, default=100, help="a language and length (%(default)s)")
     add("--seed", type=int, default=0, help="of the questions (%(default)s)")
     add("--max-tokens", type=int, default=256, help="of an answer, thoughts included (%(default)s)")
-    add("--at-once", type=int, default=4, help="questions to each model (%(default)s)")
+    add("--at-once", type=number_from(1), default=4, help="questions to each model (%(default)s)")
     add("--bearer-token-file", type=Path, help="holds the API key (else OPENAI_API_KEY in the environment)")
     add("--out", type=Path, default=Path("answers.jsonl"), help="file that is added to (%(default)s)")
 
@@ -76,7 +77,11 @@ async def _measure(arguments: argparse.Namespace) -> list[str]:
             names = [name] if name else await _fetch(http, f"{base}/v1/models", _listed)
             urls = dict.fromkeys(names, base) | urls
         with out.open("ab", buffering=0) as file, progress(sys.stderr) as step:
-            rows = read_rows(out) if file.tell() else []
+            whole, end, torn = out.read_bytes().rpartition(b"\n")
+            if torn and not end:
+                raise EppError(f"{out}: holds no line of answers")
+            rows = decode_rows(whole, out)
+            file.truncate(len(whole + end))  # half a line is what a full disk, or a dying host, leaves
             asking = _Asking(http, arguments, file, step, {(row.model, row.question) for row in rows})
             problems = await asyncio.gather(*(asking.ask(*each) for each in urls.items()))
     print(f"{len(asking.answered)} answers in {out}, {asking.cut} new ones cut at --max-tokens")
@@ -152,7 +157,9 @@ class _Asking:
                     left.clear()
                     raise
                 row = Row(name, model, language, prompt_tokens, asked.value in text)
-                self.file.write(msgspec.json.encode(row) + b"\n")
+                line = msgspec.json.encode(row) + b"\n"
+                while line:  # a full disk takes a part, and the next write says why
+                    line = line[self.file.write(line) :]
                 self.answered.add((model, name))
                 self.cut += is_cut
                 self.step(model, len(wanted) - len(left), len(wanted))
@@ -178,11 +185,9 @@ class _Asking:
         }
 
         def read(found: Any) -> tuple[int, str, bool]:
-            choice = found["choices"][0]
-            return (
-                int(found["usage"]["prompt_tokens"]),
-                choice["message"]["content"] or "",
-                choice["finish_reason"] == "length",
-            )
+            choice, tokens = found["choices"][0], int(found["usage"]["prompt_tokens"])
+            if tokens < 1:
+                raise ValueError(f"usage.prompt_tokens is {tokens}")
+            return tokens, choice["message"]["content"] or "", choice["finish_reason"] == "length"
 
         return await _fetch(self.http, f"{url}/v1/chat/completions", read, body)

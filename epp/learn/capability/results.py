@@ -65,7 +65,7 @@ def read_rows(place: Path) -> list[Row]:
         EppError: it cannot be read, a line is no row (the message names it), or there is none.
     """
     try:
-        rows = list(_recorded(place)) if place.is_dir() else list(_lines(place))
+        rows = list(_recorded(place)) if place.is_dir() else decode_rows(place.read_bytes(), place)
     except OSError as error:
         raise EppError(f"{place}: {error.strerror}") from error
     if not rows:
@@ -73,15 +73,20 @@ def read_rows(place: Path) -> list[Row]:
     return rows
 
 
-def _lines(path: Path) -> Iterator[Row]:
-    decoder = msgspec.json.Decoder(Row)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise EppError(f"{path}, line {number}: {error}") from None
+def decode_rows(content: bytes, path: Path) -> list[Row]:
+    """Decode lines to rows; empty lines are passed over.
+
+    Raises:
+        EppError: a line is no row; the message names it by ``path``.
+    """
+    decoder, rows = msgspec.json.Decoder(Row), []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            try:
+                rows.append(decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise EppError(f"{path}, line {number}: {error}") from None
+    return rows
 
 
 def _recorded(folder: Path) -> Iterator[Row]:
@@ -117,8 +122,7 @@ def _decided(record: Mapping[str, Any]) -> dict[str, object]:
     """Return what a row has of a decision."""
     request = record["request"]
     return {
-        # Prompts with the same blocks are the same question, or its retries.
-        "question": (record["blocks"] or [record["id"]])[-1],
+        "question": record.get("prompt_id") or record["id"],
         "model": record.get("served_model", ""),
         "language": request.get("language", ""),
         "prompt_tokens": request["prompt_tokens"],
