@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+#: Fewer values bear no interval.
+_LEAST_SEEDS = 5
+
+
 @dataclass(frozen=True)
 class Experiment:
     """What is compared, on what, and how one run is made.
@@ -163,8 +167,9 @@ def current_commit() -> str:
 def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     """Write a Markdown table: a row for each cell and entry, means and paired ratios to the baseline.
 
-    Intervals are of 95 %, from a bootstrap over the seeds. A ratio is the geometric mean of the seeds'
-    ratios; there is none where a figure is zero or below. Rows over all cells come last.
+    Intervals are of 95 %, from a bootstrap over the seeds; of fewer than five, the least and the most.
+    A ratio is the geometric mean of the seeds' ratios; there is none where a figure is zero or below.
+    Rows over all cells come last.
     """
     found = {run.key: run for run in runs}
     cells, entries = (
@@ -228,16 +233,27 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
         return "-"
     if measure in experiment.ranges:
         return f"{np.median(known):.4g} ({known.min():.4g} to {known.max():.4g})"
-    mean, low, high = share_interval(known) if measure in experiment.events else interval(known)
-    return f"{mean:.4g}" if math.isnan(low) else f"{mean:.4g} [{low:.4g}, {high:.4g}]"
+    if measure in experiment.events:
+        share, low, high = share_interval(known)
+        return f"{share:.4g} [{low:.4g}, {high:.4g}]"
+    return _mean_text(known, ".4g")
 
 
 def _ratio_text(logs: Floats) -> str:
-    with np.errstate(over="ignore"):  # seeds that hardly differ, or few, leave an end open: infinite
-        mean, low, high = np.exp(interval(logs)).tolist()
-    if math.isnan(mean):
+    return _mean_text(logs, ".3f", np.exp)
+
+
+def _mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.asarray) -> str:
+    """Write the mean of the known values with its interval, of few with the least and the most."""
+    known = values[~np.isnan(values)]
+    if not len(known):
         return "-"
-    return f"{mean:.3f}" if math.isnan(low) else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    if len(known) < _LEAST_SEEDS:
+        mean, low, high = scale(np.array([known.mean(), known.min(), known.max()]))
+        return f"{mean:{form}} ({low:{form}} to {high:{form}})" if len(known) > 1 else f"{mean:{form}}"
+    with np.errstate(over="ignore"):  # seeds that hardly differ leave an end open: infinite
+        mean, low, high = scale(np.array(mean_interval(known)))
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,10 +68,19 @@ def test_events_are_shares_and_ranges_are_the_seeds(tmp_path: Path) -> None:
 
 def test_an_end_that_is_beyond_all_numbers_is_infinite(tmp_path: Path) -> None:
     def run(_: str, entry: str, seed: int) -> dict[str, float]:
-        return {"ms": (1.0, 1.00001, 2.0)[seed] if entry == "new" else 1.0, "lost": 0.0}
+        return {"ms": (1.0, 1.0, 1.0, 1.00001, 2.0)[seed] if entry == "new" else 1.0, "lost": 0.0}
 
-    runs = execute(replace(EXPERIMENT, run=run), seeds=range(3), jobs=1, kept=tmp_path / "runs")
+    runs = execute(replace(EXPERIMENT, run=run), seeds=range(5), jobs=1, kept=tmp_path / "runs")
     assert "inf]" in table(EXPERIMENT, runs)
+
+
+def test_fewer_than_five_seeds_show_the_least_and_the_most(tmp_path: Path) -> None:
+    def run(_: str, entry: str, seed: int) -> dict[str, float]:
+        return {"ms": (2.0, 8.0)[seed] if entry == "new" else 1.0 + seed, "lost": math.nan}
+
+    experiment = replace(EXPERIMENT, run=run, entries=("old", "new"))
+    text = table(experiment, execute(experiment, seeds=range(2), jobs=1, kept=tmp_path / "runs"))
+    assert "| near | new | 5 (2 to 8) | 2.828 (2.000 to 4.000) | - | - |" in text
 
 
 def test_one_seed_has_no_interval() -> None:

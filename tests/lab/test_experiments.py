@@ -99,17 +99,6 @@ def test_a_model_learned_elsewhere_is_held_against_what_came(monkeypatch: pytest
     assert drawn.count("<circle") == 2 * points - 1 > 100
 
 
-def test_lodestars_ratios_are_paired_by_seed() -> None:
-    runs = [
-        Run("cell", entry, seed, "", dict.fromkeys(lodestar.MEASURES, factor * (1.0 + seed)))
-        for entry, factors in {"lodestar": (1.0, 1.0), "lmetric": (2.0, 8.0), "frozen": (math.nan,)}.items()
-        for seed, factor in enumerate(factors)
-    ]
-    text = lodestar.summary(runs)
-    assert "| cell | lmetric | 4.00 (2.00 to 8.00) | 4.00" in text
-    assert "| cell | frozen | - | - | - |" in text
-
-
 def test_an_entry_that_stops_learning_before_it_has_a_model_has_no_latencies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -296,25 +296,6 @@ def _errors(kind: str, points: Sequence[tuple[float, float]]) -> dict[str, float
     return figures
 
 
-def summary(runs: Sequence[Run]) -> str:
-    """Table latencies over Lodestar's, with the least and the most of the seeds: three bear no interval."""
-    found = {run.key: run for run in runs}
-    measures = MEASURES[:3]
-    lines = [f"| cell | entry | {' | '.join(f'{name} / `lodestar`' for name in measures)} |"]
-    lines += ["|---" * (2 + len(measures)) + "|"]
-    for cell, entry in dict.fromkeys(run.key[:2] for run in runs if run.entry != "lodestar"):
-        seeds = [seed for at, name, seed in found if (at, name) == (cell, entry)]
-        pairs = [(found[cell, entry, seed], found.get((cell, "lodestar", seed))) for seed in seeds]
-        texts = []
-        for name in measures:
-            ratios = np.array([mine.value(name) / its.value(name) for mine, its in pairs if its])
-            shown = len(ratios) and not np.isnan(ratios).any()
-            mean = math.exp(np.log(ratios).mean()) if shown else math.nan
-            texts.append(f"{mean:.2f} ({ratios.min():.2f} to {ratios.max():.2f})" if shown else "-")
-        lines.append(f"| {cell} | {entry} | {' | '.join(texts)} |")
-    return "\n".join(lines)
-
-
 def plots(runs: Sequence[Run]) -> list[str]:
     """Plot what models learned offline predicted against what came, as in Figure 3a of source [L]."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -357,6 +338,5 @@ EXPERIMENT = Experiment(
     minutes=100,
     seeds=3,
     on_request=tuple(ABLATIONS),
-    summary=summary,
     plots=plots,
 )
