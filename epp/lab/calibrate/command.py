@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
                 model=arguments.model or engine.model,
                 headers=headers,
                 extra_body={"ignore_eos": True},
+                resend=True,
             )
             results = _drive(sent, options, partial(step, name))
             found = fit(sent, results, engine.network.rtt_ms)

@@ -79,6 +79,7 @@ class LoadOptions:
         extra_body: fields added to each body, e.g. ``{"ignore_eos": True}`` for fixed output lengths.
         time_scale: multiplies send times and think times.
         max_in_flight: requests at once; what waits for its turn slips.
+        resend: send a request again that got no answer at all, such as on a connection that was just closed.
     """
 
     base_url: str
@@ -87,6 +88,7 @@ class LoadOptions:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     time_scale: float = 1.0
     max_in_flight: int = 1024
+    resend: bool = False
 
 
 async def run_load(
@@ -152,6 +154,8 @@ class _Run:
             await asyncio.sleep(delay_s)
         async with self._slots:
             result, content = await self._send(index, due_s, answers)
+            if self._options.resend and not result.status:
+                result, content = await self._send(index, self._clock(), answers)
         self._results[index] = result
         self._on_result(result)
         ended_s = self._clock()
