@@ -92,10 +92,7 @@ class BlockHasher:
         block_bytes = min(self._block_bytes, size)
         block_tokens = tokens * block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, canonical)
-        rest, last = (
-            canonical[len(blocks) * self._block_bytes :],
-            blocks[-1] if blocks else namespace ^ self._seed,
-        )
+        rest = canonical[len(blocks) * self._block_bytes :]
         # Decisions are recorded: no client's word goes into one as it is.
         session = self.export_name(request.session) if request.session else ""
         affinity = session
@@ -115,7 +112,7 @@ class BlockHasher:
             language=language_of(canonical),
             namespace=namespace,
             blocks=blocks,
-            prompt_hash=xxhash.xxh3_64_intdigest(rest, last) if size else 0,
+            prompt_hash=xxhash.xxh3_64_intdigest(rest, blocks[-1]) if blocks else 0,
             block_tokens=block_tokens,
             token_offsets=token_offsets,
         )
