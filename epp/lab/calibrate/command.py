@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from epp.errors import EppError
 from epp.lab.calibrate.fit import Fit, Measured, fit, probes
 from epp.lab.compare.gateways import parse_gateways
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import LoadOptions, add_api_key, api_key_headers, run_load
 from epp.lab.compare.plan import number_from
 from epp.lab.compare.report import progress
 from epp.lab.compare.results import encode
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--rounds", type=number_from(1), default=3, help="how often all is measured (%(default)s)")
     add("--seed", type=number_from(0), help="of the prompts (default: the time, so that they are new)")
-    add("--bearer-token-file", type=Path, help="holds the API key (else OPENAI_API_KEY in the environment)")
+    add_api_key(add)
     add("--out", type=Path, default=Path("fleet.json"), help="file for the fleet (%(default)s)")
 
 
@@ -67,9 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     urls = parse_gateways(arguments.urls)
     seed = int(time.time()) if arguments.seed is None else arguments.seed
-    key: Path | None = arguments.bearer_token_file
-    token = key.read_text().strip() if key else os.environ.get("OPENAI_API_KEY", "-")
-    headers = {"authorization": f"Bearer {token}"}
+    headers = api_key_headers(arguments.bearer_token_file)
     engines = {name: asyncio.run(look(url, headers)) for name, url in urls.items()}
     replicas = []
     with progress(sys.stderr) as step:

@@ -9,8 +9,10 @@ generator or a gateway that falls behind shows in the figures instead of hiding 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -89,6 +91,17 @@ class LoadOptions:
     time_scale: float = 1.0
     max_in_flight: int = 1024
     resend: bool = False
+
+
+def add_api_key(add: Callable[..., object]) -> None:
+    """Declare where a command has its API key from."""
+    add("--bearer-token-file", type=Path, help="holds the API key (else OPENAI_API_KEY in the environment)")
+
+
+def api_key_headers(file: Path | None) -> dict[str, str]:
+    """Return the request headers with the key of a file, else of the environment."""
+    token = file.read_text().strip() if file else os.environ.get("OPENAI_API_KEY", "-")
+    return {"authorization": f"Bearer {token}"}
 
 
 async def run_load(

@@ -8,7 +8,6 @@ of length; its first error, such as a prompt that is too long for it, ends its q
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import aiohttp
 import msgspec
 
 from epp.errors import EppError
+from epp.lab.compare.load import add_api_key, api_key_headers
 from epp.lab.compare.plan import number_from
 from epp.lab.compare.report import progress
 from epp.learn.capability.questions import WORDINGS, question
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of the questions (%(default)s)")
     add("--max-tokens", type=int, default=256, help="of an answer, thoughts included (%(default)s)")
     add("--at-once", type=number_from(1), default=4, help="questions to each model (%(default)s)")
-    add("--bearer-token-file", type=Path, help="holds the API key (else OPENAI_API_KEY in the environment)")
+    add_api_key(add)
     add("--out", type=Path, default=Path("answers.jsonl"), help="file that is added to (%(default)s)")
 
 
@@ -65,9 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _measure(arguments: argparse.Namespace) -> list[str]:
     """Ask all models at once, and return the errors that ended some."""
-    out, key = arguments.out, arguments.bearer_token_file
-    token = key.read_text().strip() if key else os.environ.get("OPENAI_API_KEY", "-")
-    headers = {"authorization": f"Bearer {token}"}
+    out, headers = arguments.out, api_key_headers(arguments.bearer_token_file)
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
         urls: dict[str, str] = {}
