@@ -17,6 +17,7 @@ from epp.policies.llm_d_plugins import (
     Bound,
     Filter,
     NotNegative,
+    Objectives,
     Positive,
     PositiveInt,
     Share,
@@ -82,21 +83,13 @@ class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
         return fleet.pending_uncached_tokens / self.peak_prefill_throughput * 1e3
 
 
-class HeadroomFilter(Filter, frozen=True, tag="slo-headroom-tier-filter"):
+class HeadroomFilter(Objectives, Filter, frozen=True, tag="slo-headroom-tier-filter"):
     """Keep who meets both SLOs, if any: ``scheduling/filter/sloheadroomtier/plugin.go``.
 
     A draw below ``epsilonExploreNeg`` keeps the others instead.
     """
 
     epsilon_explore_neg: Share = 0.01
-
-    @property
-    def asks(self) -> tuple[str, ...]:
-        return TTFT_SLO, TPOT_SLO
-
-    @property
-    def predicts(self) -> bool:
-        return True
 
     def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
         met = (fleet.extra[TTFT_HEADROOM] >= 0.0) & (fleet.extra[TPOT_HEADROOM] >= 0.0)
@@ -274,7 +267,7 @@ class ProbabilisticAdmitter(Admitter, frozen=True, tag="probabilistic-admitter")
         return bool(draw >= min(float(fuller.mean()) ** self.power * self.k, 1.0))
 
 
-class LatencyAdmitter(Admitter, frozen=True, tag="latency-slo-admitter"):
+class LatencyAdmitter(Objectives, Admitter, frozen=True, tag="latency-slo-admitter"):
     """Refuse where no endpoint meets the request's SLOs, is idle, or has a KV cache below 2 %.
 
     ``requestcontrol/admitter/latencyslo/plugin.go``.
@@ -283,10 +276,6 @@ class LatencyAdmitter(Admitter, frozen=True, tag="latency-slo-admitter"):
     @property
     def asks(self) -> tuple[str, ...]:
         return PRIORITY, TTFT_SLO, TPOT_SLO
-
-    @property
-    def predicts(self) -> bool:
-        return True
 
     def admits_request(self, request: RequestInfo, fleet: Snapshot, draw: float) -> bool:
         none = np.zeros(len(fleet))

@@ -77,6 +77,18 @@ class Filter(Plugin, frozen=True):
         return np.ones(len(fleet), np.bool_)
 
 
+class Objectives(Plugin, frozen=True):
+    """Compare predicted latencies with a request's SLOs."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        return TTFT_SLO, TPOT_SLO
+
+    @property
+    def predicts(self) -> bool:
+        return True
+
+
 class _Config(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
     """Hold a part of a plugin's parameters."""
 

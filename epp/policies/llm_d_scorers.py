@@ -11,10 +11,9 @@ from epp.policies.llm_d_plugins import (
     COLD_PLACE,
     LORA,
     TPOT_HEADROOM,
-    TPOT_SLO,
     TTFT_HEADROOM,
-    TTFT_SLO,
     Bound,
+    Objectives,
     PositiveInt,
     Scorer,
     Share,
@@ -162,7 +161,7 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
         return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
 
 
-class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
+class LatencyScorer(Objectives, Scorer, frozen=True, tag="latency-scorer"):
     """Score by headrooms to the SLOs, scaled over the endpoints: ``scheduling/scorer/latency/plugin.go``.
 
     Of endpoints within both SLOs the closest score best (``most``: the farthest). Where none is: the idle
@@ -177,14 +176,6 @@ class LatencyScorer(Scorer, frozen=True, tag="latency-scorer"):
     composite_kv_weight: float = field(default=1.0, name="compositeKVWeight")
     composite_queue_weight: float = 1.0
     composite_prefix_weight: float = 1.0
-
-    @property
-    def asks(self) -> tuple[str, ...]:
-        return TTFT_SLO, TPOT_SLO
-
-    @property
-    def predicts(self) -> bool:
-        return True
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         late, slow = fleet.extra[TTFT_HEADROOM] < 0.0, fleet.extra[TPOT_HEADROOM] < 0.0
