@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -19,6 +22,7 @@ from tests.kit.replicas import MODEL, quick_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -31,14 +35,29 @@ CHAT: Any = [{"role": "user", "content": TEXT}]
 CACHED = range(300, 340)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+@asynccontextmanager
+async def two_replicas(folder: Path) -> AsyncIterator[Serving]:
     require_envoy()
     replicas = [quick_config(name) for name in "ab"]
-    folder = tmp_path_factory.mktemp("clients")
     async with Serving(folder, replicas=replicas, policy={"name": "prefix-cache"}) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    async with two_replicas(tmp_path_factory.mktemp("clients")) as running:
+        yield running
     await close_litellm_async_clients()
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    with warnings.catch_warnings(action="ignore"):  # clients leave connections open even so
+        gc.collect()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    """Another, whose engines are left alone for a while by whoever asks next."""
+    async with two_replicas(tmp_path_factory.mktemp("refusals")) as running:
+        yield running
 
 
 async def test_openai(serving: Serving) -> None:
@@ -170,14 +189,14 @@ ERRORS: dict[Callable[[str, str, Any], Awaitable[object]], tuple[Any, str]] = {
 
 
 @pytest.fixture(params=ERRORS, ids=lambda ask: ask.__name__)
-def refused(request: pytest.FixtureRequest, serving: Serving) -> Callable[..., Awaitable[Any]]:
+def refused(request: pytest.FixtureRequest, refusing: Serving) -> Callable[..., Awaitable[Any]]:
     """Ask what must be refused; the client's exception of a name."""
 
     module, unavailable = ERRORS[request.param]
 
     async def ask(error: str = unavailable, model: str = MODEL, messages: Any = CHAT) -> Any:
         with pytest.raises(getattr(module, error)) as caught:
-            await request.param(serving.url, model, messages)
+            await request.param(refusing.url, model, messages)
         return caught.value
 
     return ask
@@ -189,16 +208,16 @@ async def test_a_request_that_is_none(refused: Callable[..., Awaitable[Any]]) ->
 
 
 async def test_engines_that_want_to_be_left_alone(
-    serving: Serving, refused: Callable[..., Awaitable[Any]]
+    refusing: Serving, refused: Callable[..., Awaitable[Any]]
 ) -> None:
-    for replica in serving.replicas:
+    for replica in refusing.replicas:
         replica.refusal = (429, 1)
     error = await refused("RateLimitError")
     headers = getattr(error, "litellm_response_headers", None) or error.response.headers
     assert headers["retry-after"] == "1"
-    for replica in serving.replicas:
+    for replica in refusing.replicas:
         replica.refusal = None
-        await serving.picker.until_metric(
+        await refusing.picker.until_metric(
             "epp_endpoint_unavailable",
             lambda value: value == 0,
             endpoint=replica.address,
@@ -206,10 +225,10 @@ async def test_engines_that_want_to_be_left_alone(
         )
 
 
-async def test_a_pool_that_drains(serving: Serving, refused: Callable[..., Awaitable[Any]]) -> None:
-    specs, ready = serving.specs(), "llm_d_epp_ready_endpoints"
-    serving.write_pool([replace(spec, draining=True) for spec in specs])
-    await serving.picker.until_metric(ready, lambda value: value == 0)
+async def test_a_pool_that_drains(refusing: Serving, refused: Callable[..., Awaitable[Any]]) -> None:
+    specs, ready = refusing.specs(), "llm_d_epp_ready_endpoints"
+    refusing.write_pool([replace(spec, draining=True) for spec in specs])
+    await refusing.picker.until_metric(ready, lambda value: value == 0)
     assert (await refused()).status_code == 503
-    serving.write_pool(specs)
-    await serving.picker.until_metric(ready, lambda value: value == len(specs))
+    refusing.write_pool(specs)
+    await refusing.picker.until_metric(ready, lambda value: value == len(specs))
