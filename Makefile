@@ -79,7 +79,7 @@ test-k8s: setup ## the cases of a Kubernetes cluster, on an API server of our ow
 
 test-k8s-real: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## the same on a real kube-apiserver and etcd (wants Go and Debian)
 	deploy/k8s/install_helm.sh
-	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py
+	KUBE_APISERVER=$(KUBE)/kube-apiserver ETCD=$(KUBE)/etcd $(BIN)/python -m pytest tests/kube tests/chart/test_release.py tests/chart/test_guide.py
 
 # Ten minutes the first time, for Envoy Gateway, beside what kube-apiserver takes; half a minute then.
 test-gateway: setup $(KUBE)/kube-apiserver $(KUBE)/etcd ## Envoy Gateway on a real kube-apiserver before the picker (root; wants Go and Debian)
