@@ -104,12 +104,13 @@ async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.Mo
     monkeypatch.setattr(core, "COUNTED", 2)
     arguments = Namespace(sizes=["200"], endpoints=[3], tokenizer=TOKENIZER, tokens=300)
     found = Figures()
-    for measure in (core.measure, core.measure_learned, core.measure_tokens):
+    for measure in (core.measure, core.measure_policies, core.measure_tokens):
         await measure(found, arguments, 1)
     assert found.median("core/200/3/warm") > 0.0
     assert {
-        "learned/16",
-        "learned/256",
+        "policies/llm-d above gorgo/100",
+        "policies/lodestar/16",
+        "policies/lodestar/256",
         "tokens/72 KB",
         "tokens/72 KB stall",
     } <= found.found.keys() & GOALS.keys()

@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 CASES = {
     "core": Case(5, core.measure),
-    "learned": Case(5, core.measure_learned),
+    "policies": Case(5, core.measure_policies),
     "server": Case(3, server.measure),
     "envoy": Case(3, envoy.measure),
     "index": Case(1, index.measure, {"cached": ("1M", "10M")}),
@@ -47,13 +47,13 @@ CASES = {
 }
 #: What each measures, for ``--help``.
 _NAMES = (
-    "core: the decision alone; learned: by a reward model; server: the ext_proc server over loopback, "
-    "beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens (long-index: 100M); "
-    "idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million requests, for leaks; "
-    "peers: this gateway beside others"
+    "core: the decision alone; policies: by llm-d's profiles and a reward model; server: the ext_proc server "
+    "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
+    "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
+    "requests, for leaks; peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
-ALL = ("core", "learned", "server", "envoy", "index", "idle")
+ALL = ("core", "policies", "server", "envoy", "index", "idle")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

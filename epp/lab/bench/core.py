@@ -12,7 +12,7 @@ import asyncio
 import gc
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,12 +32,26 @@ if TYPE_CHECKING:
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.types import HttpRequest
     from epp.lab.bench.figures import Figures
+    from epp.policies.base import Policy
     from epp.server.app import App
 
 #: Prompt length by name, with the requests in a batch.
 SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
-#: Fleets of the learned policy, whose network has the paper's width.
-LEARNED_ENDPOINTS, WIDTH = (16, 256), 128
+#: Fleets of the learned policy, whose network has the paper's width, and of the others.
+LEARNED_ENDPOINTS, WIDTH, ENDPOINTS = (16, 256), 128, 100
+#: Policies beside `gorgo`: llm-d's default profile, the same plugin by plugin, its guides' baseline.
+LLM_D: dict[str, dict[str, Any]] = {
+    "llm-d": {"name": "llm-d"},
+    "llm-d-profile": {"name": "llm-d-profile"},
+    "llm-d-profile, guide's": {
+        "name": "llm-d-profile",
+        "params": {
+            "filters": {"affinity": {"type": "prefix-cache-affinity-filter"}},
+            "scorers": {"load": {"type": "token-load-scorer"}},
+            "scorer_weights": {"load": 1.0},
+        },
+    },
+}
 #: Prompts of 72 KB that a tokenizer counts, and new ones during whose counting the event loop is watched.
 COUNTED, STALLS, TICK_S = 16, 4, 0.0005
 
@@ -150,19 +164,30 @@ def reward_model() -> RewardModel:
     )
 
 
-async def measure_learned(found: Figures, _: argparse.Namespace, rounds: int) -> None:
-    """Measure the decision by a reward model, and by its heuristic where there is no model."""
-    policies = {"": Lodestar(reward_model()), ": no model": Lodestar()}
+async def measure_policies(found: Figures, _: argparse.Namespace, rounds: int) -> None:
+    """Measure decisions: llm-d's above `gorgo`'s; by a reward model, and by its heuristic without one."""
+    models = {"": Lodestar(reward_model()), ": no model": Lodestar()}
     for number in range(1, rounds + 1):
+        gorgo_ms = _warm_ms(number, ENDPOINTS)
+        found.add(f"policies/gorgo/{ENDPOINTS}", "ms", gorgo_ms)
+        for name, policy in LLM_D.items():
+            above_ms = _warm_ms(number, ENDPOINTS, policy=policy) - gorgo_ms
+            found.add(f"policies/{name} above gorgo/{ENDPOINTS}", "ms", above_ms)
         for endpoints in LEARNED_ENDPOINTS:
-            earlier, requests = batch("1k", number)
-            for name, policy in policies.items():
-                with rig(endpoints, policy={"name": "lodestar"}) as app:
-                    app.picker.replace_policy(policy)
-                    for body in earlier:
-                        decide(app, body)
-                    decide_ms = decision_ms(app, requests)[1]
-                    found.add(f"learned/{endpoints}{name}", "ms", decide_ms)
+            for name, model in models.items():
+                decide_ms = _warm_ms(number, endpoints, model, policy={"name": "lodestar"})
+                found.add(f"policies/lodestar{name}/{endpoints}", "ms", decide_ms)
+
+
+def _warm_ms(number: int, endpoints: int, policy: Policy | None = None, /, **sections: Any) -> float:
+    """Return the CPU of a decision on a warm prompt of 1,000 tokens, by ``policy`` or the configured one."""
+    earlier, requests = batch("1k", number)
+    with rig(endpoints, **sections) as app:
+        if policy is not None:
+            app.picker.replace_policy(policy)
+        for body in earlier:
+            decide(app, body)
+        return decision_ms(app, requests)[1]
 
 
 async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
