@@ -203,6 +203,7 @@ class Scrape(Section, frozen=True):
         stale_after_s: age at which a value counts as unknown.
         ca_file: CA bundle for endpoints with TLS, the system's when empty.
         bearer_token_file: token of scrapes and probes, watched.
+        gpu_port: port beside each endpoint where DCGM Exporter serves; 0 reads no GPU counters.
     """
 
     interval_s: NotNegative = 1.0
@@ -210,6 +211,7 @@ class Scrape(Section, frozen=True):
     stale_after_s: Positive = 10.0
     ca_file: str = ""
     bearer_token_file: str = ""
+    gpu_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 
 
 class Probe(Section, frozen=True):

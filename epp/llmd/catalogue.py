@@ -16,9 +16,6 @@ INSTEAD = {
     "name label-selector-filter, decode-filter or prefill-filter": """
         by-label by-label-selector
     """,
-    "leave it out: of GPUs and custom metrics nothing is read": """
-        endpoint-attribute-filter endpoint-attribute-scorer
-    """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
     """,
@@ -35,7 +32,6 @@ ALTERNATIVES = {kind: instead for instead, kinds in INSTEAD.items() for kind in 
 _INDEX = "the prefix index here: it follows what is sent and what engines report; no KV events are read"
 _WATCHED = "pods are watched anyway"
 _MODELS = "models are matched where endpoints state theirs"
-_UNASKED = "GPU counters are not read, and nothing here asks for them"
 _UNREAD = "what it parses passes through unread, balanced among the endpoints"
 #: Plugin type -> what stands for it here, and its parameters, which are taken and say nothing more.
 STAND_INS = {
@@ -61,8 +57,6 @@ STAND_INS = {
         "the destination is the rank's own port, as with the handler that replaces it in llm-d",
         "primaryPort",
     ),
-    "dcgm-data-source": (_UNASKED, "scheme path port insecureSkipVerify useNodeAddress interval"),
-    "dcgm-extractor": (_UNASKED, ""),
     "vertexai-parser": (_UNREAD, ""),
     "vllmgrpc-parser": (_UNREAD, ""),
     "request-attribute-reporter": (

@@ -26,6 +26,7 @@ PICKERS = frozenset(get_args(Picker))
 BYTES_PER_TOKEN = 4
 KV_SOURCE = "kv_source_min_tokens"
 BY_HEADER = "header-profile-handler"
+GPU_SOURCE = "dcgm-data-source"
 
 
 @dataclass(slots=True)
@@ -216,6 +217,24 @@ class _DataSource(Parameters, frozen=True):
             meaning.put("scrape", ca_file=self.ca_cert_path)
 
 
+class GpuSource(Parameters, frozen=True):
+    """Of DCGM Exporter beside each endpoint."""
+
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 9400
+    scheme: Literal["http"] = "http"
+    path: Literal["/metrics"] = "/metrics"
+    use_node_address: bool = False
+    insecure_skip_verify: bool = True
+    interval: object = None
+
+    def put(self, meaning: Meaning) -> None:
+        """Name the exporter's port."""
+        if self.use_node_address:
+            meaning.warnings.append(f"{GPU_SOURCE}: an exporter of the node is not read, only one in the pod")
+        else:
+            meaning.put("scrape", gpu_port=self.port)
+
+
 class _Extractor(Parameters, frozen=True):
     engine_label_key: object = None
     default_engine: object = None
@@ -256,14 +275,17 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "passthrough-parser": Parameters,
     "metrics-data-source": _DataSource,
     "core-metrics-extractor": _Extractor,
+    GPU_SOURCE: GpuSource,
+    "dcgm-extractor": Parameters,
     "header-based-testing-filter": _Conformance,
     "destination-endpoint-served-verifier": _Conformance,
 }
 
 _MATCHED = "prompts are matched to their end"
 _BY_METRICS = "an engine is recognised by the names of its metrics"
-#: Parameters that are accepted, and the warning that says what they mean here.
+#: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
+    f"{GPU_SOURCE} interval": "GPU counters are read as often as engine metrics",
     "watchFile": "the file is always watched",
     "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",
     "lruCapacityPerServer": "holds until an engine reports the size of its KV cache",
@@ -272,8 +294,8 @@ NOTED = {
     "maxPrefixTokensToMatch": _MATCHED,
     "prefixMatchInfoProducerName": "there is one prefix index, whatever it is called",
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
-    "scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
-    "insecureSkipVerify": "certificates are verified; give caCertPath",
+    "metrics-data-source scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
+    "metrics-data-source insecureSkipVerify": "certificates are verified; give caCertPath",
     "engineLabelKey": _BY_METRICS,
     "defaultEngine": _BY_METRICS,
 }
@@ -281,7 +303,7 @@ _NO_CERTIFICATE = "no client certificate is sent", "use a bearer token: scrape.b
 _BUILT_IN = "metric names are built in", "leave it out for vLLM, SGLang and TensorRT-LLM"
 #: Parameters that are refused: why, and what to do instead.
 REFUSED = {
-    "port": (
+    "metrics-data-source port": (
         "metrics are read where the endpoint serves",
         "leave it out, or serve metrics on the endpoint's port",
     ),

@@ -24,6 +24,7 @@ from epp.llmd.parameters import (
     NOTED,
     PICKERS,
     REFUSED,
+    GpuSource,
     Meaning,
     Parameters,
     Prefix,
@@ -32,7 +33,7 @@ from epp.llmd.parameters import (
 from epp.llmd.picker_config import Profile, Reference
 from epp.llmd.values import duration_s
 from epp.policies.llm_d_filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
-from epp.policies.llm_d_plugins import Bound, Filter, Scorer, SessionSource
+from epp.policies.llm_d_plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.policies.llm_d_profile import LlmDProfile, LlmDProfiles
 from epp.policies.llm_d_scorers import TopologyScorer
 from epp.policies.registry import POLICIES
@@ -90,6 +91,11 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
+    if any(isinstance(part, GpuSource) and part.use_node_address for part in made.values()):
+        for name, part in made.items():
+            if isinstance(part, Attribute):
+                fix = "run it in the engine's pod, without useNodeAddress"
+                errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
     raise_all(errors)
     if not config.plugins:
         return default_meaning()
@@ -169,9 +175,9 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
         raise ConfigError(source, key, f"unknown plugin {kind!r}", fix)
     parameters = convert(given, KINDS[kind], source, key_of)
     for name in given:
-        if refusal := REFUSED.get(name):
+        if refusal := REFUSED.get(name) or REFUSED.get(f"{kind} {name}"):
             raise ConfigError(source, f"{key_of}.{name}", f"{kind}: {refusal[0]}", refusal[1])
-        if note := NOTED.get(name):
+        if note := NOTED.get(name) or NOTED.get(f"{kind} {name}"):
             meaning.warnings.append(f"{kind} {name}: {note}")
     try:
         if isinstance(parameters, UtilizationDetector):

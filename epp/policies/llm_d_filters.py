@@ -14,6 +14,7 @@ from epp.policies.llm_d_plugins import (
     TTFT,
     TTFT_HEADROOM,
     TTFT_SLO,
+    Attribute,
     Bound,
     Filter,
     NotNegative,
@@ -168,6 +169,43 @@ class ConcurrencyDetector(Filter, frozen=True, tag="concurrency-detector"):
         return {"requests": requests, "tokens": tokens, "hybrid": requests & tokens}[self.concurrency_mode]
 
 
+class Threshold(Struct, frozen=True, forbid_unknown_fields=True):
+    """Compare with a value."""
+
+    operator: Literal["LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Equal", "NotEqual"]
+    value: float = 0.0
+
+
+class FilterAlgorithm(Struct, frozen=True, forbid_unknown_fields=True):
+    """Choose by a threshold."""
+
+    type: Literal["threshold"]
+    threshold: Threshold
+
+
+class AttributeFilter(Attribute, Filter, frozen=True, tag="endpoint-attribute-filter"):
+    """Keep whose attribute meets the threshold: ``scheduling/filter/endpointattribute/filter.go``."""
+
+    attribute: Literal["GPUUtilization"]
+    algorithm: FilterAlgorithm
+    on_missing: Literal["", "Pass", "Fail"] = ""
+    fallback_on_empty: bool = False
+
+    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
+        shown, value = self.shown(fleet), self.algorithm.threshold.value
+        less, same = shown < value, shown == value
+        met: Flags = {
+            "LessThan": less,
+            "LessThanOrEqual": less | same,
+            "GreaterThan": ~(less | same),
+            "GreaterThanOrEqual": ~less,
+            "Equal": same,
+            "NotEqual": ~same,
+        }[self.algorithm.threshold.operator]
+        kept = np.where(shown < 0.0, self.on_missing != "Fail", met)
+        return kept | (self.fallback_on_empty and not kept.any())
+
+
 class TopologyFilter(Filter, frozen=True, tag="topology-affinity-filter"):
     """Keep all: nearness to a prefill endpoint, which nobody picks (``filter/topologyaffinity``)."""
 
@@ -291,6 +329,7 @@ Filters = (
     | UtilizationFilter
     | UtilizationDetector
     | ConcurrencyDetector
+    | AttributeFilter
     | TopologyFilter
     | SessionFilter
     | LabelFilter

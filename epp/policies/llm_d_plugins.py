@@ -23,7 +23,7 @@ Positive = Annotated[float, Meta(gt=0.0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
 
 #: Columns of `Snapshot.extra`; `epp.schedule.extras` fills them for the plugins that ask.
-COLD_PLACE, LORA, PRIORITY = "cold_place", "lora", "priority"
+COLD_PLACE, LORA, PRIORITY, GPU = "cold_place", "lora", "priority", "gpu_utilization"
 TTFT_SLO, TPOT_SLO = "ttft_slo_ms", "tpot_slo_ms"
 #: Beginnings of names of columns, with what they are made of behind.
 TOKEN, SESSION = "token:", "session:"
@@ -75,6 +75,20 @@ class Filter(Plugin, frozen=True):
     def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
         """Say who stays; ``draw`` is a uniform number of this request and plugin."""
         return np.ones(len(fleet), np.bool_)
+
+
+class Attribute(Plugin, frozen=True):
+    """Read the GPU utilization that DCGM Exporter tells, the one attribute that is read here."""
+
+    producer: Literal["dcgm-extractor"]
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        return (GPU,)
+
+    def shown(self, fleet: Snapshot) -> Floats:
+        """Return the attribute, -1 where an endpoint has none."""
+        return fleet.extra.get(GPU, np.full(len(fleet), -1.0))
 
 
 class Objectives(Plugin, frozen=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
 from epp.policies.llm_d_plugins import (
     COLD_PLACE,
     LORA,
     TPOT_HEADROOM,
     TTFT_HEADROOM,
+    Attribute,
     Bound,
     Objectives,
     PositiveInt,
@@ -161,6 +162,61 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
         return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
 
 
+class FixedRange(Struct, frozen=True, forbid_unknown_fields=True):
+    """Scale from ``min`` to ``max``, whatever is seen."""
+
+    min: float = 0.0
+    max: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check that they are apart."""
+        if self.min >= self.max:
+            raise ValueError("min must be below max")
+
+
+class Normalization(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Scale by a range of one's own, or by what the endpoints show."""
+
+    fixed_range: FixedRange | None = None
+    adaptive_range: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that it is one of them."""
+        if self.fixed_range is not None and self.adaptive_range is not None:
+            raise ValueError("one of fixedRange and adaptiveRange is wanted")
+
+
+class ScorerAlgorithm(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Say which end of the range is good."""
+
+    type: Literal["linear_lower_is_better", "linear_higher_is_better"]
+    normalization: Normalization = Normalization()
+
+
+class AttributeScorer(Attribute, Scorer, frozen=True, tag="endpoint-attribute-scorer"):
+    """Score by an attribute, in a range, and 0 without it: ``scheduling/scorer/endpointattribute``.
+
+    Where all that have it show the same, each scores 1 by the adaptive range.
+    """
+
+    attribute_key: Literal["GPUUtilization"]
+    algorithm: ScorerAlgorithm
+
+    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+        shown, scores = self.shown(fleet), np.zeros(len(fleet))
+        if not (there := shown >= 0.0).any():
+            return scores
+        fixed = self.algorithm.normalization.fixed_range
+        least, most = (fixed.min, fixed.max) if fixed else (shown[there].min(), shown[there].max())
+        if most == least:
+            scores[there] = 1.0
+            return scores
+        scaled = np.clip((shown[there] - least) / (most - least), 0.0, 1.0)
+        lower = self.algorithm.type == "linear_lower_is_better"
+        scores[there] = 1.0 - scaled if lower else scaled
+        return scores
+
+
 class LatencyScorer(Objectives, Scorer, frozen=True, tag="latency-scorer"):
     """Score by headrooms to the SLOs, scaled over the endpoints: ``scheduling/scorer/latency/plugin.go``.
 
@@ -233,6 +289,7 @@ Scorers = (
     | NoHitLruScorer
     | LoraScorer
     | HeaderLabelScorer
+    | AttributeScorer
     | LatencyScorer
     | TopologyScorer
     | SessionScorer

@@ -13,6 +13,7 @@ import numpy as np
 
 from epp.policies.llm_d_plugins import (
     COLD_PLACE,
+    GPU,
     LORA,
     PRIORITY,
     SESSION,
@@ -63,12 +64,16 @@ class Extras:
             name: {} for name in self._asks if name.startswith(COLD_PLACE)
         }
 
-    def columns(self, request: RequestInfo, fleet: Fleet, slots: Slots) -> Mapping[str, Floats]:
+    def columns(self, request: RequestInfo, fleet: Fleet, slots: Slots, now_s: float) -> Mapping[str, Floats]:
         """Make a column for each name, in the order of the slots."""
-        return {name: self._column(name, request, fleet, slots.tolist()) for name in self._asks}
+        return {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in self._asks}
 
-    def _column(self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int]) -> Floats:
+    def _column(
+        self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int], now_s: float
+    ) -> Floats:
         count = len(slots)
+        if name == GPU:
+            return np.fromiter((fleet.engine.gpu(slot, now_s) for slot in slots), np.float64, count)
         if name in self._cold:
             places = {address: place for place, address in enumerate(self._cold[name])}
             found = (places.get(fleet.address_of(slot) or "", -1) for slot in slots)

@@ -212,7 +212,7 @@ class Picker:
         success = fleet.capability.success(given, models, len(slots))
         seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, slots))
+            seen = replace(seen, extra=self._extras.columns(request, fleet, slots, now_s))
         return seen
 
     def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:

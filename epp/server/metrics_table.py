@@ -361,7 +361,8 @@ TABLE: tuple[Row, ...] = (
     _counter(
         "epp_endpoint_events_total",
         "endpoint event",
-        "What happened to an endpoint: probe-failed, scrape-failed, ejected, restarted (its engine).",
+        "What happened to an endpoint: probe-failed, scrape-failed, gpu-scrape-failed, ejected, restarted "
+        "(its engine).",
     ),
     _gauge(
         "epp_endpoint_model_mismatch",

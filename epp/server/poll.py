@@ -11,15 +11,17 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from epp.config.address import join_address, split_address
 from epp.config.relays import RELAY_NAME
 from epp.extproc.messages import DESTINATION_HEADER
 from epp.keyed_uniform import keyed_uniform
 from epp.server.keep_alive import KeepAlive, client_tls
-from epp.signals.metrics_text import MetricsReader
+from epp.server.listed_models import parse_models
+from epp.signals.metrics_text import MetricsReader, gpu_utilization
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
     from epp.server.keep_alive import Answer, TokenFile
+    from epp.server.listed_models import ListedModel
     from epp.server.metrics import Metrics
     from epp.signals.fleet import Fleet
     from epp.signals.metrics_text import EngineSample
@@ -224,6 +227,12 @@ class Poller:
         if self._token is not None:
             await self._token.first_read()
         connections = [await self._connected() for _ in works]  # opened when first asked
+        if self._scrapes.interval_s and self._scrape.gpu_port:
+            host, _ = split_address(self._target.address)
+            exporter = join_address(host, self._scrape.gpu_port)
+            connections.append(KeepAlive(exporter, tls=None, server_name=None))
+            every = partial(self._every, self._scrapes, "gpu-scrape", self._gpu_once)
+            works.append(partial(self._kept, every, "gpu-scrape"))
         try:
             await asyncio.gather(
                 *(work(connection) for work, connection in zip(works, connections, strict=True))
@@ -311,6 +320,18 @@ class Poller:
         sample = self._reader.read(answer.body)
         self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
+    async def _gpu_once(self, exporter: KeepAlive) -> None:
+        try:
+            answer = await exporter.get("/metrics", {}, self._probe.timeout_s)
+        except (OSError, ValueError) as error:
+            self._failed("gpu-scrape", _problem(error))
+            return
+        utilization = gpu_utilization(answer.body) if answer.status == 200 else None
+        if utilization is None:
+            self._failed("gpu-scrape", f"status {answer.status}, without the utilization of a GPU")
+            return
+        self._sink.gpu_scraped(self._target.address, utilization, self._clock.mono_s())
+
     async def _check_models(self, connection: KeepAlive) -> None:
         """Ask for the engine's models once it is up, and now and then."""
         while True:
@@ -341,55 +362,6 @@ class _Work(Protocol):
 
 def _problem(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-class ListedModel(NamedTuple):
-    """A model as its engine lists it.
-
-    Attributes:
-        context_tokens: context length, prompt and answer together, where the engine tells it: vLLM and SGLang
-            do, as ``max_model_len``.
-        root: what the engine was started with, a hub id or a folder; empty when not known.
-        parent: the base model of an adapter; empty for others.
-    """
-
-    context_tokens: int | None = None
-    root: str = ""
-    parent: str = ""
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: object = None
-    root: object = None
-    parent: object = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-_DECODER = msgspec.json.Decoder(_Models)
-
-
-def parse_models(body: bytes) -> dict[str, ListedModel]:
-    """Read the names that requests may give, adapters among them; empty when the body tells none."""
-    try:
-        models = _DECODER.decode(body).data
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}
-    return {
-        model.id: ListedModel(_tokens(model.max_model_len), _text(model.root), _text(model.parent))
-        for model in models
-    }
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _tokens(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 and value is not True else None
 
 
 class SignalFeed:
@@ -429,7 +401,7 @@ class SignalFeed:
         if slot is None:
             return
         self._metrics.endpoint_event(address, f"{what}-failed")
-        if what == "scrape":
+        if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
         elif self._fleet.health.failure(slot, "probe", now_s):
             self._metrics.endpoint_event(address, "ejected")
@@ -448,6 +420,12 @@ class SignalFeed:
             self._process_started(slot, sample.process_start_time_s)
         if sample.kv_capacity_tokens:
             self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+
+    def gpu_scraped(self, address: str, utilization: float, now_s: float) -> None:
+        """Take the utilization of an endpoint's busiest GPU."""
+        slot = self._fleet.slot_of(address)
+        if slot is not None:
+            self._fleet.engine.update_gpu(slot, utilization, now_s)
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists; say once which names it is asked for and does not know."""

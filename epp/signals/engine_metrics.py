@@ -40,6 +40,8 @@ class EngineMetrics:
         self.updated_s: Floats = np.zeros(0, np.float64)
         #: Tokens of a KV cache's block, by slot; 0 where the engine does not tell. Not to be written.
         self.kv_block_tokens: Floats = np.zeros(0, np.float64)
+        #: By slot, utilization of its busiest GPU (0..1), and when that was read.
+        self._gpu: dict[int, tuple[float, float]] = {}
         self._stale_at_s = math.inf  # no sample is stale before
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
@@ -79,6 +81,15 @@ class EngineMetrics:
                 self._heard_s[slot] = now_s
         return restarted
 
+    def update_gpu(self, slot: int, utilization: float, now_s: float) -> None:
+        """Take the utilization of an endpoint's busiest GPU, 0..1."""
+        self._gpu[slot] = utilization, now_s
+
+    def gpu(self, slot: int, now_s: float) -> float:
+        """Return the utilization of an endpoint's busiest GPU, -1 where unknown or stale."""
+        utilization, read_s = self._gpu.get(slot, (-1.0, now_s))
+        return utilization if now_s - read_s <= self._stale_after_s else -1.0
+
     def adapters(self, slot: int) -> Adapters:
         """Return the LoRA adapters of the last sample."""
         sample = self._last.get(slot)
@@ -90,7 +101,7 @@ class EngineMetrics:
         self.updated_s[slot] = math.nan
         self.kv_block_tokens[slot] = 0
         self.version += 1
-        for store in (self._last, self._started_s, self._heard_s):
+        for store in (self._last, self._started_s, self._heard_s, self._gpu):
             store.pop(slot, None)
 
     def block(self, now_s: float) -> Floats:

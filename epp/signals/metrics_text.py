@@ -298,6 +298,15 @@ def _pattern(names: frozenset[bytes]) -> re.Pattern[bytes]:
     return re.compile(rb"\n[ \t]*(" + choice + rb")(?=[ \t{])")
 
 
+_GPU = re.compile(rb"^DCGM_FI_DEV_GPU_UTIL(?:[ \t]*\{[^\n]*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+
+
+def gpu_utilization(text: bytes) -> float | None:
+    """Return the utilization (0..1) of the busiest GPU that DCGM Exporter shows."""
+    shown = (number(found) for found in _GPU.findall(text[:MAX_BYTES]))
+    return max((value / 100.0 for value in shown if 0.0 <= value <= 100.0), default=None)
+
+
 # One pass of the pattern engine over the text finds the candidate lines; Python sees no others.
 _FIND = _pattern(wanted())
 #: No wanted line is shorter: a page that has grown by less has no further one.

@@ -111,6 +111,20 @@ def test_what_the_policy_llm_d_lacks_makes_a_profile_of_its_own() -> None:
     assert made.config.saturation.stale_after_s == 2.0
 
 
+def test_gpu_counters_of_an_exporter_in_the_pod() -> None:
+    attribute = {"attributeKey": "GPUUtilization", "producer": "dcgm-extractor"}
+    scorer = {
+        "type": "endpoint-attribute-scorer",
+        "parameters": {**attribute, "algorithm": {"type": "linear_lower_is_better"}},
+    }
+    source: dict[str, Any] = {"type": "dcgm-data-source", "parameters": {"port": 9500}}
+    assert config_of([source, {"type": "dcgm-extractor"}, scorer]).config.scrape.gpu_port == 9500
+    source["parameters"]["useNodeAddress"] = True
+    with pytest.raises(ConfigError, match="in the engine's pod"):
+        config_of([source, scorer])
+    assert config_of([source, {"type": "queue-scorer"}]).config.scrape.gpu_port == 0
+
+
 def test_endpoints_from_a_file_that_llm_d_reads() -> None:
     plugins: list[dict[str, Any]] = [
         {"type": "file-discovery", "parameters": {"path": "/e.yaml"}},

@@ -20,6 +20,16 @@ NEEDED: dict[str, dict[str, Any]] = {
         "fallbackOnEmpty": True,
     },
     "header-label-affinity-scorer": {"headerName": "x", "labelKey": "y"},
+    "endpoint-attribute-filter": {
+        "attribute": "GPUUtilization",
+        "producer": "dcgm-extractor",
+        "algorithm": {"type": "threshold", "threshold": {"operator": "Equal", "value": 0.5}},
+    },
+    "endpoint-attribute-scorer": {
+        "attributeKey": "GPUUtilization",
+        "producer": "dcgm-extractor",
+        "algorithm": {"type": "linear_lower_is_better"},
+    },
     "concurrency-detector": {"maxConcurrency": 10**15, "maxTokenConcurrency": 10**15},
 }
 PLUGINS = [part for union in (Filters, Scorers) for part in get_args(union)]

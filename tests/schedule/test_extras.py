@@ -115,3 +115,38 @@ def test_sessions_stay_where_they_are_bound() -> None:
     picker.set_pool(POOL, 4.0)
     assert {pick(4.0, x_id="a") for _ in range(5)} == {moved}
     assert len({pick(100.0 + number, x_id=f"new {number}") for number in range(20)}) > 1
+
+
+ABOVE = {"type": "threshold", "threshold": {"operator": "GreaterThan", "value": 0.5}}
+LINEAR = {"type": "linear_lower_is_better"}
+FIXED = {**LINEAR, "normalization": {"fixedRange": {"min": 0.0, "max": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("plugins", "kept", "scores"),
+    [
+        ({}, [True, True, True], [1.0, 0.0, 0.0]),
+        ({"algorithm": ABOVE}, [False, True, True], None),
+        ({"algorithm": ABOVE, "onMissing": "Fail"}, [False, True, False], None),
+        ({"scorer": FIXED}, [True, True, True], [0.6, 0.0, 0.0]),
+    ],
+)
+def test_endpoints_by_the_utilization_of_their_gpus(
+    plugins: dict[str, Any], kept: list[bool], scores: list[float] | None
+) -> None:
+    at = {"producer": "dcgm-extractor"}
+    params: dict[str, Any] = {
+        "scorers": {"gpu": {"type": "endpoint-attribute-scorer", "attributeKey": "GPUUtilization",
+                            "algorithm": plugins.pop("scorer", LINEAR), **at}},
+        "scorer_weights": {"gpu": 1.0},
+    }  # fmt: skip
+    if plugins:
+        named = {"type": "endpoint-attribute-filter", "attribute": "GPUUtilization"}
+        params["filters"] = {"gpu": {**named, **plugins, **at}}
+    picker = picker_of("llm-d-profile", params=params, pool=POOL)
+    for slot, utilization, read_s in ((0, 0.2, 50.0), (1, 0.9, 50.0), (2, 0.1, 10.0)):
+        picker.fleet.engine.update_gpu(slot, utilization, read_s)  # the third is stale by now
+    ranking = picker.pick(RequestInfo(), 50.0, 50.0).ranking
+    assert [cost < 1e8 for cost in ranking.costs] == kept
+    if scores is not None:
+        assert [round(float(score), 6) for score in ranking.terms["gpu"]] == scores

@@ -17,12 +17,12 @@ from epp.config.schema import Probe, Scrape
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.files import replace_file
 from epp.server.keep_alive import TokenFile
+from epp.server.listed_models import ListedModel
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     MAX_PER_SLOT,
     PROBES_AT,
     SLOTS,
-    ListedModel,
     Poller,
     PollSchedule,
     SignalFeed,
@@ -55,6 +55,7 @@ class Seen:
         self.failures = list[str]()
         self.samples = list[EngineSample]()
         self.scrape_failures = list[str]()
+        self.gpus = list[float]()
         self.event = asyncio.Event()
 
     def probed(self, _address: str, rtt_ms: float | None, _now_s: float) -> None:
@@ -67,6 +68,10 @@ class Seen:
 
     def scraped(self, _address: str, sample: EngineSample, _now_s: float) -> None:
         self.samples.append(sample)
+        self.event.set()
+
+    def gpu_scraped(self, _address: str, utilization: float, _now_s: float) -> None:
+        self.gpus.append(utilization)
         self.event.set()
 
     def models_listed(self, *_: object) -> None:
@@ -154,6 +159,27 @@ async def test_a_server_error_fails_a_probe_and_a_client_error_is_an_answer(
         await seen.until("scrape_failures", 1)
     assert set(seen.failures) == ({found} if found else set())
     assert seen.scrape_failures[0] == f"status {status}"
+
+
+async def test_the_busiest_gpu_that_the_exporter_beside_an_engine_shows() -> None:
+    page = """# TYPE DCGM_FI_DEV_GPU_UTIL gauge
+DCGM_FI_DEV_GPU_UTIL{gpu="0",pod="a"} 12
+DCGM_FI_DEV_GPU_UTIL{gpu="1",pod="a"} 87
+DCGM_FI_DEV_MEM_COPY_UTIL{gpu="0"} 99
+"""
+    pages = ["DCGM_FI_DEV_MEM_COPY_UTIL 99\n", page]
+
+    async def exporter(_: web.Request) -> web.Response:
+        return web.Response(text=pages.pop(0) if len(pages) > 1 else page)
+
+    async with (
+        engine() as address,
+        serving(exporter) as beside,
+        polling(address, gpu_port=int(beside.rpartition(":")[2])) as seen,
+    ):
+        await seen.until("gpus", 2)
+    assert seen.gpus[:2] == [0.87, 0.87]
+    assert seen.scrape_failures == ["status 200, without the utilization of a GPU"]
 
 
 async def test_a_closed_port_is_a_failure() -> None:

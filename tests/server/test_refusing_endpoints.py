@@ -15,7 +15,7 @@ from epp.extproc.types import Cause
 from epp.ops.explain import explain
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
-from epp.server.poll import ListedModel
+from epp.server.listed_models import ListedModel
 from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 

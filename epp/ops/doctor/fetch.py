@@ -28,7 +28,8 @@ from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, pars
 from epp.ops.doctor.picker import Page
 from epp.ops.doctor.traffic import measure
 from epp.records.files import DAMAGED, read_records, record_files
-from epp.server.poll import check_served, parse_models, target_of
+from epp.server.listed_models import parse_models
+from epp.server.poll import check_served, target_of
 from epp.server.resolve import Resolver
 
 if TYPE_CHECKING:
