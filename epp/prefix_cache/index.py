@@ -15,12 +15,12 @@ import heapq
 import math
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from epp.prefix_cache.state_slots import StateSlots
     from epp.types import Floats, RequestInfo, Slots
@@ -86,6 +86,10 @@ class SlotHoldings:
     def held(self) -> tuple[int, ...]:
         """Keys of all segments held, safe to change while looking."""
         return tuple(self._uses)
+
+    def in_order(self) -> list[int]:
+        """List the keys of all segments held, the least recently used first."""
+        return [key for _, _, key in sorted(self._uses.values())]
 
     def used_at_tokens(self, key: int) -> float:
         """Return when a segment that is held was used last."""
@@ -162,18 +166,43 @@ _MAX_SPLIT_HOLDERS = 16
 class _Segment:
     """A run of blocks held alike, ``start`` blocks below the root."""
 
-    __slots__ = ("answers", "block_tokens", "hashes", "holders", "key", "leaf", "start")
+    __slots__ = ("answers", "below", "block_tokens", "hashes", "holders", "key", "leaf", "start")
 
     def __init__(self, start: int, hashes: array[int], block_tokens: float, holders: int) -> None:
         self.start, self.hashes, self.block_tokens, self.holders = start, hashes, block_tokens, holders
         self.key = hashes[0]  # kept as one object: every reader of an array makes a new one
         self.leaf = True  # False once anything hung below it, even if that is gone by now
+        self.below = 0  # key of what was cut from its end last, else of what hung below it first
         # slot -> (prompt tokens, prompt and answer tokens) of a request whose prompt ended here
         self.answers: dict[int, tuple[int, int]] | None = None
 
     @property
     def tokens(self) -> float:
         return len(self.hashes) * self.block_tokens
+
+
+class Run(NamedTuple):
+    """Blocks that follow each other, without their hashes: the first one's, the last one's, how many."""
+
+    key: int
+    last: int
+    blocks: int
+
+
+class Prefix(NamedTuple):
+    """What an index inserted for a slot, as others can insert it.
+
+    Attributes:
+        known: runs from the root on that somebody held before.
+        start: blocks of these.
+        blocks: hashes of those below, which nobody held.
+        block_tokens: tokens of a block.
+    """
+
+    known: list[Run]
+    start: int
+    blocks: array[int]
+    block_tokens: float
 
 
 class PrefixMatch:
@@ -251,6 +280,8 @@ class PrefixIndex:
         self._states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
+        #: Called with each insertion, None where nobody else keeps an index.
+        self.on_insert: Callable[[int, Prefix], None] | None = None
         #: Distinct ones, over all slots.
         self.distinct_tokens, self.distinct_blocks = 0.0, 0
 
@@ -274,9 +305,7 @@ class PrefixIndex:
                 steps[-1] = (alive, tokens)
             else:
                 steps.append((alive, tokens))
-            if matched < len(segment.hashes):
-                break
-            if segment.answers:
+            if matched == len(segment.hashes) and segment.answers:
                 for slot, (before, covered) in segment.answers.items():
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
@@ -296,32 +325,105 @@ class PrefixIndex:
         blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
         before_tokens, distance_tokens = holdings.clock_tokens, math.nan
         holdings.clock_tokens = now_tokens = before_tokens + len(blocks) * prompt.block_tokens
-        position, above = 0, None
+        position, above, known = 0, None, list[Run]()
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
             if segment is None:
-                fresh = array("Q", blocks[position:])
-                if above is not None and above.leaf and above.holders == bit:
-                    self._extend(above, fresh, prompt.block_tokens, holdings)
-                    break
-                segment = self._add(position, fresh, prompt.block_tokens)
-            else:
-                matched = _matched(segment.hashes, blocks, position)
-                if matched < len(segment.hashes):
-                    self._split(segment, matched)
+                self._hang(slot, above, position, array("Q", blocks[position:]), prompt.block_tokens)
+                break
+            matched = _matched(segment.hashes, blocks, position)
+            if matched < len(segment.hashes):
+                self._split(segment, matched)
             if above is not None:
                 above.leaf = False
             if segment.holders & bit:
                 distance_tokens = before_tokens - holdings.used_at_tokens(segment.key)
-            else:
-                segment.holders |= bit
-                holdings.tokens += segment.tokens
-            holdings.touch(segment.key, segment.start, now_tokens)
-            position += len(segment.hashes)
+            self._take(slot, holdings, segment, now_tokens)
+            if self.on_insert is not None:
+                known.append(Run(segment.key, segment.hashes[-1], matched))
+            position += matched
             above = segment
         self._shrink(slot, holdings)
         self._shrink_all()
+        if self.on_insert is not None:
+            self.on_insert(slot, Prefix(known, position, array("Q", blocks[position:]), prompt.block_tokens))
         return distance_tokens
+
+    def hold(self, slot: int, prefix: Prefix) -> bool:
+        """Insert what another index inserted; False where runs that it names are not known here.
+
+        What hangs below such runs is found as soon as they are.
+        """
+        holdings, whole, blocks = self._holdings(slot), True, prefix.blocks
+        tokens = (sum(run.blocks for run in prefix.known) + len(blocks)) * prefix.block_tokens
+        holdings.clock_tokens = now_tokens = holdings.clock_tokens + tokens
+        above: _Segment | None = None
+        for run in prefix.known:
+            above = None
+            for segment in self._segments_of(run):
+                self._take(slot, holdings, segment, now_tokens)
+                above = segment
+            whole = whole and above is not None
+        position = 0
+        while position < len(blocks):
+            found = self._segments.get(blocks[position])
+            if found is None:
+                self._hang(slot, above, prefix.start + position, blocks[position:], prefix.block_tokens)
+                break
+            matched = _matched(found.hashes, blocks, position)
+            if matched < len(found.hashes):
+                self._split(found, matched)
+            self._take(slot, holdings, found, now_tokens)
+            position += matched
+            above = found
+        self._shrink(slot, holdings)
+        self._shrink_all()
+        return whole
+
+    def _segments_of(self, run: Run) -> list[_Segment]:
+        """Find the segments that a run of another index consists of here; none where a block is missing."""
+        found, key, left = list[_Segment](), run.key, run.blocks
+        while left > 0:
+            segment = self._segments.get(key)
+            if segment is None:
+                return []
+            if len(segment.hashes) > left:
+                if segment.hashes[left - 1] != run.last:
+                    return []
+                self._split(segment, left)
+            found.append(segment)
+            left -= len(segment.hashes)
+            key = segment.below
+        return found if found and found[-1].hashes[-1] == run.last else []
+
+    def prefixes(self, slot: int) -> Iterator[Prefix]:
+        """Yield what the slot holds, the least recently used first, for `hold` of another index."""
+        holdings = self._slots.get(slot)
+        for key in () if holdings is None else holdings.in_order():
+            segment = self._segments.get(key)
+            if segment is not None and segment.holders >> slot & 1:
+                yield Prefix([], segment.start, segment.hashes[:], segment.block_tokens)
+
+    def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment, now_tokens: float) -> None:
+        """Let the slot hold and use a segment."""
+        if not segment.holders >> slot & 1:
+            segment.holders |= 1 << slot
+            holdings.tokens += segment.tokens
+        holdings.touch(segment.key, segment.start, now_tokens)
+
+    def _hang(
+        self, slot: int, above: _Segment | None, start: int, blocks: array[int], block_tokens: float
+    ) -> None:
+        """Let the slot hold blocks that nobody held, below a segment or at the root."""
+        holdings = self._slots[slot]
+        if above is not None and above.leaf and above.holders == 1 << slot:
+            self._extend(above, blocks, block_tokens, holdings)
+            return
+        segment = self._add(start, blocks, block_tokens)
+        if above is not None:
+            above.leaf = False
+            above.below = above.below or segment.key
+        self._take(slot, holdings, segment, holdings.clock_tokens)
 
     def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
         """Note an answer that the slot generated: a prompt that continues it finds its tokens cached."""
@@ -410,6 +512,7 @@ class PrefixIndex:
         segment.hashes = segment.hashes[:at]
         lower.answers, segment.answers = segment.answers, None
         lower.leaf, segment.leaf = segment.leaf, False
+        lower.below, segment.below = segment.below, lower.key
         for slot in _bits(segment.holders):
             self._slots[slot].copy_use(segment.key, lower.key, lower.start)
         return lower

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.signals.engine_metrics import KV_USAGE, WAITING
+from epp.signals.ledger import PENDING, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,10 +65,8 @@ class Shedding:
         slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
         fleet, settings = self._fleet, self._settings
         if settings.running_requests or settings.pending_tokens:
-            ledger = fleet.ledger
-            return concurrency(
-                ledger.running_requests[slots], ledger.pending_uncached_tokens[slots], settings
-            )
+            promised = fleet.promised(np.array(slots, np.intp))
+            return concurrency(promised[RUNNING], promised[PENDING], settings)
         block = fleet.engine.block(now_s)[:, slots]
         if settings.stale_after_s:
             stale = ~(now_s - fleet.engine.updated_s[slots] <= settings.stale_after_s)

@@ -29,6 +29,7 @@ from epp.extproc.types import Cause
 from epp.schedule.decision import Source, usage_sources, with_itl
 from epp.server.access_log import Termination
 from epp.signals.engine_metrics import RUNNING, WAITING
+from epp.signals.ledger import RUNNING as PROMISED_REQUESTS
 from epp.signals.paths import ConnectionTiming
 from epp.signals.retry_after import STATUSES, retry_after_s
 
@@ -460,7 +461,9 @@ class EstimatedLeases:
         fleet, slot = self._picker.fleet, lease.slot
         busy = fleet.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
         # False where unknown
-        return self._is_there(lease) and bool(busy >= fleet.ledger.running_requests[slot])
+        return self._is_there(lease) and bool(
+            busy >= fleet.promised(slice(slot, slot + 1))[PROMISED_REQUESTS, 0]
+        )
 
     def _end(self, decision_id: str) -> None:
         del self._estimated[decision_id]

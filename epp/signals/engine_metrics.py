@@ -90,6 +90,14 @@ class EngineMetrics:
         utilization, read_s = self._gpu.get(slot, (-1.0, now_s))
         return utilization if now_s - read_s <= self._stale_after_s else -1.0
 
+    def started_s(self, slot: int) -> float:
+        """Return the Unix time at which the slot's newest process started, 0 where it is not known."""
+        return self._started_s.get(slot, 0.0)
+
+    def restarted(self, slot: int, started_s: float, now_s: float) -> None:
+        """Note a newer process that another picker has heard of."""
+        self._started_s[slot], self._heard_s[slot] = started_s, now_s
+
     def adapters(self, slot: int) -> Adapters:
         """Return the LoRA adapters of the last sample."""
         sample = self._last.get(slot)

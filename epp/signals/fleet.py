@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
+    from epp.signals.others_load import OthersLoad
     from epp.signals.slots import Rows
     from epp.types import Endpoint, Flags, Floats, Slots
 
@@ -164,6 +165,8 @@ class Fleet:
         self.capability = Capability()
         self.paths = PathTable()
         self.retry_after = RetryAfter()
+        #: What other pickers promised, None where there are none.
+        self.others: OthersLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -213,6 +216,8 @@ class Fleet:
         self._names.clear()
         self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
+        if self.others is not None:
+            self.others.set_pool({address: slot for address, (slot, _) in members.items()})
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
             if old is None or old.engine_class != endpoint.engine_class:
@@ -326,7 +331,7 @@ class Fleet:
             np.floor_divide(cached, block_tokens, out=cached, where=told)
             np.multiply(cached, block_tokens, out=cached, where=told)
         np.subtract(prompt_tokens, block[_CACHED], out=block[_UNCACHED])
-        block[_LEDGER] = self.ledger.block[:, rows]
+        block[_LEDGER] = self.promised(rows)
         block[_AGE] = measured.age_ms(now_s)
         block[_HIT_RATIO] = self.calibration.hit_ratio[rows]
         block[_RATES] = self.rates.block()[:, rows]
@@ -334,10 +339,23 @@ class Fleet:
         self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
+    def promised(self, rows: Rows) -> Floats:
+        """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
+        own: Floats = self.ledger.block[:, rows]
+        return own if self.others is None else own + self.others.block[:, rows]
+
+    def share_load(self, others: OthersLoad) -> None:
+        """Count what others promise from now on."""
+        self.others = others
+        others.resize(self.ledger.block.shape[1])
+        others.set_pool({address: slot for address, (slot, _) in self._members.items()})
+
     def _resize(self, capacity: int) -> None:
         for store in self._columns:
             store.resize(capacity)
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)
+        if self.others is not None:
+            self.others.resize(capacity)
 
     def _add(self, address: str, now_s: float) -> int:
         slot = self._slots.take(address)

@@ -18,9 +18,12 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.types import Floats
 
-_QUEUED, _PENDING, _RUNNING, _DECODING, _CONTEXT = range(5)
+QUEUED, PENDING, RUNNING, DECODING, CONTEXT = range(5)
+"""Rows of `LoadLedger.block`."""
 _NOWHERE = -1
 #: Leases kept at once; beyond these the oldest expire.
 _MAX_LEASES = 100_000
@@ -46,6 +49,8 @@ class LoadLedger:
     def __init__(self, ttl_s: float = 1800.0) -> None:
         self._ttl_s = ttl_s
         self._leases: dict[str, _Lease] = {}  # in order of expiry: renewal moves to the end
+        #: Called with a slot whose counters change, and the uncached tokens promised now; None for nobody.
+        self.on_change: Callable[[int, int], None] | None = None
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
         #: tokens that await their first token, unfinished requests, those of them past their first token,
         #: prompt tokens and expected answers of these.
@@ -58,13 +63,13 @@ class LoadLedger:
     @property
     def pending_uncached_tokens(self) -> Floats:
         """Uncached tokens of requests that await their first token, by slot."""
-        tokens: Floats = self.block[_PENDING]
+        tokens: Floats = self.block[PENDING]
         return tokens
 
     @property
     def running_requests(self) -> Floats:
         """Unfinished requests, by slot."""
-        requests: Floats = self.block[_RUNNING]
+        requests: Floats = self.block[RUNNING]
         return requests
 
     def reserve(
@@ -101,9 +106,10 @@ class LoadLedger:
         if lease is None or lease.decoding or lease.slot == _NOWHERE:
             return False
         block, slot = self.block, lease.slot
-        block[_PENDING, slot] -= lease.uncached_tokens
-        block[_DECODING, slot] += 1.0
-        block[_CONTEXT, slot] += lease.prompt_tokens + lease.answer_tokens
+        block[PENDING, slot] -= lease.uncached_tokens
+        block[DECODING, slot] += 1.0
+        block[CONTEXT, slot] += lease.prompt_tokens + lease.answer_tokens
+        self._changed(slot)
         lease.decoding = True
         lease.expires_at_s = now_s + self._ttl_s
         del self._leases[lease_id]
@@ -156,16 +162,22 @@ class LoadLedger:
             if lease.slot == slot:
                 lease.slot = _NOWHERE
         self.block[:, slot] = 0.0
+        self._changed(slot)
+
+    def _changed(self, slot: int, promised_tokens: int = 0) -> None:
+        if self.on_change is not None:
+            self.on_change(slot, promised_tokens)
 
     def _count(self, lease: _Lease, sign: float) -> None:
         """Add a lease to its slot's sums, or take it off."""
         slot, block = lease.slot, self.block
         if slot == _NOWHERE:
             return
-        block[_QUEUED, slot] += sign * lease.prompt_tokens
-        block[_RUNNING, slot] += sign
+        block[QUEUED, slot] += sign * lease.prompt_tokens
+        block[RUNNING, slot] += sign
         if lease.decoding:
-            block[_DECODING, slot] += sign
-            block[_CONTEXT, slot] += sign * (lease.prompt_tokens + lease.answer_tokens)
+            block[DECODING, slot] += sign
+            block[CONTEXT, slot] += sign * (lease.prompt_tokens + lease.answer_tokens)
         else:
-            block[_PENDING, slot] += sign * lease.uncached_tokens
+            block[PENDING, slot] += sign * lease.uncached_tokens
+        self._changed(slot, lease.uncached_tokens if sign > 0.0 else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from epp.lab.compare.simulate import (
 )
 from epp.lab.compare.stats import MIN_UNITS
 from epp.lab.sim.oracle import ORACLES
+from epp.lab.sim.scenario import PickerOptions, WindowOptions
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.learn.reward_model.settings import DataKeys
 from epp.policies.lodestar import Lodestar
@@ -51,6 +53,8 @@ DEFAULT_LEARNED_SEEDS = MIN_UNITS
 CANDIDATES = ("gorgo-ms", "gorgo")
 #: What a policy may be worse by and still count as not inferior.
 MARGIN = 0.05
+#: Pickers that one simulation has at most.
+MAX_PICKERS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=number_from(1), default=2, help="processes (%(default)s)")
     add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
     add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
+    add = parser.add_argument_group("pickers", "that serve the same fleet").add_argument
+    add("--pickers", type=_counts, default="1", metavar="N,..", help="how many, up to 64 (%(default)s)")
+    add("--share", choices=("none", "index", "all"), default="all", help="what they share (%(default)s)")
+    add("--delay-ms", type=number_from(0, float), default=1.0, help="of their messages (%(default)s)")
+    add("--loss", type=number_from(0, float), default=0.0, help="share of messages lost (%(default)s)")
     group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
     group.add_argument(
         "--learn-first", type=number_from(1), metavar="N", help="samples before the first model (5000)"
@@ -106,6 +115,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
     add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(number_from(1)(part)) for part in text.split(",")]
+    if max(counts) > MAX_PICKERS:
+        raise ArgumentTypeError(f"at most {MAX_PICKERS}")
+    return counts
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -173,7 +189,9 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
         cells = [Cell(name=name, source=source, tuning=replace(source, part="tune"))]
     if arguments.max_in_flight is not None:
         cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
-    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup) for cell in cells]
+    pickers = PickerOptions(share=arguments.share, delay_ms=arguments.delay_ms, loss=arguments.loss)
+    reports = WindowOptions(pickers=pickers)
+    return [replace(cell, load=arguments.load, warmup_s=arguments.warmup, reports=reports) for cell in cells]
 
 
 def policies_of(text: str) -> tuple[PolicyChoice, ...]:
@@ -232,6 +250,9 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
             [replace(p, weights=found[p.name].weights) if p.name in found else p for p in policies]
             for found in tuned
         ]
+        chosen = [
+            [replace(p, pickers=count) for p in choices for count in arguments.pickers] for choices in chosen
+        ]
         tasks = [
             (cell, fleet, policy, seed)
             for cell, choices in zip(cells, chosen, strict=True)
@@ -242,8 +263,8 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
         outcomes = iter(_run_all(run_task, tasks, title, arguments.workers, step))
     entries = []
     for cell, choices, found in zip(cells, chosen, tuned, strict=True):
-        runs = {policy.name: [next(outcomes) for _ in seeds] for policy in choices}
-        weights = {policy.name: policy.weights for policy in choices}
+        runs = {policy.label: [next(outcomes) for _ in seeds] for policy in choices}
+        weights = {policy.label: policy.weights for policy in choices}
         tuning = [asdict(one) for one in found.values()]
         entries.append(
             _entry(cell, runs, weights, seeds[0], candidate, by_request=bool(arguments.trace), tuning=tuning)

@@ -47,12 +47,19 @@ class PolicyChoice:
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
         learning: how it learns during the run, for a policy that does.
+        pickers: how many pickers run it.
     """
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)
     learning: Learning | None = None
+    pickers: int = 1
+
+    @property
+    def label(self) -> str:
+        """The policy, and its pickers where they are several."""
+        return self.name if self.pickers == 1 else f"{self.name}, {self.pickers} pickers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,8 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     room = min(r.engine_class.kv_capacity_tokens for r in fleet.replicas)
     if block > room:
         raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
-    options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight)
+    pickers = replace(cell.reports.pickers, count=policy.pickers)
+    options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
     weights, lesson = policy.weights, None
     if policy.name == HILLCLIMB:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()

@@ -18,6 +18,7 @@ from epp.lab.sim.client import Client
 from epp.lab.sim.flight import Flight
 from epp.lab.sim.loop import Loop, Rank
 from epp.lab.sim.oracle import Truth
+from epp.lab.sim.pickers import PickerGroup
 from epp.lab.sim.prompts import Prompts
 from epp.lab.sim.replica import Replica
 from epp.lab.sim.results import SimResult, WindowResult
@@ -106,13 +107,20 @@ class FleetSim:
         self._truth = Truth(self)
         self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
-        self._picker = self._build_picker(weights)
-        self._signals = SignalFeed(self._picker.fleet, self.options.config, self.loop, seed)
+        pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
+        #: The only one where there are not several.
+        self._picker = pickers[0]
+        self._group = PickerGroup(pickers, self.options.pickers, self.loop, seed)
+        self._pickers = pickers
+        self._signals = [
+            SignalFeed(picker.fleet, self.options.config, self.loop, seed + number)
+            for number, picker in enumerate(pickers)
+        ]
         self._results: list[SimResult] = []
         self._pool = {replica.address: _endpoint(replica) for replica in spec.replicas if not replica.absent}
-        self._picker.set_pool(list(self._pool.values()), 0.0)
+        self._apply_pool()
         for address in self._pool:
-            self._signals.watch(self.replicas[address])
+            self._watch(self.replicas[address])
         for event in sorted(spec.events, key=lambda event: event.at_s):
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
@@ -154,17 +162,18 @@ class FleetSim:
 
     def report_first_token(self, decision_id: str) -> None:
         """Report a first token to the picker."""
-        self._picker.first_token(decision_id, self.loop.now_ms / 1e3)
+        self._picker_of(decision_id).first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
         self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
         """Report an end to the picker."""
+        picker = self._picker_of(decision_id)
         if travelled is not None:
-            self._picker.connection(decision_id, travelled)
+            picker.connection(decision_id, travelled)
         if usage is not None:
-            self._picker.usage(decision_id, usage)
-        outcome = self._picker.end(decision_id, cause, self.loop.now_ms / 1e3)
+            picker.usage(decision_id, usage)
+        outcome = picker.end(decision_id, cause, self.loop.now_ms / 1e3)
         if outcome is not None:
             self.ended(outcome)
 
@@ -225,7 +234,7 @@ class FleetSim:
         self._next_id = f"r{index}"
         self._truth.index = index
         try:
-            decision = self._picker.pick(request, now_s, ZERO_WALL_S + now_s)
+            decision = self._picker_of(self._next_id).pick(request, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
@@ -247,17 +256,27 @@ class FleetSim:
             if event.address not in self._pool:
                 self._pool[event.address] = _endpoint(replica.spec)
                 self._apply_pool()
-                self._signals.watch(replica)
+                self._watch(replica)
         elif self._pool.pop(event.address, None) is not None:
-            self._signals.stop(replica)
+            for signals in self._signals:
+                signals.stop(replica)
             self._apply_pool()
 
+    def _picker_of(self, decision_id: str) -> Picker:
+        return self._picker if len(self._pickers) == 1 else self._group.of(decision_id)
+
+    def _watch(self, replica: Replica) -> None:
+        for signals in self._signals:
+            signals.watch(replica)
+
     def _apply_pool(self) -> None:
-        self._picker.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
+        for picker in self._pickers:
+            picker.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
 
     def _expire(self) -> None:
-        for outcome in self._picker.expire(self.loop.now_ms / 1e3):
-            self.ended(outcome)
+        for picker in self._pickers:
+            for outcome in picker.expire(self.loop.now_ms / 1e3):
+                self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
 
 

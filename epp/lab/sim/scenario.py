@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from epp.config.schema import Config
 from epp.lab.sim.engine_class import ENGINE_CLASSES, EngineClass
@@ -89,6 +90,23 @@ class FleetSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PickerOptions:
+    """How many pickers there are, and what they share.
+
+    Attributes:
+        count: pickers, each asked as often as the others.
+        share: nothing, prefixes, or prefixes and load.
+        delay_ms: how long a message takes from one to another.
+        loss: share of the messages that never come.
+    """
+
+    count: int = 1
+    share: Literal["none", "index", "all"] = "all"
+    delay_ms: float = 1.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WindowOptions:
     """How a load is sent, and how the picker is configured.
 
@@ -104,6 +122,7 @@ class WindowOptions:
         report_delay_ms: how long reports take from the gateway to the picker.
         config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
             start, index sizes. The policy's name and weights in it are not read.
+        pickers: how many there are.
     """
 
     time_scale: float = 1.0
@@ -114,6 +133,7 @@ class WindowOptions:
     report_connections: bool = False
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
+    pickers: PickerOptions = field(default_factory=PickerOptions)
 
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")

@@ -1,0 +1,1 @@
+"""What pickers of one pool share: load, prefixes and what they learned, as each saw it."""

@@ -1,0 +1,133 @@
+"""What pickers send each other, as bytes.
+
+Every message names format, pool, policy and hashing key; its reader ignores what does not fit. Facts name
+blocks by their keyed hashes, which pickers that share `prefix.secret_file` understand.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from epp.prefix_cache.index import Prefix, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Before each message; another number is another format.
+FORMAT = b"epp\x01"
+#: Hashes in one fact; longer prompts are several facts, so no message grows with a prompt.
+MAX_BLOCKS = 1024
+_RUN = struct.Struct("<QQI")
+
+
+class Fact(msgspec.Struct, array_like=True, frozen=True):
+    """An endpoint was given a prompt.
+
+    Attributes:
+        endpoint: address.
+        started_s: Unix time since which its engine runs, 0 where it does not tell.
+        known: runs of blocks that the sender knew before, packed.
+        start: blocks in them.
+        blocks: hashes of the blocks below, 8 bytes each.
+        block_tokens: tokens of a block.
+    """
+
+    endpoint: str
+    started_s: float
+    known: bytes
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    blocks: bytes
+    block_tokens: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+
+    def prefix(self) -> Prefix:
+        """Unpack it.
+
+        Raises:
+            struct.error, ValueError: the bytes are no runs or no hashes.
+        """
+        blocks = array("Q", self.blocks)
+        return Prefix(
+            [Run(*run) for run in _RUN.iter_unpack(self.known)], self.start, blocks, self.block_tokens
+        )
+
+
+def facts_of(endpoint: str, started_s: float, prefix: Prefix) -> Iterator[Fact]:
+    """Make facts of `MAX_BLOCKS` hashes at most."""
+    known, start, blocks = list(prefix.known), prefix.start, prefix.blocks
+    while True:
+        part, blocks = blocks[:MAX_BLOCKS], blocks[MAX_BLOCKS:]
+        packed = b"".join(_RUN.pack(*run) for run in known)
+        yield Fact(endpoint, started_s, packed, start, part.tobytes(), prefix.block_tokens)
+        if not blocks:
+            return
+        known.append(Run(part[0], part[-1], len(part)))
+        start += len(part)
+
+
+class Group(msgspec.Struct, array_like=True, frozen=True):
+    """Pickers that understand each other.
+
+    Attributes:
+        pool: name of the pool.
+        policy: name of the policy.
+        key_id: of block size and hashing key (`BlockHasher.key_id`).
+    """
+
+    pool: str
+    policy: str
+    key_id: str
+
+
+_Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """What one picker says to all, or to one.
+
+    Attributes:
+        group: the sender's.
+        origin: the sender's process.
+        sequence: counts its messages to all; of one to one picker that of the last to all.
+        changed_s: Unix time of the earliest change that it tells.
+        whole: ``load`` is all that the sender has promised, not just what changed.
+        load: promises by endpoint: the rows of `LoadLedger.block`.
+        facts: prompts given since its last message.
+        unavailable: endpoints to be left alone, and for how many seconds from now.
+        ask: sequence after which the reader is asked for facts again, -1 for all that it knows; None for
+            nothing.
+        last: the end of what was asked for.
+        leaves: the sender ends.
+    """
+
+    group: Group
+    origin: str
+    sequence: int
+    changed_s: float = 0.0
+    whole: bool = False
+    load: dict[str, tuple[_Gauge, _Gauge, _Gauge, _Gauge, _Gauge]] = {}
+    facts: list[Fact] = []
+    unavailable: dict[str, float] = {}
+    ask: int | None = None
+    last: bool = False
+    leaves: bool = False
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Make bytes of a message."""
+    return FORMAT + _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> Message | None:
+    """Read a message; None for another format.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _DECODER.decode(memoryview(data)[len(FORMAT) :]) if data.startswith(FORMAT) else None

@@ -1,0 +1,326 @@
+"""What one picker sends the others of its pool, and what it makes of what they send.
+
+Owns its message counter, the changes that wait to be sent, and what was heard of each peer. Promises are
+gauges and go out whole each second; facts of the index are added, and those of a lost message are asked for
+again. Changes are gathered for `BATCH_S`; a large promise goes at once, for others would promise the same
+endpoint meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epp.cluster.messages import Fact, Group, Message, decode, encode, facts_of
+from epp.signals.others_load import OthersLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from epp.clock import Clock
+    from epp.prefix_cache.index import Prefix
+    from epp.signals.fleet import Fleet
+
+BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
+#: Uncached tokens of a promise that goes at once.
+URGENT_TOKENS = 2000
+#: A peer that was silent for so long counts no more.
+SILENT_S = 2.0
+#: Facts that a peer can ask for again; who missed more asks for all that is known.
+JOURNAL = 8192
+#: Facts in one message, and peers that are listened to.
+MAX_FACTS, MAX_PEERS = 128, 256
+#: A picker that hears nobody for so long after its start is the first.
+ALONE_S = 3.0
+#: As long as a snapshot may take before another peer is asked.
+SNAPSHOT_S = 5.0
+#: Start times nearer than this are one process.
+_SAME_START_S = 1.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    heard_s: float
+    sequence: int = -1
+    asked_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of messages.
+
+    Attributes:
+        sent: messages sent.
+        sent_bytes: their bytes.
+        received: messages taken.
+        ignored: messages not taken, by reason.
+        lost: messages of peers that never came.
+        staleness_s: ages of the last changes that came.
+    """
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    staleness_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+
+
+class Sharing:
+    """One picker's part.
+
+    Args:
+        fleet: the signals; `Fleet.others` and the hooks of ledger and index are taken.
+        group: whom it understands.
+        origin: name of this process, another one at each start.
+        clock: the time.
+        publish: sends bytes to a peer, ``""`` for all.
+        wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
+        index: whether prefixes are shared.
+        load: whether promises are shared.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        group: Group,
+        origin: str,
+        clock: Clock,
+        *,
+        publish: Callable[[str, bytes], None],
+        wake: Callable[[float], None],
+        index: bool = True,
+        load: bool = True,
+    ) -> None:
+        self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
+        self._publish, self._wake = publish, wake
+        self._others = OthersLoad()
+        self._peers: dict[str, _Peer] = {}
+        self._changed_slots: set[int] = set()
+        self._facts: deque[Fact] = deque()
+        #: Facts told, each with the sequence of its message.
+        self._journal: deque[tuple[int, Fact]] = deque(maxlen=JOURNAL)
+        self._sequence = -1
+        self._changed_s = math.inf
+        self._sent_s = self._whole_s = -math.inf
+        self._due_s = math.inf
+        self._started_s = clock.mono_s()
+        self._warm = not index
+        #: What peers have asked for and not yet got.
+        self._snapshots: deque[tuple[str, Iterator[Fact]]] = deque()
+        self.counts = Counts()
+        self._load, self._index = load, index
+        if load:
+            fleet.share_load(self._others)
+            fleet.ledger.on_change = self._promised
+        if index:
+            fleet.index.on_insert = self._inserted
+
+    @property
+    def peers(self) -> int:
+        """Peers that were heard of in the last `SILENT_S`."""
+        return len(self._peers)
+
+    @property
+    def warm(self) -> bool:
+        """Whether the index has what the pool knew when this picker joined, as far as peers could say."""
+        return self._warm
+
+    def _promised(self, slot: int, tokens: int) -> None:
+        self._changed_slots.add(slot)
+        self._change(urgent=tokens > URGENT_TOKENS)
+
+    def _inserted(self, slot: int, prefix: Prefix) -> None:
+        address = self._fleet.address_of(slot)
+        if address is not None:
+            self._facts.extend(facts_of(address, self._fleet.engine.started_s(slot), prefix))
+            self._change()
+
+    def _change(self, *, urgent: bool = False) -> None:
+        now_s = self._clock.mono_s()
+        self._changed_s = min(self._changed_s, self._clock.wall_s())
+        due_s = max(now_s if urgent else now_s + BATCH_S, self._sent_s + LEAST_S)
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self._wake(due_s - now_s)
+
+    def flush(self) -> None:
+        """Send what is due: changes, all promises each second, pieces of snapshots that were asked for."""
+        now_s = self._clock.mono_s()
+        whole = now_s - self._whole_s >= WHOLE_S
+        if whole:
+            self._forget_silent(now_s)
+            self._join(now_s)
+        if whole or now_s >= self._due_s:
+            self._send(now_s, whole=whole)
+        for _ in range(len(self._snapshots)):
+            self._send_piece()
+
+    def leave(self) -> None:
+        """Tell the others that this picker ends."""
+        self._say("", Message(self._group, self._origin, self._next(), leaves=True))
+
+    def _send(self, now_s: float, *, whole: bool) -> None:
+        facts = [self._facts.popleft() for _ in range(min(len(self._facts), MAX_FACTS))]
+        changed_s = self._changed_s if self._changed_s < math.inf else self._clock.wall_s()
+        sequence = self._next()
+        self._journal.extend((sequence, fact) for fact in facts)
+        message = Message(
+            self._group,
+            self._origin,
+            sequence,
+            changed_s=changed_s,
+            whole=whole,
+            load=self._gauges(whole=whole),
+            facts=facts,
+        )
+        self._changed_slots.clear()
+        self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
+        if whole:
+            self._whole_s = now_s
+        self._say("", message)
+        if self._facts:
+            self._change()
+
+    def _gauges(self, *, whole: bool) -> dict[str, Any]:
+        if not self._load:
+            return {}
+        block, fleet = self._fleet.ledger.block, self._fleet
+        slots = [slot for slot, _ in fleet.members if block[:, slot].any()] if whole else self._changed_slots
+        named = ((fleet.address_of(slot), slot) for slot in slots)
+        return {address: block[:, slot].tolist() for address, slot in named if address is not None}
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _say(self, to: str, message: Message) -> None:
+        data = encode(message)
+        self.counts.sent += 1
+        self.counts.sent_bytes += len(data)
+        self._publish(to, data)
+
+    def receive(self, data: bytes) -> None:
+        """Take a message; what does not read or fit is counted and ignored."""
+        try:
+            message = decode(data)
+        except msgspec.MsgspecError:
+            self.counts.ignored["unreadable"] += 1
+            return
+        if message is None or message.group != self._group:
+            self.counts.ignored["format" if message is None else _unlike(message.group, self._group)] += 1
+            return
+        if message.origin == self._origin:
+            return
+        now_s, peer = self._clock.mono_s(), self._peers.get(message.origin)
+        if message.leaves:
+            self._drop(message.origin)
+            return
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                self.counts.ignored["too many peers"] += 1
+                return
+            peer = self._peers[message.origin] = _Peer(now_s, message.sequence - 1)
+        self.counts.received += 1
+        peer.heard_s = now_s
+        try:
+            self._take(message, peer, now_s)
+        except (ValueError, struct.error):
+            self.counts.ignored["unreadable"] += 1
+
+    def _take(self, message: Message, peer: _Peer, now_s: float) -> None:
+        if message.ask is not None:
+            self._answer(message)
+            return
+        newer = message.sequence > peer.sequence
+        if newer:
+            missed = message.sequence - peer.sequence - 1
+            if missed:
+                self.counts.lost += missed
+                self._ask(message.origin, peer.sequence)
+            peer.sequence = message.sequence
+            if self._load:
+                self._others.update(message.origin, message.load, whole=message.whole)
+        if message.changed_s:
+            self.counts.staleness_s.append(self._clock.wall_s() - message.changed_s)
+        for fact in message.facts if self._index else ():
+            self._hold(fact, now_s)
+        self._warm = self._warm or message.last
+
+    def _hold(self, fact: Fact, now_s: float) -> None:
+        """Insert a fact, unless an earlier process of the endpoint had it; a later process is a restart."""
+        fleet = self._fleet
+        slot = fleet.slot_of(fact.endpoint)
+        if slot is None:
+            return
+        started_s = fleet.engine.started_s(slot)
+        if fact.started_s and started_s:
+            if fact.started_s < started_s - _SAME_START_S:
+                return
+            if fact.started_s > started_s + _SAME_START_S:
+                fleet.restart(fact.endpoint, now_s)
+                fleet.engine.restarted(slot, fact.started_s, now_s)
+        fleet.index.hold(slot, fact.prefix())
+
+    def _ask(self, origin: str, after: int) -> None:
+        self._say(origin, Message(self._group, self._origin, self._sequence, ask=after))
+
+    def _answer(self, message: Message) -> None:
+        after, origin = message.ask, message.origin
+        oldest = self._journal[0][0] if self._journal else self._sequence + 1
+        if after is not None and after >= 0 and oldest <= after + 1:
+            facts = iter([fact for sequence, fact in self._journal if sequence > after])
+        else:
+            facts = self._snapshot()
+        self._snapshots.append((origin, facts))
+        self._wake(0.0)
+
+    def _snapshot(self) -> Iterator[Fact]:
+        fleet = self._fleet
+        for slot, endpoint in fleet.members:
+            for prefix in fleet.index.prefixes(slot):
+                yield from facts_of(endpoint.address, fleet.engine.started_s(slot), prefix)
+
+    def _send_piece(self) -> None:
+        """Send a piece of what was asked for; the rest waits for the next flush."""
+        origin, facts = self._snapshots.popleft()
+        piece = list(islice(facts, MAX_FACTS))
+        last = len(piece) < MAX_FACTS
+        self._say(origin, Message(self._group, self._origin, self._sequence, facts=piece, last=last))
+        if not last:
+            self._snapshots.append((origin, facts))
+            self._wake(LEAST_S)
+
+    def _join(self, now_s: float) -> None:
+        """Ask a peer for what it knows, until one has answered or nobody is there."""
+        if self._warm:
+            return
+        waiting = [peer for peer in self._peers.values() if now_s - peer.asked_s <= SNAPSHOT_S]
+        if self._peers and not waiting:
+            origin = min(self._peers, key=lambda name: (self._peers[name].asked_s, name))
+            self._peers[origin].asked_s = now_s
+            self._ask(origin, -1)
+        elif not self._peers and now_s - self._started_s > ALONE_S:
+            self._warm = True
+
+    def _forget_silent(self, now_s: float) -> None:
+        for origin in [name for name, peer in self._peers.items() if now_s - peer.heard_s > SILENT_S]:
+            self._drop(origin)
+
+    def _drop(self, origin: str) -> None:
+        if self._peers.pop(origin, None) is not None:
+            self._others.drop(origin)
+
+
+def _unlike(theirs: Group, ours: Group) -> str:
+    """Name the first thing that differs."""
+    for name in ("pool", "policy"):
+        if getattr(theirs, name) != getattr(ours, name):
+            return f"another {name}"
+    return "another key or block size"

@@ -1,0 +1,57 @@
+"""What the other pickers of a pool have promised its endpoints, by slot.
+
+Owns their gauges by origin and endpoint. A gauge replaces the one before, so losses heal with the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.signals.slots import grown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from epp.types import Floats
+
+_ROWS = 5
+
+
+class OthersLoad:
+    """Gauges of others and their sums."""
+
+    def __init__(self) -> None:
+        #: By slot, the rows of `LoadLedger.block`, not to be written.
+        self.block: Floats = np.zeros((_ROWS, 0), np.float64)
+        self._slots: dict[str, int] = {}
+        self._gauges: dict[str, dict[str, Sequence[float]]] = {}
+
+    def resize(self, capacity: int) -> None:
+        """Make room for slots below ``capacity``."""
+        self.block = grown(self.block, capacity, 0.0)
+
+    def set_pool(self, slots: Mapping[str, int]) -> None:
+        """Take the slots of the pool's endpoints."""
+        self._slots = dict(slots)
+        self.block[:] = 0.0
+        self._add_up({address for gauges in self._gauges.values() for address in gauges})
+
+    def update(self, origin: str, gauges: Mapping[str, Sequence[float]], *, whole: bool) -> None:
+        """Take an origin's gauges: all of them, or those that changed."""
+        before = self._gauges.get(origin, {})
+        now = dict(gauges) if whole else {**before, **gauges}
+        self._gauges[origin] = {address: row for address, row in now.items() if any(row)}
+        self._add_up({*before, *gauges} if whole else gauges)
+
+    def drop(self, origin: str) -> None:
+        """Count an origin no more."""
+        self._add_up(self._gauges.pop(origin, {}))
+
+    def _add_up(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            slot = self._slots.get(address)
+            if slot is not None:
+                rows = [gauges[address] for gauges in self._gauges.values() if address in gauges]
+                self.block[:, slot] = np.sum(rows, axis=0) if rows else 0.0
