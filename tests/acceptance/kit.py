@@ -271,6 +271,10 @@ class Stack:
                 total += float(value)
         return total
 
+    def settle(self) -> None:
+        """Wait for the outcomes of requests that were sent before."""
+        until(lambda: self.metric("epp_outcomes_total") == self.metric("epp_decisions_total"))
+
     def epp(self, *words: str, status: int = 0, timeout_s: float = 60) -> str:
         """Run a command in the folder."""
         return run(*words, status=status, cwd=self.folder, timeout_s=timeout_s)

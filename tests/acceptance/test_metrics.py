@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_requests_add_up(stack: Stack) -> None:
+    stack.settle()
     read = stack.metric
     errors = read("llm_d_epp_request_error_total")
     total, decided = read("llm_d_epp_request_total"), read("epp_decisions_total")
@@ -38,6 +39,7 @@ def test_requests_add_up(stack: Stack) -> None:
 
 
 def test_usage_and_caches_are_counted_where_engines_report_them(stack: Stack) -> None:
+    stack.settle()
     reported = stack.metric("epp_usage_total", known="cached_tokens")
     hits = stack.metric("epp_cache_tokens_total", kind="reported")
     for _ in range(2):
