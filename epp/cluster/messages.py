@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from epp.prefix_cache.index import Prefix, Run
+from epp.prefix_cache.prefix import Prefix, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,6 +82,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
     key_id: str
 
 
+_Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
@@ -96,9 +97,11 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         whole: ``load`` is all that the sender has promised, not just what changed.
         load: promises by endpoint: the rows of `LoadLedger.block`.
         facts: prompts given since its last message.
-        unavailable: endpoints to be left alone, and for how many seconds from now.
+        ejected: endpoints that the sender has ejected since its last message, and for how many seconds.
+        paused: endpoints that asked it to be left alone (``Retry-After``), likewise.
         ask: sequence after which the reader is asked for facts again, -1 for all that it knows; None for
             nothing.
+        wants: facts of the reader whose known runs the sender misses.
         last: the end of what was asked for.
         leaves: the sender ends.
     """
@@ -110,8 +113,10 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     whole: bool = False
     load: dict[str, tuple[_Gauge, _Gauge, _Gauge, _Gauge, _Gauge]] = {}
     facts: list[Fact] = []
-    unavailable: dict[str, float] = {}
+    ejected: dict[str, _Seconds] = {}
+    paused: dict[str, _Seconds] = {}
     ask: int | None = None
+    wants: list[Fact] = []
     last: bool = False
     leaves: bool = False
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from epp.clock import Clock
-    from epp.prefix_cache.index import Prefix
+    from epp.prefix_cache.prefix import Prefix
     from epp.signals.fleet import Fleet
 
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
@@ -34,6 +34,8 @@ URGENT_TOKENS = 2000
 SILENT_S = 2.0
 #: Facts that a peer can ask for again; who missed more asks for all that is known.
 JOURNAL = 8192
+#: Silent peers are remembered for so long: what they sent meanwhile is asked for when they are back.
+REMEMBERED_S = 600.0
 #: Facts in one message, and peers that are listened to.
 MAX_FACTS, MAX_PEERS = 128, 256
 #: A picker that hears nobody for so long after its start is the first.
@@ -47,7 +49,8 @@ _SAME_START_S = 1.0
 @dataclass(slots=True)
 class _Peer:
     heard_s: float
-    sequence: int = -1
+    sequence: int
+    alive: bool = True
     asked_s: float = -math.inf
 
 
@@ -104,6 +107,8 @@ class Sharing:
         self._peers: dict[str, _Peer] = {}
         self._changed_slots: set[int] = set()
         self._facts: deque[Fact] = deque()
+        self._ejected: dict[str, float] = {}
+        self._paused: dict[str, float] = {}
         #: Facts told, each with the sequence of its message.
         self._journal: deque[tuple[int, Fact]] = deque(maxlen=JOURNAL)
         self._sequence = -1
@@ -112,20 +117,22 @@ class Sharing:
         self._due_s = math.inf
         self._started_s = clock.mono_s()
         self._warm = not index
-        #: What peers have asked for and not yet got.
-        self._snapshots: deque[tuple[str, Iterator[Fact]]] = deque()
+        #: What peers have asked for and not yet got, and whether they then have all.
+        self._snapshots: deque[tuple[str, Iterator[Fact], bool]] = deque()
         self.counts = Counts()
         self._load, self._index = load, index
         if load:
             fleet.share_load(self._others)
             fleet.ledger.on_change = self._promised
+            fleet.health.on_eject = self._eject
+            fleet.retry_after.on_pause = self._pause
         if index:
             fleet.index.on_insert = self._inserted
 
     @property
     def peers(self) -> int:
         """Peers that were heard of in the last `SILENT_S`."""
-        return len(self._peers)
+        return sum(peer.alive for peer in self._peers.values())
 
     @property
     def warm(self) -> bool:
@@ -141,6 +148,14 @@ class Sharing:
         if address is not None:
             self._facts.extend(facts_of(address, self._fleet.engine.started_s(slot), prefix))
             self._change()
+
+    def _eject(self, slot: int, until_s: float) -> None:
+        self._ejected[self._fleet.address_of(slot) or ""] = until_s - self._clock.mono_s()
+        self._change(urgent=True)
+
+    def _pause(self, slot: int, length_s: float) -> None:
+        self._paused[self._fleet.address_of(slot) or ""] = length_s
+        self._change(urgent=True)
 
     def _change(self, *, urgent: bool = False) -> None:
         now_s = self._clock.mono_s()
@@ -179,8 +194,11 @@ class Sharing:
             whole=whole,
             load=self._gauges(whole=whole),
             facts=facts,
+            ejected=dict(self._ejected),
+            paused=dict(self._paused),
         )
-        self._changed_slots.clear()
+        for told in (self._changed_slots, self._ejected, self._paused):
+            told.clear()
         self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
         if whole:
             self._whole_s = now_s
@@ -220,22 +238,25 @@ class Sharing:
             return
         now_s, peer = self._clock.mono_s(), self._peers.get(message.origin)
         if message.leaves:
-            self._drop(message.origin)
+            self._others.drop(message.origin)
+            self._peers.pop(message.origin, None)
             return
         if peer is None:
             if len(self._peers) >= MAX_PEERS:
                 self.counts.ignored["too many peers"] += 1
                 return
-            peer = self._peers[message.origin] = _Peer(now_s, message.sequence - 1)
+            # A joiner asks one for all; later, what was missed of a newcomer is asked for like what was lost.
+            before = -1 if self._warm else message.sequence - 1
+            peer = self._peers[message.origin] = _Peer(now_s, before)
         self.counts.received += 1
-        peer.heard_s = now_s
+        peer.heard_s, peer.alive = now_s, True
         try:
             self._take(message, peer, now_s)
         except (ValueError, struct.error):
             self.counts.ignored["unreadable"] += 1
 
     def _take(self, message: Message, peer: _Peer, now_s: float) -> None:
-        if message.ask is not None:
+        if message.ask is not None or message.wants:
             self._answer(message)
             return
         newer = message.sequence > peer.sequence
@@ -247,39 +268,61 @@ class Sharing:
             peer.sequence = message.sequence
             if self._load:
                 self._others.update(message.origin, message.load, whole=message.whole)
+                self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(self._clock.wall_s() - message.changed_s)
-        for fact in message.facts if self._index else ():
-            self._hold(fact, now_s)
+        if self._index:
+            wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
+            if wants:
+                self._say(message.origin, Message(self._group, self._origin, self._sequence, wants=wants))
         self._warm = self._warm or message.last
 
-    def _hold(self, fact: Fact, now_s: float) -> None:
-        """Insert a fact, unless an earlier process of the endpoint had it; a later process is a restart."""
+    def _leave_alone(self, message: Message, now_s: float) -> None:
+        fleet = self._fleet
+        for address, length_s in message.ejected.items():
+            if (slot := fleet.slot_of(address)) is not None:
+                fleet.health.eject_until(slot, now_s + length_s)
+        for address, length_s in message.paused.items():
+            if (slot := fleet.slot_of(address)) is not None:
+                fleet.retry_after.pause_until(slot, length_s, now_s)
+
+    def _hold(self, fact: Fact, now_s: float) -> bool:
+        """Insert a fact; False where it names runs that are not known here.
+
+        What an earlier process of the endpoint was given says nothing; a later process is a restart.
+        """
         fleet = self._fleet
         slot = fleet.slot_of(fact.endpoint)
         if slot is None:
-            return
+            return True
         started_s = fleet.engine.started_s(slot)
         if fact.started_s and started_s:
             if fact.started_s < started_s - _SAME_START_S:
-                return
+                return True
             if fact.started_s > started_s + _SAME_START_S:
                 fleet.restart(fact.endpoint, now_s)
                 fleet.engine.restarted(slot, fact.started_s, now_s)
-        fleet.index.hold(slot, fact.prefix())
+        return fleet.index.hold(slot, fact.prefix())
 
     def _ask(self, origin: str, after: int) -> None:
         self._say(origin, Message(self._group, self._origin, self._sequence, ask=after))
 
     def _answer(self, message: Message) -> None:
-        after, origin = message.ask, message.origin
-        oldest = self._journal[0][0] if self._journal else self._sequence + 1
-        if after is not None and after >= 0 and oldest <= after + 1:
-            facts = iter([fact for sequence, fact in self._journal if sequence > after])
+        after, origin, journal = message.ask, message.origin, self._journal
+        if message.wants:
+            facts = self._whole(message.wants)
+        elif after is not None and after >= 0 and (len(journal) < JOURNAL or journal[0][0] <= after):
+            facts = iter([fact for sequence, fact in journal if sequence > after])
         else:
             facts = self._snapshot()
-        self._snapshots.append((origin, facts))
+        self._snapshots.append((origin, facts, not message.wants))
         self._wake(0.0)
+
+    def _whole(self, wants: list[Fact]) -> Iterator[Fact]:
+        for fact in wants:
+            prefix = self._fleet.index.whole(fact.prefix())
+            if prefix is not None:
+                yield from facts_of(fact.endpoint, fact.started_s, prefix)
 
     def _snapshot(self) -> Iterator[Fact]:
         fleet = self._fleet
@@ -289,33 +332,34 @@ class Sharing:
 
     def _send_piece(self) -> None:
         """Send a piece of what was asked for; the rest waits for the next flush."""
-        origin, facts = self._snapshots.popleft()
+        origin, facts, is_all = self._snapshots.popleft()
         piece = list(islice(facts, MAX_FACTS))
-        last = len(piece) < MAX_FACTS
+        more = len(piece) == MAX_FACTS
+        last = is_all and not more
         self._say(origin, Message(self._group, self._origin, self._sequence, facts=piece, last=last))
-        if not last:
-            self._snapshots.append((origin, facts))
+        if more:
+            self._snapshots.append((origin, facts, is_all))
             self._wake(LEAST_S)
 
     def _join(self, now_s: float) -> None:
         """Ask a peer for what it knows, until one has answered or nobody is there."""
         if self._warm:
             return
-        waiting = [peer for peer in self._peers.values() if now_s - peer.asked_s <= SNAPSHOT_S]
-        if self._peers and not waiting:
-            origin = min(self._peers, key=lambda name: (self._peers[name].asked_s, name))
-            self._peers[origin].asked_s = now_s
+        alive = {name: peer for name, peer in self._peers.items() if peer.alive}
+        if not alive:
+            self._warm = now_s - self._started_s > ALONE_S
+        elif all(now_s - peer.asked_s > SNAPSHOT_S for peer in alive.values()):
+            origin = min(alive, key=lambda name: (alive[name].asked_s, name))
+            alive[origin].asked_s = now_s
             self._ask(origin, -1)
-        elif not self._peers and now_s - self._started_s > ALONE_S:
-            self._warm = True
 
     def _forget_silent(self, now_s: float) -> None:
-        for origin in [name for name, peer in self._peers.items() if now_s - peer.heard_s > SILENT_S]:
-            self._drop(origin)
-
-    def _drop(self, origin: str) -> None:
-        if self._peers.pop(origin, None) is not None:
-            self._others.drop(origin)
+        for origin, peer in list(self._peers.items()):
+            if peer.alive and now_s - peer.heard_s > SILENT_S:
+                peer.alive = False
+                self._others.drop(origin)
+            if now_s - peer.heard_s > REMEMBERED_S:
+                del self._peers[origin]
 
 
 def _unlike(theirs: Group, ours: Group) -> str:

@@ -41,6 +41,22 @@ class Pool(Section, frozen=True):
     eds_file: str = "eds.json"
 
 
+class Cluster(Section, frozen=True):
+    """What several pickers of one pool share, over NATS.
+
+    Attributes:
+        url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``; empty for a picker alone.
+        name: of the pool; pickers of one name share. Empty for the InferencePool's, else ``default``.
+        credentials_file: user credentials, as `nsc` writes them.
+        ca_file: who signs the servers' certificates, the system's authorities when empty.
+    """
+
+    url: str = ""
+    name: str = ""
+    credentials_file: str = ""
+    ca_file: str = ""
+
+
 class Saturation(Section, frozen=True):
     """When requests of negative priority are refused with 429. The numbers are llm-d's, source [E].
 
@@ -304,6 +320,7 @@ class Config(Section, frozen=True):
 
     listen: Listen = Listen()
     pool: Pool = Pool()
+    cluster: Cluster = Cluster()
     policy: PolicySection = PolicySection()
     weights_file: str = ""
     overrides_file: str = ""
@@ -322,3 +339,8 @@ class Config(Section, frozen=True):
     shadow: list[str] = []
     drain_s: NotNegative = 30.0
     drain_accept_s: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        """Pickers that share hash alike."""
+        if self.cluster.url and not self.prefix.secret_file:
+            raise ValueError("cluster.url needs prefix.secret_file, the same bytes for every picker")

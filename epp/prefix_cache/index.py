@@ -11,13 +11,15 @@ used first and leaves before what they hang on; over all slots in distinct token
 
 from __future__ import annotations
 
-import heapq
 import math
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from epp.prefix_cache.holdings import SlotHoldings
+from epp.prefix_cache.prefix import Prefix, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,137 +29,6 @@ if TYPE_CHECKING:
 
     _Limit = Callable[[Slots, Floats], Floats]
 
-#: Weight left of an observation after one more: the last hundred or so count.
-_FADING = 0.99
-#: Misses, beyond hits at as long distances, before the belief shrinks; more against an engine's own word.
-_EVIDENCE, _EVIDENCE_STATED = 6.0, 12.0
-#: Smallest belief, as a share of what was stated.
-_LEAST_SHARE = 0.25
-#: Two buckets for a doubling, up to a billion tokens.
-_BUCKETS_PER_DOUBLING, _BUCKETS = 2, 60
-
-
-#: A hit below this share of what was expected is a miss; expectations below `_MIN_EXPECTED` say nothing.
-_SHORT = 0.5
-_MIN_EXPECTED = 512
-#: Moment, -depth, key.
-_Use = tuple[float, int, int]
-
-
-class SlotHoldings:
-    """One slot's segments by key, with the moment of their last use, and what it is believed to keep.
-
-    Time is counted in tokens: every prompt moves it on by its length, so the time since a use bounds what
-    was used in between. A path is used from its leaf to its root at one moment; among equals the deeper one
-    counts as older, so the oldest segment never has a held one below it.
-
-    How much the engine keeps shows by how long ago what it lost was used. Under LRU a prefix is kept while
-    less has been used since than fits (Mattson's stack distance). So hits at a distance say that at least so
-    much fits, and misses that no more does. One miss says nothing, and too small a belief costs every request
-    behind it: the belief shrinks only where misses outweigh hits by far at all distances beyond a point, and
-    then to the far side of that point. Old evidence fades, and with it the smaller belief.
-
-    Args:
-        capacity_tokens: tokens believed to fit.
-
-    Attributes:
-        tokens: tokens held.
-        capacity_tokens: tokens believed to fit by now.
-        clock_tokens: the time, in tokens.
-    """
-
-    __slots__ = ("_balance", "_believed", "_heap", "_stated", "_uses", "capacity_tokens", "clock_tokens",
-                 "tokens")  # fmt: skip
-
-    def __init__(self, capacity_tokens: int) -> None:
-        self.tokens = 0.0
-        self.clock_tokens = 0.0
-        self.capacity_tokens = self._believed = capacity_tokens
-        # key -> (moment, -depth, key); the heap holds the same tuples, and others that are stale
-        self._uses: dict[int, _Use] = {}
-        self._heap: list[_Use] = []
-        self._stated = False
-        self._balance: list[float] | None = None  # misses less hits by distance; made when first needed
-
-    def __len__(self) -> int:
-        """Segments held."""
-        return len(self._uses)
-
-    def held(self) -> tuple[int, ...]:
-        """Keys of all segments held, safe to change while looking."""
-        return tuple(self._uses)
-
-    def in_order(self) -> list[int]:
-        """List the keys of all segments held, the least recently used first."""
-        return [key for _, _, key in sorted(self._uses.values())]
-
-    def used_at_tokens(self, key: int) -> float:
-        """Return when a segment that is held was used last."""
-        moment: float = self._uses[key][0]
-        return moment
-
-    def touch(self, key: int, depth: int, at_tokens: float) -> None:
-        """Note a use of a segment."""
-        use: _Use = (at_tokens, -depth, key)
-        self._uses[key] = use
-        heapq.heappush(self._heap, use)
-        if len(self._heap) > 2 * len(self._uses) + 64:
-            self._heap = list(self._uses.values())
-            heapq.heapify(self._heap)
-
-    def copy_use(self, key: int, lower: int, depth: int) -> None:
-        """Note the lower part of a segment that was split: it was used when the whole was."""
-        self.touch(lower, depth, self._uses[key][0])
-
-    def discard(self, key: int) -> None:
-        """Forget a segment."""
-        self._uses.pop(key, None)
-
-    def oldest(self) -> int:
-        """Key of the least recently used segment.
-
-        Raises:
-            IndexError: nothing is held.
-        """
-        while True:
-            use = self._heap[0]
-            key: int = use[2]
-            if self._uses.get(key) == use:
-                return key
-            heapq.heappop(self._heap)
-
-    def state_capacity(self, tokens: int, *, stated: bool) -> None:
-        """Take the capacity that the engine or the operator states, or that is assumed."""
-        self.capacity_tokens = self._believed = tokens
-        self._stated, self._balance = stated, None
-
-    def confirm(self, expected_tokens: float, cached_tokens: int, distance_tokens: float) -> None:
-        """Compare a reported hit with what was expected of a prefix that was last used so long ago."""
-        if expected_tokens < _MIN_EXPECTED or not distance_tokens >= 0.0:
-            return
-        hit = cached_tokens >= _SHORT * expected_tokens
-        if self._balance is None:
-            if hit:
-                return  # nothing speaks against what is believed
-            self._balance = [0.0] * _BUCKETS
-        at = int(_BUCKETS_PER_DOUBLING * math.log2(max(distance_tokens, 1.0)))
-        self._balance = [weight * _FADING for weight in self._balance]
-        self._balance[min(at, _BUCKETS - 1)] += -1.0 if hit else 1.0
-        self.capacity_tokens = self._fitting(self._balance)
-
-    def _fitting(self, balance: list[float]) -> int:
-        """Estimate the tokens that fit, at most what is believed."""
-        best, most, beyond = _BUCKETS, 0.0, 0.0
-        for at in range(_BUCKETS - 1, -1, -1):
-            beyond += balance[at]
-            if beyond > most:
-                best, most = at, beyond
-        if most < (_EVIDENCE_STATED if self._stated else _EVIDENCE):
-            return self._believed
-        fits = int(2.0 ** ((best + 1) / _BUCKETS_PER_DOUBLING))
-        return min(self._believed, max(fits, int(self._believed * _LEAST_SHARE), 1))
-
-
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
 _MAX_SPLIT_HOLDERS = 16
@@ -166,12 +37,13 @@ _MAX_SPLIT_HOLDERS = 16
 class _Segment:
     """A run of blocks held alike, ``start`` blocks below the root."""
 
-    __slots__ = ("answers", "below", "block_tokens", "hashes", "holders", "key", "leaf", "start")
+    __slots__ = ("above", "answers", "below", "block_tokens", "hashes", "holders", "key", "leaf", "start")
 
     def __init__(self, start: int, hashes: array[int], block_tokens: float, holders: int) -> None:
         self.start, self.hashes, self.block_tokens, self.holders = start, hashes, block_tokens, holders
         self.key = hashes[0]  # kept as one object: every reader of an array makes a new one
         self.leaf = True  # False once anything hung below it, even if that is gone by now
+        self.above = 0  # key of what it hung below when it was made, 0 at the root
         self.below = 0  # key of what was cut from its end last, else of what hung below it first
         # slot -> (prompt tokens, prompt and answer tokens) of a request whose prompt ended here
         self.answers: dict[int, tuple[int, int]] | None = None
@@ -179,30 +51,6 @@ class _Segment:
     @property
     def tokens(self) -> float:
         return len(self.hashes) * self.block_tokens
-
-
-class Run(NamedTuple):
-    """Blocks that follow each other, without their hashes: the first one's, the last one's, how many."""
-
-    key: int
-    last: int
-    blocks: int
-
-
-class Prefix(NamedTuple):
-    """What an index inserted for a slot, as others can insert it.
-
-    Attributes:
-        known: runs from the root on that somebody held before.
-        start: blocks of these.
-        blocks: hashes of those below, which nobody held.
-        block_tokens: tokens of a block.
-    """
-
-    known: list[Run]
-    start: int
-    blocks: array[int]
-    block_tokens: float
 
 
 class PrefixMatch:
@@ -305,7 +153,9 @@ class PrefixIndex:
                 steps[-1] = (alive, tokens)
             else:
                 steps.append((alive, tokens))
-            if matched == len(segment.hashes) and segment.answers:
+            if matched < len(segment.hashes):
+                break
+            if segment.answers:
                 for slot, (before, covered) in segment.answers.items():
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
@@ -350,35 +200,78 @@ class PrefixIndex:
         return distance_tokens
 
     def hold(self, slot: int, prefix: Prefix) -> bool:
-        """Insert what another index inserted; False where runs that it names are not known here.
-
-        What hangs below such runs is found as soon as they are.
-        """
-        holdings, whole, blocks = self._holdings(slot), True, prefix.blocks
-        tokens = (sum(run.blocks for run in prefix.known) + len(blocks)) * prefix.block_tokens
-        holdings.clock_tokens = now_tokens = holdings.clock_tokens + tokens
-        above: _Segment | None = None
+        """Insert what another index inserted; False, and nothing, where runs are not known here."""
+        path, end = list[_Segment](), 0
         for run in prefix.known:
-            above = None
-            for segment in self._segments_of(run):
-                self._take(slot, holdings, segment, now_tokens)
-                above = segment
-            whole = whole and above is not None
+            found_run = self._segments_of(run)
+            if not found_run or found_run[0].start != end:
+                return False
+            path += found_run
+            end += run.blocks
+        if end != prefix.start:
+            return False
+        holdings, blocks, tokens = self._holdings(slot), prefix.blocks, prefix.block_tokens
+        holdings.clock_tokens = now_tokens = holdings.clock_tokens + (end + len(blocks)) * tokens
+        above: _Segment | None = None
+        for part in path:
+            above = part
+            self._take(slot, holdings, part, now_tokens)
         position = 0
         while position < len(blocks):
             found = self._segments.get(blocks[position])
             if found is None:
-                self._hang(slot, above, prefix.start + position, blocks[position:], prefix.block_tokens)
+                self._hang(slot, above, end + position, blocks[position:], tokens)
                 break
+            if found.start != end + position:
+                break  # no chain of hashes
             matched = _matched(found.hashes, blocks, position)
             if matched < len(found.hashes):
                 self._split(found, matched)
+            if above is not None:
+                above.leaf = False
             self._take(slot, holdings, found, now_tokens)
             position += matched
             above = found
         self._shrink(slot, holdings)
         self._shrink_all()
-        return whole
+        return True
+
+    def whole(self, prefix: Prefix) -> Prefix | None:
+        """Return a prefix with all its hashes, for an index that misses runs; None where they are gone."""
+        blocks = array("Q")
+        for run in prefix.known:
+            found = self._segments_of(run)
+            if not found:
+                return None
+            for segment in found:
+                blocks.extend(segment.hashes)
+        return Prefix([], 0, blocks + prefix.blocks, prefix.block_tokens)
+
+    def prefixes(self, slot: int) -> Iterator[Prefix]:
+        """Yield what the slot holds, the least recently used first, for `hold` of another index."""
+        holdings, sent = self._slots.get(slot), set[int]()
+        for key in () if holdings is None else holdings.in_order():
+            segment = self._segments.get(key)
+            if key in sent or segment is None or not segment.holders >> slot & 1:
+                continue
+            path = self._path(segment)
+            known = [Run(part.key, part.hashes[-1], len(part.hashes)) for part in path if part.key in sent]
+            blocks = array("Q")
+            for part in path[len(known) :]:
+                blocks.extend(part.hashes)
+            sent.update(part.key for part in path)
+            yield Prefix(known, sum(run.blocks for run in known), blocks, segment.block_tokens)
+
+    def _path(self, segment: _Segment) -> list[_Segment]:
+        """List the segments from the root to this one."""
+        path = [segment]
+        while path[-1].start:
+            # Where it hung when it was made; that may have been cut since.
+            above = self._segments[path[-1].above]
+            while above.start + len(above.hashes) < path[-1].start:
+                above = self._segments[above.below]
+            path.append(above)
+        return path[::-1]
 
     def _segments_of(self, run: Run) -> list[_Segment]:
         """Find the segments that a run of another index consists of here; none where a block is missing."""
@@ -395,14 +288,6 @@ class PrefixIndex:
             left -= len(segment.hashes)
             key = segment.below
         return found if found and found[-1].hashes[-1] == run.last else []
-
-    def prefixes(self, slot: int) -> Iterator[Prefix]:
-        """Yield what the slot holds, the least recently used first, for `hold` of another index."""
-        holdings = self._slots.get(slot)
-        for key in () if holdings is None else holdings.in_order():
-            segment = self._segments.get(key)
-            if segment is not None and segment.holders >> slot & 1:
-                yield Prefix([], segment.start, segment.hashes[:], segment.block_tokens)
 
     def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment, now_tokens: float) -> None:
         """Let the slot hold and use a segment."""
@@ -423,6 +308,7 @@ class PrefixIndex:
         if above is not None:
             above.leaf = False
             above.below = above.below or segment.key
+            segment.above = above.key
         self._take(slot, holdings, segment, holdings.clock_tokens)
 
     def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
@@ -512,7 +398,7 @@ class PrefixIndex:
         segment.hashes = segment.hashes[:at]
         lower.answers, segment.answers = segment.answers, None
         lower.leaf, segment.leaf = segment.leaf, False
-        lower.below, segment.below = segment.below, lower.key
+        lower.below, segment.below, lower.above = segment.below, lower.key, segment.key
         for slot in _bits(segment.holders):
             self._slots[slot].copy_use(segment.key, lower.key, lower.start)
         return lower

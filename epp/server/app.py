@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
+    from epp.cluster.nats_link import NatsLink
     from epp.config.schema import Config
     from epp.records.recorder import FileRecorder
     from epp.server.cluster import ClusterFeed
@@ -120,6 +121,7 @@ class App:
             base=base,
         )
         self._cluster = self._build_cluster()
+        self._peers = self._build_peers(hasher)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._tls = Certificates(base, source)
@@ -136,6 +138,8 @@ class App:
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         self.metrics.show("leases", self.core.leases)
+        if self._peers is not None:
+            self.metrics.show("peers", self._peers)
 
     def _build_listeners(self) -> None:
         config = self._config
@@ -182,6 +186,24 @@ class App:
             core=self.core,
             metrics=self.metrics,
             clock=self._clock,
+        )
+
+    def _build_peers(self, hasher: BlockHasher) -> NatsLink | None:
+        config = self._config
+        if not config.cluster.url:
+            return None
+        from epp.cluster.messages import Group  # noqa: PLC0415  # only where it is configured
+        from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
+
+        kubernetes = config.pool.kubernetes
+        pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
+        return NatsLink(
+            config.cluster,
+            Group(pool, config.policy.name, hasher.key_id),
+            self.picker.fleet,
+            self._clock,
+            base=self._base,
+            source=self._source,
         )
 
     def _priority(self, objective: str) -> int:
@@ -330,6 +352,8 @@ class App:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
         self.tasks.start("estimated leases", self.core.leases.run())
+        if self._peers is not None:
+            self.tasks.start("share with peers", self._peers.run())
         if self._learning is not None:
             self._learning.start(self.tasks)
         if self._restore is not None:

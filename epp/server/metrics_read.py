@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.cluster.nats_link import NatsLink
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed, Shadow
     from epp.server.response_sampling import Sampler
@@ -209,6 +210,21 @@ def reports(receivers: Mapping[str, Receiver]) -> Samples:
         yield (name, "received"), receiver.received
         yield (name, "malformed"), receiver.malformed
         yield (name, "failed"), receiver.failed
+
+
+def peer_messages(link: NatsLink) -> Samples:
+    """Read what became of messages."""
+    counts = link.sharing.counts
+    results = {"sent": counts.sent, "dropped": link.dropped, "received": counts.received, "lost": counts.lost}
+    results |= {f"ignored: {reason}": count for reason, count in counts.ignored.items()}
+    return [((result,), float(count)) for result, count in results.items()]
+
+
+def change_ages(link: NatsLink) -> Samples:
+    """Read quantiles of the ages of changes."""
+    ages_s = sorted(link.sharing.counts.staleness_s)
+    quantiles = ("0.5", "0.99") if ages_s else ()
+    return [((quantile,), ages_s[int(float(quantile) * (len(ages_s) - 1))]) for quantile in quantiles]
 
 
 def sampled(sampler: Sampler) -> Samples:

@@ -424,6 +424,38 @@ TABLE: tuple[Row, ...] = (
         "1 for what counts the tokens of prompts for a served model: tokenizer or estimate.",
         read.token_counters,
     ),
+    # Other pickers.
+    _read(
+        "peers", "epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)
+    ),
+    _read(
+        "peers",
+        "epp_cluster_peers",
+        "",
+        "Other pickers of the pool heard of in the last two seconds.",
+        read.one(lambda link: link.sharing.peers),
+    ),
+    _read(
+        "peers",
+        "epp_cluster_messages_total",
+        "result",
+        "Messages between pickers: sent, dropped without NATS, received, lost, or ignored and why.",
+        read.peer_messages,
+    ),
+    _read(
+        "peers",
+        "epp_cluster_sent_bytes_total",
+        "",
+        "Bytes of the messages sent.",
+        read.one(lambda link: link.sharing.counts.sent_bytes),
+    ),
+    _read(
+        "peers",
+        "epp_cluster_change_age_seconds",
+        "quantile",
+        "Age at arrival of the changes in the last thousand messages, by the wall clocks of both pickers.",
+        read.change_ages,
+    ),
     # Weights and models in force.
     _of_picker(
         "epp_weight",

@@ -25,6 +25,8 @@ import numpy as np
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.types import Flags
 
 #: Where a report comes from: an active probe, or a request of a client.
@@ -90,6 +92,8 @@ class HealthTracker:
         self._ejected: set[int] = set()
         self._next_trial_s = math.inf
         self._mask: Flags = np.ones(0, np.bool_)
+        #: Called with a slot that is ejected here, and until when; None for nobody.
+        self.on_eject: Callable[[int, float], None] | None = None
         #: Whether ejections are being ignored.
         self.panicking = False
         #: When the last trial of any endpoint began.
@@ -153,6 +157,15 @@ class HealthTracker:
             return True
         return False
 
+    def eject_until(self, slot: int, until_s: float) -> None:
+        """Eject an endpoint that another picker has ejected; it is tried again as any other."""
+        health = self._slots.get(slot)
+        if health is not None and health.state is not State.EJECTED:
+            health.state, health.cause = State.EJECTED, "probe"
+            health.back_off_until_s = health.until_s = until_s
+            self._next_trial_s = min(self._next_trial_s, until_s)
+            self._set_ejected(slot, True)
+
     def eligible(self, now_s: float) -> Flags | None:
         """Return a mask by slot, None when nobody is kept out (or panic lets everybody in).
 
@@ -188,6 +201,8 @@ class HealthTracker:
         health.failed = health.answered = 0.0
         self._next_trial_s = min(self._next_trial_s, health.until_s)
         self._set_ejected(slot, True)
+        if self.on_eject is not None:
+            self.on_eject(slot, health.until_s)
 
     def _begin_trial(self, slot: int, health: _Health, now_s: float) -> None:
         health.state = State.TRIAL

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from epp.keyed_uniform import keyed_uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 #: Statuses whose ``Retry-After`` counts (RFC 9110, 10.2.3; RFC 6585, 4).
 STATUSES = frozenset({429, 503})
@@ -57,6 +57,8 @@ class RetryAfter:
 
     def __init__(self) -> None:
         self._pauses: dict[int, _Pause] = {}
+        #: Called with a slot that is left alone from now on, and for how many seconds; None for nobody.
+        self.on_pause: Callable[[int, float], None] | None = None
 
     def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float) -> bool:
         """Leave an endpoint alone; a pause that ends later stays. True when it was in use until now.
@@ -72,7 +74,15 @@ class RetryAfter:
         known = self._pauses.get(slot)
         if known is None or known.until_s < now_s + length_s:
             self._pauses[slot] = _Pause(now_s + length_s, length_s)
+            if self.on_pause is not None:
+                self.on_pause(slot, length_s)
         return known is None
+
+    def pause_until(self, slot: int, length_s: float, now_s: float) -> None:
+        """Leave an endpoint alone that another picker leaves alone, its jitter included."""
+        known = self._pauses.get(slot)
+        if known is None or known.until_s < now_s + length_s:
+            self._pauses[slot] = _Pause(now_s + length_s, length_s)
 
     def sent(self, slot: int, decision_id: str, now_s: float) -> None:
         """Note a pick: the first one after a pause has ended tries the endpoint, and the pause goes on."""

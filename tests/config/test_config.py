@@ -16,7 +16,7 @@ from epp.errors import ConfigError
     ("text", "key", "words"),
     [
         ("polcy: {}", "polcy", "did you mean 'policy'?"),
-        ("zzz: 1", "zzz", "known keys: capability, drain_accept_s, drain_s, listen"),
+        ("zzz: 1", "zzz", "known keys: capability, cluster, drain_accept_s"),
         ("policy: {tie_band: 3}", "policy.tie_band", "<= 1.0"),
         ("policy: {weights: {rtt_weight: much}}", "policy.weights.rtt_weight", "float"),
         ("listen: {grpc: nine}", "listen.grpc", "not host:port"),

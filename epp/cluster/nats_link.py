@@ -1,0 +1,194 @@
+"""The pickers of a pool over core NATS: one subject for all, one for each.
+
+Owns the connection and its reconnects. No request waits for anything here: what cannot be sent is dropped,
+and the next message heals it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from epp.cluster.sharing import WHOLE_S, Sharing
+from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from epp.clock import Clock
+    from epp.cluster.messages import Group
+    from epp.config.schema import Cluster
+    from epp.signals.fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+_SUBJECT = "epp.1"
+_CONNECT_S, _RETRY_S = 2, 0.5
+#: A server that does not answer pings for twice this is gone.
+_PING_S = 1
+#: Messages that wait to be sent, and bytes that a server may be behind in reading.
+_OUTBOX, _PENDING_BYTES = 256, 4 * 1024 * 1024
+
+
+class NatsLink:
+    """One picker's connection to its peers.
+
+    Args:
+        settings: where NATS is.
+        group: whom this picker understands.
+        fleet: its signals.
+        clock: the time.
+        base: folder that relative paths are relative to.
+        source: name of the configuration file.
+
+    Raises:
+        ConfigError: `nats-py` is not installed, or a file cannot be used.
+    """
+
+    def __init__(
+        self, settings: Cluster, group: Group, fleet: Fleet, clock: Clock, *, base: Path, source: str
+    ) -> None:
+        self._options = _options(settings, base, source)
+        self._origin = secrets.token_hex(8)
+        subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
+        self._all, self._one = f"{subject}.all", f"{subject}.to"
+        self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
+        self._client: Client | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._problem = ""
+        self.dropped = 0
+        self.sharing = Sharing(fleet, group, self._origin, clock, publish=self._publish, wake=self._wake)
+
+    @property
+    def connected(self) -> bool:
+        """Whether NATS is there."""
+        return self._client is not None and self._client.is_connected
+
+    def _publish(self, to: str, data: bytes) -> None:
+        subject = f"{self._one}.{to}" if to else self._all
+        if not self.connected or self._outbox.full():
+            self.dropped += 1
+        else:
+            self._outbox.put_nowait((subject, data))
+
+    def _wake(self, in_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + in_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(in_s, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        self.sharing.flush()
+
+    async def run(self) -> None:
+        """Connect, and share until cancelled."""
+        connecting = asyncio.create_task(self._connect())
+        sending = asyncio.create_task(self._send())
+        try:
+            while True:
+                self.sharing.flush()
+                await asyncio.sleep(WHOLE_S)
+        finally:
+            connecting.cancel()
+            sending.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            await asyncio.gather(connecting, sending, return_exceptions=True)
+            await self._leave()
+
+    async def _leave(self) -> None:
+        if self._client is None:
+            return
+        if self._client.is_connected:
+            self.sharing.leave()
+            while not self._outbox.empty():
+                await self._client.publish(*self._outbox.get_nowait())
+        await self._client.close()
+
+    async def _connect(self) -> None:
+        from nats.aio.client import Client  # noqa: PLC0415  # only where it is configured
+        from nats.errors import Error  # noqa: PLC0415
+
+        while True:
+            client = Client()
+            try:
+                await client.connect(
+                    **self._options,
+                    error_cb=self._failed,
+                    disconnected_cb=self._lost,
+                    reconnected_cb=self._again,
+                )
+                for subject in (self._all, f"{self._one}.{self._origin}"):
+                    await client.subscribe(subject, cb=self._received)
+            except (OSError, Error, TimeoutError, ssl.SSLError) as error:
+                await self._failed(error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._client = client  # from here on it connects again by itself, for ever
+                log.info("sharing with the pickers of %s", self._all)
+                return
+
+    async def _send(self) -> None:
+        from nats.errors import Error  # noqa: PLC0415
+
+        while True:
+            subject, data = await self._outbox.get()
+            if self._client is not None:
+                try:
+                    await self._client.publish(subject, data)
+                except (Error, OSError):
+                    self.dropped += 1
+
+    async def _received(self, message: Msg) -> None:
+        self.sharing.receive(message.data)
+
+    async def _failed(self, error: Exception) -> None:
+        problem = str(error) or type(error).__name__
+        if problem != self._problem:  # it is tried twice a second
+            log.warning("no NATS, this picker decides alone: %s", problem)
+        self._problem = problem
+
+    async def _lost(self) -> None:
+        await self._failed(ConnectionError("the connection was lost"))
+
+    async def _again(self) -> None:
+        self._problem = ""
+        log.info("NATS is back: sharing again")
+
+
+def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
+    try:
+        import nats  # noqa: F401, PLC0415  # only where it is configured
+    except ImportError:
+        problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
+        raise ConfigError(source, "cluster.url", problem, fix) from None
+    options: dict[str, Any] = {
+        "servers": [url.strip() for url in settings.url.split(",")],
+        "name": "gorgo-epp",
+        "no_echo": True,
+        "connect_timeout": _CONNECT_S,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": _RETRY_S,
+        "ping_interval": _PING_S,
+        "max_outstanding_pings": 2,
+        "pending_size": _PENDING_BYTES,
+    }
+    if settings.credentials_file:
+        options["user_credentials"] = str(base / settings.credentials_file)
+        if not (base / settings.credentials_file).is_file():
+            raise ConfigError(source, "cluster.credentials_file", "there is no such file")
+    if settings.ca_file:
+        try:
+            options["tls"] = ssl.create_default_context(cafile=str(base / settings.ca_file))
+        except OSError as error:
+            raise ConfigError(source, "cluster.ca_file", str(error)) from error
+    return options

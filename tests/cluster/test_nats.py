@@ -1,0 +1,153 @@
+"""Pickers as processes that share over a real nats-server: what users see, and what its failures cost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from tests.kit.nats import NatsServer
+from tests.kit.picker import Serving
+from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.envoy
+
+TEXT = "tell me more " * 400
+
+
+class Pair:
+    """Two pickers of one pool behind an Envoy each.
+
+    Args:
+        folder: for all of it.
+        url: of NATS.
+        second: configuration of the second picker that differs.
+    """
+
+    def __init__(self, folder: Path, url: str, **second: Any) -> None:
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
+        shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
+        shared["policy"] = {"name": "prefix-cache"}
+        self.one = Serving(folder / "one", **shared)
+        self._folder, self._second = folder / "two", {**shared, **second}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.one)
+        self.two = Serving(
+            self._folder, upstreams=[Running(spec.address) for spec in self.one.specs()], **self._second
+        )
+        await self._stack.enter_async_context(self.two)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def meet(self) -> None:
+        for serving in (self.one, self.two):
+            await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 1)
+
+
+class Running:
+    """A replica that somebody else has started."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def __aenter__(self) -> object:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """It goes on."""
+
+
+@pytest.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path) as server:
+        yield server
+
+
+async def cached(serving: Serving, text: str = TEXT) -> int:
+    status, body = await serving.chat(text)
+    assert status == 200
+    found: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: NatsServer) -> None:
+    async with Pair(tmp_path, nats.url) as pair:
+        await pair.meet()
+        assert await cached(pair.one) == 0
+        await pair.two.picker.until_metric("llm_d_epp_prefix_indexer_size", lambda value: value > 0)
+        assert await cached(pair.two) > 0
+        ages = [await pair.two.picker.metric("epp_cluster_change_age_seconds", quantile="0.5")]
+        assert 0.0 < ages[0] < 5.0
+        assert await pair.two.picker.metric("epp_cluster_messages_total", result="received") > 0
+        await pair.one.picker.stop()
+        await pair.two.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+
+
+async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
+    tmp_path: Path, nats: NatsServer
+) -> None:
+    async with Pair(tmp_path, nats.url) as pair:
+        await pair.meet()
+        async with pair.one.under_load(4) as seen, pair.two.under_load(4) as also:
+            await nats.kill()
+            for serving in (pair.one, pair.two):
+                await serving.picker.until_metric("epp_cluster_connected", lambda value: value == 0)
+                await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+            assert await cached(pair.one, "alone " * 400) == 0
+            await nats.start()
+            await pair.meet()
+            os.kill(nats.pid, signal.SIGSTOP)
+            for serving in (pair.one, pair.two):
+                await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+            os.kill(nats.pid, signal.SIGCONT)
+            await pair.meet()
+        assert set(seen) == set(also) == {200}
+        await until(lambda: knows(pair.two, "alone " * 400))
+
+
+async def knows(serving: Serving, text: str) -> bool:
+    return await cached(serving, text) > 0
+
+
+async def test_nats_that_comes_later_is_found(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    async with Pair(tmp_path, server.url) as pair:
+        assert await cached(pair.one) == 0
+        assert await pair.one.picker.metric("epp_cluster_connected") == 0
+        async with server:
+            await pair.meet()
+
+
+async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
+    users = "authorization {\nuser: epp\npassword: right\n}"
+    async with NatsServer(tmp_path, users) as server:
+        right = server.url.replace("//", "//epp:right@")
+        wrong = {"url": server.url.replace("//", "//epp:wrong@")}
+        async with Pair(tmp_path, right, cluster=wrong) as pair:
+            await pair.one.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
+            assert await cached(pair.two) == 0
+            log = pair.two.picker.log()
+            assert log.count("no NATS, this picker decides alone: nats: 'Authorization Violation'") == 1
+            assert await pair.one.picker.metric("epp_cluster_peers") == 0
+
+
+async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: NatsServer) -> None:
+    async with Pair(tmp_path, nats.url, policy={"name": "gorgo"}) as pair:
+        for serving in (pair.one, pair.two):
+            await serving.picker.until_metric(
+                "epp_cluster_messages_total", lambda value: value > 1, result="ignored: another policy"
+            )
+            assert await serving.picker.metric("epp_cluster_peers") == 0

@@ -1,0 +1,303 @@
+"""What pickers make of each other's messages, over a bus that tests hold in their hands."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from epp.cluster.messages import Group, Message, decode, encode
+from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_FACTS, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
+from epp.signals.ledger import PENDING, RUNNING
+from epp.signals.metrics_text import EngineSample
+from tests.kit.clock import ManualClock
+from tests.kit.records import POOL, WALL_S, ask_of, picker_of, prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.schedule.decision import Decision
+
+GROUP = Group("pool", "gorgo", "key")
+
+
+@dataclass
+class Bus:
+    """Pickers, their links, and messages on their way; `run` lets time pass."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    links: dict[str, Sharing] = field(default_factory=dict)
+    pickers: dict[str, Any] = field(default_factory=dict)
+    sent: list[tuple[str, str, bytes]] = field(default_factory=list)
+    #: What a message passes; False loses it.
+    passes: Callable[[str, str], bool] = lambda *_: True
+    _due: list[tuple[float, int, str]] = field(default_factory=list)
+
+    def join(self, name: str, **options: Any) -> Sharing:
+        picker = self.pickers[name] = picker_of(prefix=name)
+
+        def publish(to: str, data: bytes) -> None:
+            self.sent.append((name, to, data))
+            for other, link in self.links.items():
+                if other != name and to in ("", other) and self.passes(name, other):
+                    link.receive(data)
+
+        def wake(in_s: float) -> None:
+            heapq.heappush(self._due, (self.clock.mono_s() + in_s, len(self._due), name))
+
+        group = options.pop("group", GROUP)
+        link = Sharing(picker.fleet, group, name, self.clock, publish=publish, wake=wake, **options)
+        self.links[name] = link
+        wake(0.0)
+        return link
+
+    def kill(self, name: str) -> None:
+        del self.links[name]
+
+    def run(self, seconds: float) -> None:
+        end_s = self.clock.mono_s() + seconds
+        whole = {name: self.clock.mono_s() + WHOLE_S for name in self.links}
+        while (step_s := min([end_s, *whole.values(), *(due[0] for due in self._due[:1])])) < end_s:
+            self.clock.advance(max(0.0, step_s - self.clock.mono_s()))
+            names = [name for name, at_s in whole.items() if at_s <= step_s]
+            whole |= dict.fromkeys(names, step_s + WHOLE_S)
+            while self._due and self._due[0][0] <= step_s:
+                names.append(heapq.heappop(self._due)[2])
+            for name in names:
+                if name in self.links:
+                    self.links[name].flush()
+        self.clock.advance(max(0.0, end_s - self.clock.mono_s()))
+
+    def pick(self, name: str, seed: int, blocks: int = 40) -> Decision:
+        decision: Decision = self.pickers[name].pick(ask_of(seed, blocks), self.clock.mono_s(), WALL_S)
+        return decision
+
+    def cached(self, name: str, seed: int, blocks: int = 40) -> list[float]:
+        match = self.pickers[name].fleet.index.match(prompt_of(seed, blocks))
+        return [float(tokens) for tokens in match.cached_tokens(np.arange(len(POOL)))]
+
+    def promised(self, name: str, row: int) -> list[float]:
+        values: list[float] = self.pickers[name].fleet.promised(np.arange(len(POOL)))[row].tolist()
+        return values
+
+
+@pytest.fixture
+def bus() -> Bus:
+    made = Bus()
+    for name in ("a", "b", "c"):
+        made.join(name)
+    made.run(ALONE_S + WHOLE_S)
+    return made
+
+
+def test_promises_and_prefixes_of_one_are_seen_by_all(bus: Bus) -> None:
+    decision = bus.pick("a", 1)
+    at = decision.chosen
+    bus.run(0.1)
+    for name in "abc":
+        assert bus.promised(name, RUNNING)[at] == 1.0
+        assert bus.cached(name, 1)[at] == 2560.0
+    longer = bus.pick("b", 1, blocks=60)
+    assert longer.endpoint == decision.endpoint
+    assert longer.fleet.running_requests[at] == 1.0, "a decision sees what others promised"
+    bus.pickers["a"].end(decision.id, "completed", bus.clock.mono_s())
+    bus.run(0.1)
+    assert [bus.promised(name, RUNNING)[at] for name in "abc"] == [1.0] * 3, "the longer one runs"
+    assert [bus.cached(name, 1, 60)[at] for name in "abc"] == [3840.0] * 3
+    assert bus.pickers["a"].fleet.ledger.running_requests[at] == 0.0, "its own share alone"
+
+
+def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
+    bus.sent.clear()
+    bus.pick("a", 1, blocks=40)  # 2,560 uncached tokens
+    bus.run(0.02)
+    assert [sender for sender, _, _ in bus.sent] == ["a"]
+    bus.run(0.2)
+    bus.sent.clear()
+    for seed in range(2, 6):
+        bus.pick("a", seed, blocks=10)
+    bus.run(0.02)
+    assert not bus.sent
+    bus.run(0.05)
+    (message,) = (decode(data) for _, _, data in bus.sent)
+    assert message is not None
+    assert len(message.facts) == 4
+
+
+def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
+    at = bus.pick("a", 1).chosen
+    also = bus.pick("b", 2)
+    bus.run(0.1)
+    bus.kill("a")
+    bus.run(SILENT_S - 0.5)
+    assert sum(bus.promised("c", RUNNING)) == 2.0
+    bus.run(WHOLE_S + 1.0)
+    assert sum(bus.promised("c", RUNNING)) == 1.0
+    assert bus.links["c"].peers == 1
+    bus.links["b"].leave()
+    assert sum(bus.promised("c", RUNNING)) == 0.0
+    assert bus.cached("c", 1)[at] == 2560.0, "prefixes stay: engines still have them"
+    assert also.endpoint
+
+
+def test_what_is_lost_heals(bus: Bus) -> None:
+    bus.passes = lambda sender, _: sender != "a"
+    lost = [bus.pick("a", seed) for seed in range(5)]
+    bus.run(0.2)
+    assert sum(bus.promised("b", RUNNING)) == 0.0
+    bus.passes = lambda *_: True
+    bus.run(SILENT_S)
+    assert sum(bus.promised("b", RUNNING)) == 5.0
+    for seed, decision in enumerate(lost):
+        assert bus.cached("b", seed)[decision.chosen] == 2560.0
+    assert bus.links["b"].counts.lost > 0
+
+
+def test_a_prefix_that_a_picker_has_no_more_is_sent_again_whole(bus: Bus) -> None:
+    at = bus.pick("a", 1, blocks=40).chosen
+    bus.run(0.1)
+    bus.pickers["b"].fleet.index.forget(at)
+    assert bus.pick("a", 1, blocks=41).chosen == at
+    bus.run(0.2)
+    assert bus.cached("b", 1, 41) == bus.cached("c", 1, 41) == bus.cached("a", 1, 41)
+
+
+def test_after_a_long_silence_all_that_is_known_is_asked_for(bus: Bus) -> None:
+    bus.passes = lambda *_: False
+    picks = {seed: bus.pick("a", seed, blocks=2).chosen for seed in range(JOURNAL + 50)}
+    for _ in range(20):
+        bus.run(SILENT_S)
+    bus.passes = lambda *_: True
+    bus.run(15.0)
+    known = sum(bus.cached("b", seed, 2)[at] > 0.0 for seed, at in picks.items())
+    held = sum(bus.cached("a", seed, 2)[at] > 0.0 for seed, at in picks.items())
+    assert known == held > JOURNAL
+
+
+def test_a_joiner_gets_the_index_within_ten_seconds_and_says_until_when_it_has_not(bus: Bus) -> None:
+    picks = {seed: bus.pick("a", seed, blocks=20 + seed % 7).chosen for seed in range(3 * MAX_FACTS)}
+    bus.run(1.0)
+    late = bus.join("d")
+    assert not late.warm
+    bus.run(10.0)
+    assert late.warm
+    found = [bus.cached("d", seed, 20)[at] == bus.cached("a", seed, 20)[at] for seed, at in picks.items()]
+    assert sum(found) >= 0.9 * len(found)
+    # What is used last is kept longest there, too.
+    held = [[*bus.pickers[name].fleet.index.prefixes(0)] for name in "ad"]
+    assert [prefix.blocks[-1] for prefix in held[0]] == [prefix.blocks[-1] for prefix in held[1]]
+
+
+def test_the_first_is_warm_when_nobody_is_there() -> None:
+    bus = Bus()
+    link = bus.join("a")
+    bus.run(ALONE_S - 0.5)
+    assert not link.warm
+    bus.run(WHOLE_S + 0.6)
+    assert link.warm
+
+
+def test_who_is_ejected_or_asks_to_be_left_alone_is_so_everywhere_at_once(bus: Bus) -> None:
+    now_s, fleets = bus.clock.mono_s(), {name: picker.fleet for name, picker in bus.pickers.items()}
+    for _ in range(3):
+        fleets["a"].health.failure(0, "probe", now_s)
+    assert fleets["a"].retry_after.pause(1, 1.0, "id", now_s)
+    bus.run(0.03)
+    for name in "bc":
+        eligible = fleets[name].health.eligible(bus.clock.mono_s())
+        assert eligible is not None
+        assert eligible[:3].tolist() == [False, True, True]
+        assert fleets[name].retry_after.until_s(bus.clock.mono_s()) == fleets["a"].retry_after.until_s(now_s)
+    bus.run(6.0)
+    assert {fleet.health.eligible(bus.clock.mono_s()) is None for fleet in fleets.values()} == {True}
+
+
+def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
+    now_s, seed = bus.clock.mono_s(), 1
+    for name in "ab":
+        for slot in range(len(POOL)):
+            bus.pickers[name].fleet.engine.update(slot, EngineSample(process_start_time_s=100.0), now_s)
+    at = bus.pick("a", seed).chosen
+    bus.run(0.1)
+    assert bus.cached("b", seed)[at] > 0.0
+    again = EngineSample(process_start_time_s=200.0)
+    assert bus.pickers["a"].fleet.engine.update(at, again, now_s)
+    bus.pickers["a"].fleet.restart(POOL[at].address, now_s)
+    bus.pick("b", seed)  # b has not heard of it
+    bus.run(0.1)
+    assert bus.cached("a", seed)[at] == 0.0, "a fact of the process before says nothing"
+    while bus.pick("a", seed := seed + 1).chosen != at:
+        bus.run(0.1)
+    bus.run(0.1)
+    assert bus.cached("b", 1)[at] == 0.0, "a fact of the newer process says that the older one has gone"
+    assert bus.cached("b", seed)[at] > 0.0
+    assert not bus.pickers["b"].fleet.engine.update(at, again, now_s), (
+        "its own scrape brings no second restart"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda _: b"\xff" * 100, "format"),
+        (lambda message: b"epp\x02" + encode(message)[4:], "format"),
+        (lambda message: encode(message)[:-7], "unreadable"),
+        (lambda message: encode(replace(message, group=Group("other", "gorgo", "key"))), "another pool"),
+        (lambda message: encode(replace(message, group=Group("pool", "llm-d", "key"))), "another policy"),
+        (
+            lambda message: encode(replace(message, group=Group("pool", "gorgo", "k"))),
+            "another key or block size",
+        ),
+        (lambda message: encode(replace(message, load={"x": (float("nan"),) * 5})), "unreadable"),
+        (
+            lambda message: encode(
+                replace(message, facts=[replace(message.facts[0], known=b"short", blocks=b"odd")])
+            ),
+            "unreadable",
+        ),
+    ],
+)
+def test_nonsense_harms_nobody(bus: Bus, spoil: Callable[[Message], bytes], reason: str) -> None:
+    bus.pick("a", 1)
+    bus.run(0.1)
+    told = next(found for _, _, data in reversed(bus.sent) if (found := decode(data)) and found.facts)
+    before = bus.promised("b", RUNNING), bus.promised("b", PENDING)
+    bus.links["b"].receive(spoil(replace(told, sequence=told.sequence + 1)))
+    assert bus.links["b"].counts.ignored[reason] == 1
+    assert (bus.promised("b", RUNNING), bus.promised("b", PENDING)) == before
+    bus.pick("a", 2)
+    bus.run(WHOLE_S + 0.1)
+    assert sum(bus.promised("b", RUNNING)) == 2.0
+
+
+def test_more_peers_than_anybody_has_are_not_listened_to(bus: Bus) -> None:
+    for number in range(2 * MAX_PEERS):
+        bus.links["a"].receive(encode(Message(GROUP, f"x{number}", 0)))
+    assert bus.links["a"].peers == MAX_PEERS
+    assert bus.links["a"].counts.ignored["too many peers"] > 0
+    bus.run(3 * SILENT_S)
+    assert bus.links["a"].peers == 2
+
+
+def test_doubled_and_overtaken_messages_change_nothing(bus: Bus) -> None:
+    first = bus.pick("a", 1)
+    bus.run(0.1)
+    older = [data for sender, _, data in bus.sent if sender == "a"][-1]
+    bus.pickers["a"].end(first.id, "completed", bus.clock.mono_s())
+    bus.run(0.1)
+    assert sum(bus.promised("b", RUNNING)) == 0.0
+    bus.links["b"].receive(older)
+    assert sum(bus.promised("b", RUNNING)) == 0.0
+    assert bus.links["b"].counts.lost == 0
+
+
+def test_a_message_does_not_grow_with_a_prompt(bus: Bus) -> None:
+    bus.sent.clear()
+    at = bus.pick("a", 1, blocks=7000).chosen
+    bus.run(1.0)
+    assert max(len(data) for _, _, data in bus.sent) < 600_000
+    assert bus.cached("b", 1, 7000)[at] == bus.cached("a", 1, 7000)[at] > 0.0
