@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Config
+from epp.config.schema import Cluster, Config, Prefix
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.command import load
 from epp.ops.doctor.context import Context
@@ -42,6 +42,9 @@ def page(**changes: Any) -> str:
         'epp_engine_rate{engine_class="l40s",state="measured"}': 1,
         "epp_compressed_answers_total": 10,
         "epp_response_sampling_share": 1,
+        "epp_cluster_connected": 1,
+        "epp_cluster_peers": 2,
+        'epp_cluster_messages_total{result="sent"}': 90,
         'epp_cache_tokens_total{kind="prompt"}': 1000,
         'epp_cache_tokens_total{kind="expected"}': 700,
         'epp_cache_tokens_total{kind="reported"}': 650,
@@ -57,7 +60,8 @@ def page(**changes: Any) -> str:
 
 
 def found(**changes: Any) -> list[str]:
-    return said(examine(Context(config=Config(), specs=SPECS, metrics=Page(page(**changes)))))
+    config = Config(cluster=Cluster(url="nats://n"), prefix=Prefix(secret_file="s"))
+    return said(examine(Context(config=config, specs=SPECS, metrics=Page(page(**changes)))))
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
@@ -105,6 +109,11 @@ def test_nothing_is_found_where_all_is_well() -> None:
             "the first token of none",
         ),
         ({"epp_late_reports_total": 500}, "does not know"),
+        ({"epp_cluster_connected": 0}, "NATS (cluster.url) cannot be reached"),
+        (
+            {"epp_cluster_messages_total{result='ignored: another policy'}": 7},
+            "7 messages of other pickers were ignored: another policy",
+        ),
     ],
 )
 def test_each_fault_is_found(changes: dict[str, Any], words: str) -> None:

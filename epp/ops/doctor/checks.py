@@ -30,6 +30,7 @@ CHECKS = (
     Check("picker", "tokens are counted", picker.token_counts),
     Check("picker", "endpoints known and healthy", picker.endpoints),
     Check("picker", "metrics of engines are fresh", picker.freshness),
+    Check("picker", "other pickers are heard and fit", picker.peers),
     Check("network", "round trips are known and plausible", picker.round_trips),
     Check("network", "endpoints of a region are alike", picker.regions),
     Check("picker", "nothing fails inside the picker", picker.faults),

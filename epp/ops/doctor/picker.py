@@ -159,6 +159,29 @@ def endpoints(context: Context) -> Findings:
         )
 
 
+def peers(context: Context) -> Findings:
+    """Check that the picker hears the others of its pool, and that they fit."""
+    page = context.page
+    if not context.config.cluster.url:
+        return
+    if not page.total("epp_cluster_connected"):
+        yield error(
+            "NATS (cluster.url) cannot be reached",
+            "this picker decides without the others",
+            "the picker's log says why",
+        )
+        return
+    for result, count in page.by("epp_cluster_messages_total", "result").items():
+        reason = result.removeprefix("ignored: ")
+        if reason != result and count:
+            yield warning(
+                f"{count:.0f} messages of other pickers were ignored: {reason}",
+                "they are not heard",
+                "give all pickers of a pool the same policy, prefix.secret_file and prefix.block_bytes",
+            )
+    yield note(f"other pickers of the pool: {page.total('epp_cluster_peers'):.0f}")
+
+
 def freshness(context: Context) -> Findings:
     """Check that the picker has engines' metrics, and no old ones."""
     scrape, page = context.config.scrape, context.page
