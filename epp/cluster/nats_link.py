@@ -112,7 +112,8 @@ class NatsLink:
             self.sharing.leave()
             while not self._outbox.empty():
                 await self._client.publish(*self._outbox.get_nowait())
-        await self._client.close()
+        client, self._client = self._client, None
+        await client.close()
 
     async def _connect(self) -> None:
         from nats.aio.client import Client  # noqa: PLC0415  # only where it is configured
@@ -158,7 +159,8 @@ class NatsLink:
         self._problem = problem
 
     async def _lost(self) -> None:
-        await self._failed(ConnectionError("the connection was lost"))
+        if self._client is not None:  # it was not closed here
+            await self._failed(ConnectionError("the connection was lost"))
 
     async def _again(self) -> None:
         self._problem = ""

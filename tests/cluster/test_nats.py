@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from tests.kit.nats import NatsServer
+from tests.kit.nats import nats_server
 from tests.kit.picker import Serving
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from epp.lab.demo.nats import Nats
 
 pytestmark = pytest.mark.envoy
 
@@ -71,8 +73,8 @@ class Running:
 
 
 @pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path) as server:
+async def nats(tmp_path: Path) -> AsyncIterator[Nats]:
+    async with nats_server(tmp_path) as server:
         yield server
 
 
@@ -83,7 +85,7 @@ async def cached(serving: Serving, text: str = TEXT) -> int:
     return found
 
 
-async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: NatsServer) -> None:
+async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats) -> None:
     async with Pair(tmp_path, nats.url) as pair:
         await pair.meet()
         assert await cached(pair.one) == 0
@@ -97,7 +99,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: NatsS
 
 
 async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
-    tmp_path: Path, nats: NatsServer
+    tmp_path: Path, nats: Nats
 ) -> None:
     async with Pair(tmp_path, nats.url) as pair:
         await pair.meet()
@@ -123,7 +125,7 @@ async def knows(serving: Serving, text: str) -> bool:
 
 
 async def test_nats_that_comes_later_is_found(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path)
+    server = nats_server(tmp_path)
     async with Pair(tmp_path, server.url) as pair:
         assert await cached(pair.one) == 0
         assert await pair.one.picker.metric("epp_cluster_connected") == 0
@@ -133,7 +135,7 @@ async def test_nats_that_comes_later_is_found(tmp_path: Path) -> None:
 
 async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
     users = "authorization {\nuser: epp\npassword: right\n}"
-    async with NatsServer(tmp_path, users) as server:
+    async with nats_server(tmp_path, users) as server:
         right = server.url.replace("//", "//epp:right@")
         wrong = {"url": server.url.replace("//", "//epp:wrong@")}
         async with Pair(tmp_path, right, cluster=wrong) as pair:
@@ -144,7 +146,7 @@ async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
             assert await pair.one.picker.metric("epp_cluster_peers") == 0
 
 
-async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: NatsServer) -> None:
+async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: Nats) -> None:
     async with Pair(tmp_path, nats.url, policy={"name": "gorgo"}) as pair:
         for serving in (pair.one, pair.two):
             await serving.picker.until_metric(

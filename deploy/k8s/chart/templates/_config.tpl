@@ -37,6 +37,9 @@
 {{- if .Values.prefixSecret -}}
 {{- $_ := set $config "prefix" (dict "secret_file" "/etc/epp-secret/secret") -}}
 {{- end -}}
+{{- if .Values.cluster.url -}}
+{{- $_ := set $config "cluster" (dict "url" .Values.cluster.url) -}}
+{{- end -}}
 {{- if .Values.relays.regions -}}
 {{- $certificates := "/etc/epp-relay" -}}
 {{- $_ := set $config "relays" (dict "regions" .Values.relays.regions "connections" (int .Values.relays.connections) "ca_file" (printf "%s/ca.crt" $certificates) "cert_file" (printf "%s/tls.crt" $certificates) "key_file" (printf "%s/tls.key" $certificates)) -}}

