@@ -12,7 +12,6 @@ import math
 import struct
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,8 +35,10 @@ SILENT_S = 2.0
 JOURNAL = 8192
 #: Silent peers are remembered for so long: what they sent meanwhile is asked for when they are back.
 REMEMBERED_S = 600.0
-#: Facts in one message, and peers that are listened to.
-MAX_FACTS, MAX_PEERS = 128, 256
+#: Facts in one message, from how many bytes on it takes no further one, and peers that are listened to.
+MAX_FACTS, MAX_BYTES, MAX_PEERS = 128, 256 * 1024, 256
+#: Sequence of a message to one picker.
+TO_ONE = -1
 #: A picker that hears nobody for so long after its start is the first.
 ALONE_S = 3.0
 #: As long as a snapshot may take before another peer is asked.
@@ -49,7 +50,7 @@ _SAME_START_S = 1.0
 @dataclass(slots=True)
 class _Peer:
     heard_s: float
-    sequence: int
+    sequence: int | None = None  # of its last message to all
     alive: bool = True
     asked_s: float = -math.inf
 
@@ -182,8 +183,8 @@ class Sharing:
         self._say("", Message(self._group, self._origin, self._next(), leaves=True))
 
     def _send(self, now_s: float, *, whole: bool) -> None:
-        facts = [self._facts.popleft() for _ in range(min(len(self._facts), MAX_FACTS))]
-        changed_s = self._changed_s if self._changed_s < math.inf else self._clock.wall_s()
+        facts = _piece(self._facts.popleft() for _ in range(len(self._facts)))
+        changed_s = self._changed_s if self._changed_s < math.inf else 0.0
         sequence = self._next()
         self._journal.extend((sequence, fact) for fact in facts)
         message = Message(
@@ -245,9 +246,7 @@ class Sharing:
             if len(self._peers) >= MAX_PEERS:
                 self.counts.ignored["too many peers"] += 1
                 return
-            # A joiner asks one for all; later, what was missed of a newcomer is asked for like what was lost.
-            before = -1 if self._warm else message.sequence - 1
-            peer = self._peers[message.origin] = _Peer(now_s, before)
+            peer = self._peers[message.origin] = _Peer(now_s)
         self.counts.received += 1
         peer.heard_s, peer.alive = now_s, True
         try:
@@ -259,23 +258,29 @@ class Sharing:
         if message.ask is not None or message.wants:
             self._answer(message)
             return
-        newer = message.sequence > peer.sequence
-        if newer:
-            missed = message.sequence - peer.sequence - 1
-            if missed:
-                self.counts.lost += missed
-                self._ask(message.origin, peer.sequence)
-            peer.sequence = message.sequence
+        if peer.sequence is None or message.sequence > peer.sequence:
+            if message.sequence >= 0:
+                self._follow(message, peer)
             if self._load:
                 self._others.update(message.origin, message.load, whole=message.whole)
                 self._leave_alone(message, now_s)
         if message.changed_s:
-            self.counts.staleness_s.append(self._clock.wall_s() - message.changed_s)
+            self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
         if self._index:
             wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
-            if wants:
-                self._say(message.origin, Message(self._group, self._origin, self._sequence, wants=wants))
+            if wants and self._warm:  # a joiner gets all of it anyway
+                self._say(message.origin, Message(self._group, self._origin, TO_ONE, wants=wants))
         self._warm = self._warm or message.last
+
+    def _follow(self, message: Message, peer: _Peer) -> None:
+        """Note a peer's message to all, and ask for what was missed before it."""
+        before = peer.sequence
+        if before is None:  # of a newcomer: a joiner asks one peer for all, instead
+            before = -1 if self._warm else message.sequence - 1
+        peer.sequence = message.sequence
+        if missed := message.sequence - before - 1:
+            self.counts.lost += missed
+            self._ask(message.origin, before)
 
     def _leave_alone(self, message: Message, now_s: float) -> None:
         fleet = self._fleet
@@ -305,7 +310,7 @@ class Sharing:
         return fleet.index.hold(slot, fact.prefix())
 
     def _ask(self, origin: str, after: int) -> None:
-        self._say(origin, Message(self._group, self._origin, self._sequence, ask=after))
+        self._say(origin, Message(self._group, self._origin, TO_ONE, ask=after))
 
     def _answer(self, message: Message) -> None:
         after, origin, journal = message.ask, message.origin, self._journal
@@ -333,11 +338,10 @@ class Sharing:
     def _send_piece(self) -> None:
         """Send a piece of what was asked for; the rest waits for the next flush."""
         origin, facts, is_all = self._snapshots.popleft()
-        piece = list(islice(facts, MAX_FACTS))
-        more = len(piece) == MAX_FACTS
-        last = is_all and not more
-        self._say(origin, Message(self._group, self._origin, self._sequence, facts=piece, last=last))
-        if more:
+        piece = _piece(facts)
+        last = is_all and not piece
+        self._say(origin, Message(self._group, self._origin, TO_ONE, facts=piece, last=last))
+        if piece:
             self._snapshots.append((origin, facts, is_all))
             self._wake(LEAST_S)
 
@@ -360,6 +364,15 @@ class Sharing:
                 self._others.drop(origin)
             if now_s - peer.heard_s > REMEMBERED_S:
                 del self._peers[origin]
+
+
+def _piece(facts: Iterator[Fact]) -> list[Fact]:
+    """Take as many facts as go into one message."""
+    piece, size = list[Fact](), 0
+    while len(piece) < MAX_FACTS and size < MAX_BYTES and (fact := next(facts, None)) is not None:
+        piece.append(fact)
+        size += len(fact.known) + len(fact.blocks)
+    return piece
 
 
 def _unlike(theirs: Group, ours: Group) -> str:

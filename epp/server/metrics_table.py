@@ -437,6 +437,13 @@ TABLE: tuple[Row, ...] = (
     ),
     _read(
         "peers",
+        "epp_cluster_index_complete",
+        "",
+        "1 once the index has what other pickers knew when this one joined.",
+        read.one(lambda link: link.sharing.warm),
+    ),
+    _read(
+        "peers",
         "epp_cluster_messages_total",
         "result",
         "Messages between pickers: sent, dropped without NATS, received, lost, or ignored and why.",
