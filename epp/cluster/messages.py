@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from epp.prefix_cache.prefix import Prefix, Run
+from epp.signals.line import Learned  # noqa: TC001  # msgspec reads the annotation at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,7 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
 
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
+_Tokens = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
@@ -103,6 +105,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
             nothing.
         wants: facts of the reader whose known runs the sender misses.
         last: the end of what was asked for.
+        rates: what the sender's rates rest on, by engine class (`epp.signals.rates.RateTable.learned`).
+        hits: what its hit ratios rest on, by endpoint.
         leaves: the sender ends.
     """
 
@@ -118,6 +122,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     ask: int | None = None
     wants: list[Fact] = []
     last: bool = False
+    rates: dict[str, tuple[Learned, Learned]] = {}
+    hits: dict[str, tuple[_Tokens, _Tokens]] = {}
     leaves: bool = False
 
 

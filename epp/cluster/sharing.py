@@ -270,7 +270,9 @@ class Sharing:
             wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
             if wants and self._warm:  # a joiner gets all of it anyway
                 self._say(message.origin, Message(self._group, self._origin, TO_ONE, wants=wants))
-        self._warm = self._warm or message.last
+        if message.last and not self._warm:
+            self._warm = True
+            self._adopt(message)
 
     def _follow(self, message: Message, peer: _Peer) -> None:
         """Note a peer's message to all, and ask for what was missed before it."""
@@ -313,14 +315,14 @@ class Sharing:
         self._say(origin, Message(self._group, self._origin, TO_ONE, ask=after))
 
     def _answer(self, message: Message) -> None:
-        after, origin, journal = message.ask, message.origin, self._journal
+        after, journal, is_all = message.ask, self._journal, False
         if message.wants:
             facts = self._whole(message.wants)
         elif after is not None and after >= 0 and (len(journal) < JOURNAL or journal[0][0] <= after):
             facts = iter([fact for sequence, fact in journal if sequence > after])
         else:
-            facts = self._snapshot()
-        self._snapshots.append((origin, facts, not message.wants))
+            facts, is_all = self._snapshot(), True
+        self._snapshots.append((message.origin, facts, is_all))
         self._wake(0.0)
 
     def _whole(self, wants: list[Fact]) -> Iterator[Fact]:
@@ -340,10 +342,25 @@ class Sharing:
         origin, facts, is_all = self._snapshots.popleft()
         piece = _piece(facts)
         last = is_all and not piece
-        self._say(origin, Message(self._group, self._origin, TO_ONE, facts=piece, last=last))
-        if piece:
+        if last:
+            self._say(origin, self._end_of_snapshot())
+        elif piece:
+            self._say(origin, Message(self._group, self._origin, TO_ONE, facts=piece))
             self._snapshots.append((origin, facts, is_all))
             self._wake(LEAST_S)
+
+    def _end_of_snapshot(self) -> Message:
+        fleet = self._fleet
+        hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
+        return Message(self._group, self._origin, TO_ONE, last=True, rates=fleet.rates.learned, hits=hits)
+
+    def _adopt(self, message: Message) -> None:
+        """Start from what a peer has learned."""
+        fleet = self._fleet
+        fleet.rates.adopt(message.rates)
+        for address, (reported, predicted) in message.hits.items():
+            if (slot := fleet.slot_of(address)) is not None:
+                fleet.calibration.adopt(slot, reported, predicted)
 
     def _join(self, now_s: float) -> None:
         """Ask a peer for what it knows, until one has answered or nobody is there."""

@@ -45,6 +45,16 @@ class HitRatios:
         self.hit_ratio[slot] = 1.0
         self._reports = {known for known in self._reports if known[0] != slot}
 
+    def sums(self, slot: int) -> tuple[float, float]:
+        """Return the tokens that a slot's ratio rests on: reported, and expected."""
+        return self._reported[slot], self._predicted[slot]
+
+    def adopt(self, slot: int, reported: float, predicted: float) -> None:
+        """Take another picker's tokens in the place of its own, where those are more."""
+        if predicted > self._predicted[slot]:
+            self._reported[slot], self._predicted[slot] = reported, predicted
+            self.hit_ratio[slot] = min(max(reported / predicted, 0.0), _MOST)
+
     def to_prefill(self, slot: int, prompt_tokens: int, cached_tokens: float) -> float:
         """Estimate the tokens of a prompt that the slot's engine has to prefill."""
         return max(prompt_tokens - float(self.hit_ratio[slot]) * cached_tokens, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 #: Samples after which one counts by 1/e: an hour at one request in four seconds.
 MEMORY_SAMPLES = 1000.0
@@ -18,6 +19,14 @@ _FIRST_SPREAD = 0.5
 #: Weighted sums of uu, ux, xx, uy and xy.
 _Sums = tuple[float, float, float, float, float]
 _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Learned(NamedTuple):
+    """What a line rests on: samples, their usual relative error, and their weighted sums."""
+
+    samples: int
+    spread: float
+    sums: _Sums
 
 
 class Line:
@@ -75,6 +84,17 @@ class Line:
         self.samples += 1
         self._solve()
         return error
+
+    @property
+    def learned(self) -> Learned:
+        """Return what it rests on, for `adopt` of another on the same prior."""
+        return Learned(self.samples, self._spread, self._data)
+
+    def adopt(self, learned: Learned) -> None:
+        """Take another's samples in the place of its own, where those are more, and numbers."""
+        if learned.samples > self.samples and math.isfinite(learned.spread + sum(learned.sums)):
+            self.samples, self._spread, self._data = learned
+            self._solve()
 
     def halve(self) -> None:
         """Let all samples so far count half, so that the prior weighs more."""

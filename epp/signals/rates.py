@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from epp.signals.line import Line
+from epp.signals.line import Learned, Line
 from epp.signals.slots import grown, rows_of
 
 if TYPE_CHECKING:
@@ -370,6 +370,20 @@ class RateTable:
             return
         error = known.decode.observe(1.0, max(beside, 0.1), itl_ms)
         self._compare(slot, known, error, ended_s, decode=True)
+
+    @property
+    def learned(self) -> dict[str, tuple[Learned, Learned]]:
+        """Return what each class' lines rest on, of prefills and of decodes."""
+        return {name: (known.prefill.learned, known.decode.learned) for name, known in self._classes.items()}
+
+    def adopt(self, learned: Mapping[str, tuple[Learned, Learned]]) -> None:
+        """Take another picker's samples of the classes here, where those are more."""
+        for name, (prefill, decode) in learned.items():
+            known = self._classes.get(name)
+            if known is not None:
+                known.prefill.adopt(prefill)
+                known.decode.adopt(decode)
+                self._changed.add(known)
 
     def describe(self, addresses: Mapping[int, str]) -> dict[str, ClassRates]:
         """Describe the rates by engine class, for people; ``addresses`` by slot."""

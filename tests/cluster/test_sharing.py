@@ -192,6 +192,20 @@ def test_a_joiner_gets_the_index_within_ten_seconds_and_says_until_when_it_has_n
     assert [prefix.blocks[-1] for prefix in held[0]] == [prefix.blocks[-1] for prefix in held[1]]
 
 
+def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
+    fleet = bus.pickers["a"].fleet
+    for number in range(300):
+        fleet.rates.observe_prefill(0, ended_s=float(number), requests=1.0, tokens=4000.0, ttft_ms=900.0)
+        fleet.calibration.observe(1, 1000.0, 300.0)
+    bus.join("d")
+    bus.run(5.0)
+    found = bus.pickers["d"].fleet
+    for slot in range(len(POOL)):
+        assert found.rates.of(slot) == pytest.approx(fleet.rates.of(slot))
+    assert found.calibration.hit_ratio[:3] == pytest.approx(fleet.calibration.hit_ratio[:3])
+    assert found.calibration.hit_ratio[1] < 0.5
+
+
 def test_the_first_is_warm_when_nobody_is_there() -> None:
     bus = Bus()
     link = bus.join("a")
