@@ -63,5 +63,5 @@ EXPERIMENT = Experiment(
     measures=("mean TTFT ms", "first model s", "let through", "by a model"),
     run=run,
     seeds=3,
-    minutes=20.0,
+    minutes=4,
 )

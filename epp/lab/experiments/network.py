@@ -88,5 +88,5 @@ EXPERIMENT = Experiment(
     on_request=tuple(
         f"{load} / {farthest_ms} ms / steady" for load in LOADS for farthest_ms in FARTHEST_MS[:-1]
     ),
-    minutes=20.0,
+    minutes=5,
 )
