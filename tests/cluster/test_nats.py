@@ -89,7 +89,12 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
     async with Pair(tmp_path, nats.url) as pair:
         await pair.meet()
         assert await cached(pair.one) == 0
-        await pair.two.picker.until_metric("llm_d_epp_prefix_indexer_size", lambda value: value > 0)
+        # A holder with more requests under way than the others would be passed over.
+        await pair.one.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+        received = await pair.two.picker.metric("epp_cluster_messages_total", result="received")
+        await pair.two.picker.until_metric(
+            "epp_cluster_messages_total", lambda value: value >= received + 2, result="received"
+        )
         assert await cached(pair.two) > 0
         ages = [await pair.two.picker.metric("epp_cluster_change_age_seconds", quantile="0.5")]
         assert 0.0 < ages[0] < 5.0
