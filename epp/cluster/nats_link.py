@@ -17,6 +17,7 @@ from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from nats.aio.client import Client
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SUBJECT = "epp.1"
-_CONNECT_S, _RETRY_S = 2, 0.5
+_CONNECT_S, _RETRY_S, _FIND_S = 2, 0.5, 1.0
 #: A server that does not answer pings for twice this is gone.
 _PING_S = 1
 #: Messages that wait to be sent, and bytes that a server may be behind in reading.
@@ -47,18 +48,28 @@ class NatsLink:
         clock: the time.
         base: folder that relative paths are relative to.
         source: name of the configuration file.
+        decision: a recent decision of this picker as JSON, by id; empty where it is unknown.
 
     Raises:
         ConfigError: `nats-py` is not installed, or a file cannot be used.
     """
 
     def __init__(
-        self, settings: Cluster, group: Group, fleet: Fleet, clock: Clock, *, base: Path, source: str
+        self,
+        settings: Cluster,
+        group: Group,
+        fleet: Fleet,
+        clock: Clock,
+        *,
+        base: Path,
+        source: str,
+        decision: Callable[[str], bytes],
     ) -> None:
         self._options = _options(settings, base, source)
         self._origin = secrets.token_hex(8)
         subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
-        self._all, self._one = f"{subject}.all", f"{subject}.to"
+        self._all, self._one, self._asked = f"{subject}.all", f"{subject}.to", f"{subject}.decision"
+        self._decision = decision
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -130,6 +141,7 @@ class NatsLink:
                 )
                 for subject in (self._all, f"{self._one}.{self._origin}"):
                     await client.subscribe(subject, cb=self._received)
+                await client.subscribe(self._asked, cb=self._find_here)
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
@@ -151,6 +163,22 @@ class NatsLink:
 
     async def _received(self, message: Msg) -> None:
         self.sharing.receive(message.data)
+
+    async def find(self, decision_id: str) -> bytes:
+        """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
+        from nats.errors import Error  # noqa: PLC0415
+
+        if self._client is None or not self.connected:
+            return b""
+        try:
+            answer = await self._client.request(self._asked, decision_id.encode(), timeout=_FIND_S)
+        except (Error, OSError, TimeoutError):
+            return b""
+        return answer.data
+
+    async def _find_here(self, message: Msg) -> None:
+        if content := self._decision(message.data.decode(errors="replace")):
+            await message.respond(content)
 
     async def _failed(self, error: Exception) -> None:
         problem = str(error) or type(error).__name__

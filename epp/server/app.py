@@ -11,11 +11,14 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.config.capability import read_chances
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
+from epp.schedule.decision import to_record
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
@@ -204,7 +207,12 @@ class App:
             self._clock,
             base=self._base,
             source=self._source,
+            decision=self._decision_json,
         )
+
+    def _decision_json(self, decision_id: str) -> bytes:
+        found = self.core.recent.get(decision_id)
+        return b"" if found is None else msgspec.json.encode(to_record(found))
 
     def _priority(self, objective: str) -> int:
         return self._cluster.priority(objective) if self._cluster is not None else 0
@@ -338,6 +346,7 @@ class App:
             decision=self.core.recent.get,
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
+            elsewhere=None if self._peers is None else self._peers.find,
         )
         http, health = await self._health.start(routes, on_stall)
         first_token, grpc = "", await self._grpc.start()

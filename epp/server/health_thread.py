@@ -28,7 +28,7 @@ from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -273,6 +273,7 @@ def build_app(
     decision: Callable[[str], Decision | None],
     decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
+    elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
     """The routes.
 
@@ -282,6 +283,7 @@ def build_app(
         decision: a recent decision by id; ``"last"`` for the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
+        elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
     """
 
     async def page(_: web.Request) -> web.Response:
@@ -294,10 +296,14 @@ def build_app(
         return _probed(health.not_ready())
 
     async def explain(request: web.Request) -> web.Response:
-        found = decision(request.match_info["id"])
-        if found is None:
+        asked = request.match_info["id"]
+        found = decision(asked)
+        content = b"" if found is None else msgspec.json.encode(to_record(found))
+        if not content and elsewhere is not None:
+            content = await elsewhere(asked)
+        if not content:
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
-        return web.Response(body=msgspec.json.encode(to_record(found)), content_type="application/json")
+        return web.Response(body=content, content_type="application/json")
 
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
