@@ -213,9 +213,12 @@ def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
         "pending_size": _PENDING_BYTES,
     }
     if settings.credentials_file:
-        options["user_credentials"] = str(base / settings.credentials_file)
-        if not (base / settings.credentials_file).is_file():
-            raise ConfigError(source, "cluster.credentials_file", "there is no such file")
+        file = base / settings.credentials_file
+        try:
+            is_jwt = "BEGIN NATS USER JWT" in file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(source, "cluster.credentials_file", str(error)) from error
+        options["user_credentials" if is_jwt else "nkeys_seed"] = str(file)
     if settings.ca_file:
         try:
             options["tls"] = ssl.create_default_context(cafile=str(base / settings.ca_file))

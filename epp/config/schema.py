@@ -47,7 +47,7 @@ class Cluster(Section, frozen=True):
     Attributes:
         url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``; empty for a picker alone.
         name: of the pool; pickers of one name share. Empty for the InferencePool's, else ``default``.
-        credentials_file: user credentials, as `nsc` writes them.
+        credentials_file: user credentials as `nsc` writes them, or the seed of an nkey.
         ca_file: who signs the servers' certificates, the system's authorities when empty.
     """
 

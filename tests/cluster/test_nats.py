@@ -7,8 +7,10 @@ import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
+import nkeys
 import pytest
 
+from tests.kit.certificates import self_signed
 from tests.kit.nats import nats_server
 from tests.kit.picker import Serving
 from tests.kit.waiting import until
@@ -155,6 +157,20 @@ async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
             log = pair.two.picker.log()
             assert log.count("no NATS, this picker decides alone: nats: 'Authorization Violation'") == 1
             assert await pair.one.picker.metric("epp_cluster_peers") == 0
+
+
+async def test_over_tls_with_a_key_of_ones_own(tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "nats")
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "seed").write_bytes(seed)
+    user = nkeys.from_seed(seed).public_key.decode()
+    lines = f'tls {{cert_file: "{cert}", key_file: "{key}"}}', f"authorization {{users: [{{nkey: {user}}}]}}"
+    async with nats_server(tmp_path, *lines) as server:
+        cluster = {"url": server.url.replace("nats://", "tls://"), "credentials_file": str(tmp_path / "seed")}
+        cluster["ca_file"] = str(cert)
+        async with Pair(tmp_path, server.url, cluster=cluster) as pair:
+            await pair.two.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
+            assert await pair.one.picker.metric("epp_cluster_connected") == 0, "it has neither"
 
 
 async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: Nats) -> None:
