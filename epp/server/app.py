@@ -343,7 +343,7 @@ class App:
         routes = build_app(
             health=self._health,
             metrics=self.metrics,
-            decision=self.core.recent.get,
+            decision=self._decision_json,
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
             elsewhere=None if self._peers is None else self._peers.find,

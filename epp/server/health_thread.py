@@ -16,11 +16,9 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import msgspec
 from aiohttp import web
 
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
-from epp.schedule.decision import to_record
 from epp.server.accepting import located, watching
 from epp.server.health import HealthState, health_service
 from epp.server.metrics import CONTENT_TYPE
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
-    from epp.schedule.decision import Decision
     from epp.server.accepting import Acceptor, Watched
     from epp.server.metrics import Metrics
     from epp.server.tls import Certificates
@@ -270,7 +267,7 @@ def build_app(
     *,
     health: HealthThread,
     metrics: Metrics,
-    decision: Callable[[str], Decision | None],
+    decision: Callable[[str], bytes],
     decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
@@ -280,7 +277,7 @@ def build_app(
     Args:
         health: the thread that serves the routes.
         metrics: what `/metrics` shows.
-        decision: a recent decision by id; ``"last"`` for the newest.
+        decision: a recent decision as JSON by id, empty where it is unknown; ``"last"`` for the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
         elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
@@ -297,8 +294,7 @@ def build_app(
 
     async def explain(request: web.Request) -> web.Response:
         asked = request.match_info["id"]
-        found = decision(asked)
-        content = b"" if found is None else msgspec.json.encode(to_record(found))
+        content = decision(asked)
         if not content and elsewhere is not None:
             content = await elsewhere(asked)
         if not content:
