@@ -102,7 +102,7 @@ def client(verdict: Any = None) -> TestClient[Any, Any]:
     made = build_app(
         metrics=Metrics(),
         health=health,
-        decision=lambda _: None,
+        decision=lambda _: b"",
         decided=lambda decision_id: not decision_id.startswith("unknown"),
         verdict=verdict,
     )
