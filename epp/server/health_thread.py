@@ -286,11 +286,15 @@ def build_app(
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=await metrics.page(), headers={"content-type": CONTENT_TYPE})
 
+    async def livez(_: web.Request) -> web.Response:
+        return _probed(health.not_live())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _probed(health.not_ready())
+
     async def explain(request: web.Request) -> web.Response:
         asked = request.match_info["id"]
-        content = decision(asked)
-        if not content and elsewhere is not None:
-            content = await elsewhere(asked)
+        content = decision(asked) or (b"" if elsewhere is None else await elsewhere(asked))
         if not content:
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
         return web.Response(body=content, content_type="application/json")
@@ -312,8 +316,8 @@ def build_app(
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),
-            web.get("/livez", _probe(health.not_live)),
-            web.get("/readyz", _probe(health.not_ready)),
+            web.get("/livez", livez),
+            web.get("/readyz", readyz),
             web.get("/decisions/{id}", health.on_picker_loop(explain)),
             web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
         ]
@@ -321,9 +325,5 @@ def build_app(
     return app
 
 
-def _probe(failure: Callable[[], str]) -> _Handler:
-    async def answer(_: web.Request) -> web.Response:
-        found = failure()
-        return web.Response(text=f"{found or 'ok'}\n", status=503 if found else 200)
-
-    return answer
+def _probed(failure: str) -> web.Response:
+    return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)

@@ -20,6 +20,7 @@ from epp.server.tokenizers import REASONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.cluster.nats_link import NatsLink
     from epp.server.metrics_read import PickerState, Samples
 
 #: Labels of a request.
@@ -93,6 +94,10 @@ def _read(source: str, name: str, labels: str, text: str, how: Callable[[Any], S
 
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
     return _read("picker", name, labels, text, how)
+
+
+def _of_peers(name: str, labels: str, text: str, how: Callable[[NatsLink], Samples]) -> Row:
+    return _read("peers", name, labels, text, how)
 
 
 _REQUEST = "llm_d_epp_request_{}".format
@@ -425,39 +430,29 @@ TABLE: tuple[Row, ...] = (
         read.token_counters,
     ),
     # Other pickers.
-    _read(
-        "peers", "epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)
+    _of_peers("epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)),
+    _of_peers(
+        "epp_cluster_peers", "", "Other pickers that are heard.", read.one(lambda link: link.sharing.peers)
     ),
-    _read(
-        "peers",
-        "epp_cluster_peers",
-        "",
-        "Other pickers of the pool heard of in the last two seconds.",
-        read.one(lambda link: link.sharing.peers),
-    ),
-    _read(
-        "peers",
+    _of_peers(
         "epp_cluster_index_complete",
         "",
         "1 once the index has what other pickers knew when this one joined.",
         read.one(lambda link: link.sharing.warm),
     ),
-    _read(
-        "peers",
+    _of_peers(
         "epp_cluster_messages_total",
         "result",
         "Messages between pickers: sent, dropped without NATS, received, lost, or ignored and why.",
         read.peer_messages,
     ),
-    _read(
-        "peers",
+    _of_peers(
         "epp_cluster_sent_bytes_total",
         "",
         "Bytes of the messages sent.",
         read.one(lambda link: link.sharing.counts.sent_bytes),
     ),
-    _read(
-        "peers",
+    _of_peers(
         "epp_cluster_change_age_seconds",
         "quantile",
         "Age at arrival of the changes in the last thousand messages, by the wall clocks of both pickers.",
