@@ -2,7 +2,7 @@
 
 Owns its message counter, the changes that wait to be sent, and what was heard of each peer. Promises are
 gauges and go out whole each second; facts of the index are added, and those of a lost message are asked for
-again. Changes are gathered for `BATCH_S`; a large promise goes at once, for others would promise the same
+again. Changes wait for `BATCH_S` at most; a large promise goes at once, for others would promise the same
 endpoint meanwhile.
 """
 
@@ -159,9 +159,11 @@ class Sharing:
         self._change(urgent=True)
 
     def _change(self, *, urgent: bool = False) -> None:
-        now_s = self._clock.mono_s()
-        self._changed_s = min(self._changed_s, self._clock.wall_s())
-        due_s = max(now_s if urgent else now_s + BATCH_S, self._sent_s + LEAST_S)
+        now_s, wall_s = self._clock.mono_s(), self._clock.wall_s()
+        self._changed_s = min(self._changed_s, wall_s)
+        # At moments that all pickers share, so that their messages come together and wake each once.
+        wait_s = 0.0 if urgent else BATCH_S - wall_s % BATCH_S
+        due_s = max(now_s + wait_s, self._sent_s + LEAST_S)
         if due_s < self._due_s:
             self._due_s = due_s
             self._wake(due_s - now_s)

@@ -134,4 +134,6 @@ async def test_the_notes_tell_three_commands(installed: Installed) -> None:
         commands = [line.strip() for line in notes.splitlines() if line.startswith("   ")]
         assert len(commands) == 3, name
         assert all(command.startswith(("kubectl -n inference ", "curl ")) for command in commands)
-        assert ("cost about" in notes) is (name == "replicas")
+        assert "cost about" not in notes
+    alone = await installed.helm("install", *words("gateway"), "--set", "replicas=2", "--dry-run=server")
+    assert "cost about" in alone, "pickers that do not share"
