@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from array import array
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from epp.prefix_cache.holdings import SlotHoldings
 from epp.prefix_cache.prefix import Prefix, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from epp.prefix_cache.state_slots import StateSlots
     from epp.types import Floats, RequestInfo, Slots
@@ -172,69 +173,76 @@ class PrefixIndex:
         if self._states is not None:
             row = np.array([slot])
             self._states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
-        blocks, holdings, bit = prompt.blocks, self._holdings(slot), 1 << slot
-        before_tokens, distance_tokens = holdings.clock_tokens, math.nan
-        holdings.clock_tokens = now_tokens = before_tokens + len(blocks) * prompt.block_tokens
-        position, above, known = 0, None, list[Run]()
+        blocks, holdings = prompt.blocks, self._holdings(slot)
+        before_tokens, known = holdings.clock_tokens, list[Run]()
+        holdings.clock_tokens = before_tokens + len(blocks) * prompt.block_tokens
+        used_tokens = self._use(slot, None, blocks, prompt.block_tokens, known)
+        if self.on_insert is not None:
+            start = sum(run.blocks for run in known)
+            self.on_insert(slot, Prefix(known, start, array("Q", blocks[start:]), prompt.block_tokens))
+        return before_tokens - used_tokens
+
+    def hold(self, slot: int, prefix: Prefix) -> bool:
+        """Insert what another index inserted; False, and nothing, where runs are not known here."""
+        path, end = list[_Segment](), 0
+        for run in prefix.known:
+            found = self._segments_of(run)
+            if not found or found[0].start != end:
+                return False
+            path += found
+            end += run.blocks
+        if end != prefix.start:
+            return False
+        holdings, blocks = self._holdings(slot), prefix.blocks
+        holdings.clock_tokens += (end + len(blocks)) * prefix.block_tokens
+        for segment in path:
+            self._take(slot, holdings, segment)
+        self._use(slot, path[-1] if path else None, blocks, prefix.block_tokens, [])
+        return True
+
+    def _use(
+        self,
+        slot: int,
+        above: _Segment | None,
+        blocks: Sequence[int],
+        block_tokens: float,
+        known: list[Run],
+    ) -> float:
+        """Let the slot hold and use a chain of blocks now, and evict what it has no room for.
+
+        Args:
+            slot: the endpoint's.
+            above: where the chain hangs, None at the root.
+            blocks: hashes of the chain.
+            block_tokens: tokens of a block.
+            known: is given the runs that anybody held before.
+
+        Returns:
+            When the slot used the longest prefix of it before, in tokens; NaN when it held none.
+        """
+        holdings, bit, position, used_tokens = self._slots[slot], 1 << slot, 0, math.nan
+        start = 0 if above is None else above.start + len(above.hashes)
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
             if segment is None:
-                self._hang(slot, above, position, array("Q", blocks[position:]), prompt.block_tokens)
+                self._hang(slot, above, start + position, array("Q", blocks[position:]), block_tokens)
                 break
+            if segment.start != start + position:
+                break  # no chain of hashes
             matched = _matched(segment.hashes, blocks, position)
             if matched < len(segment.hashes):
                 self._split(segment, matched)
             if above is not None:
                 above.leaf = False
             if segment.holders & bit:
-                distance_tokens = before_tokens - holdings.used_at_tokens(segment.key)
-            self._take(slot, holdings, segment, now_tokens)
-            if self.on_insert is not None:
-                known.append(Run(segment.key, segment.hashes[-1], matched))
+                used_tokens = holdings.used_at_tokens(segment.key)
+            self._take(slot, holdings, segment)
+            known.append(Run(segment.key, segment.hashes[-1], matched))
             position += matched
             above = segment
         self._shrink(slot, holdings)
         self._shrink_all()
-        if self.on_insert is not None:
-            self.on_insert(slot, Prefix(known, position, array("Q", blocks[position:]), prompt.block_tokens))
-        return distance_tokens
-
-    def hold(self, slot: int, prefix: Prefix) -> bool:
-        """Insert what another index inserted; False, and nothing, where runs are not known here."""
-        path, end = list[_Segment](), 0
-        for run in prefix.known:
-            found_run = self._segments_of(run)
-            if not found_run or found_run[0].start != end:
-                return False
-            path += found_run
-            end += run.blocks
-        if end != prefix.start:
-            return False
-        holdings, blocks, tokens = self._holdings(slot), prefix.blocks, prefix.block_tokens
-        holdings.clock_tokens = now_tokens = holdings.clock_tokens + (end + len(blocks)) * tokens
-        above: _Segment | None = None
-        for part in path:
-            above = part
-            self._take(slot, holdings, part, now_tokens)
-        position = 0
-        while position < len(blocks):
-            found = self._segments.get(blocks[position])
-            if found is None:
-                self._hang(slot, above, end + position, blocks[position:], tokens)
-                break
-            if found.start != end + position:
-                break  # no chain of hashes
-            matched = _matched(found.hashes, blocks, position)
-            if matched < len(found.hashes):
-                self._split(found, matched)
-            if above is not None:
-                above.leaf = False
-            self._take(slot, holdings, found, now_tokens)
-            position += matched
-            above = found
-        self._shrink(slot, holdings)
-        self._shrink_all()
-        return True
+        return used_tokens
 
     def whole(self, prefix: Prefix) -> Prefix | None:
         """Return a prefix with all its hashes, for an index that misses runs; None where they are gone."""
@@ -243,8 +251,7 @@ class PrefixIndex:
             found = self._segments_of(run)
             if not found:
                 return None
-            for segment in found:
-                blocks.extend(segment.hashes)
+            blocks += _hashes(found)
         return Prefix([], 0, blocks + prefix.blocks, prefix.block_tokens)
 
     def prefixes(self, slot: int) -> Iterator[Prefix]:
@@ -256,11 +263,9 @@ class PrefixIndex:
                 continue
             path = self._path(segment)
             known = [Run(part.key, part.hashes[-1], len(part.hashes)) for part in path if part.key in sent]
-            blocks = array("Q")
-            for part in path[len(known) :]:
-                blocks.extend(part.hashes)
             sent.update(part.key for part in path)
-            yield Prefix(known, sum(run.blocks for run in known), blocks, segment.block_tokens)
+            start, blocks = sum(run.blocks for run in known), _hashes(path[len(known) :])
+            yield Prefix(known, start, blocks, segment.block_tokens)
 
     def _path(self, segment: _Segment) -> list[_Segment]:
         """List the segments from the root to this one."""
@@ -289,12 +294,12 @@ class PrefixIndex:
             key = segment.below
         return found if found and found[-1].hashes[-1] == run.last else []
 
-    def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment, now_tokens: float) -> None:
-        """Let the slot hold and use a segment."""
+    def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
+        """Let the slot hold and use a segment now."""
         if not segment.holders >> slot & 1:
             segment.holders |= 1 << slot
             holdings.tokens += segment.tokens
-        holdings.touch(segment.key, segment.start, now_tokens)
+        holdings.touch(segment.key, segment.start, holdings.clock_tokens)
 
     def _hang(
         self, slot: int, above: _Segment | None, start: int, blocks: array[int], block_tokens: float
@@ -309,7 +314,7 @@ class PrefixIndex:
             above.leaf = False
             above.below = above.below or segment.key
             segment.above = above.key
-        self._take(slot, holdings, segment, holdings.clock_tokens)
+        self._take(slot, holdings, segment)
 
     def note_answer(self, slot: int, prompt: RequestInfo, answer_tokens: int) -> None:
         """Note an answer that the slot generated: a prompt that continues it finds its tokens cached."""
@@ -452,6 +457,11 @@ class PrefixIndex:
             if position == len(blocks):
                 return segment
         return None
+
+
+def _hashes(segments: Iterable[_Segment]) -> array[int]:
+    """Join the hashes of segments."""
+    return array("Q", chain.from_iterable(segment.hashes for segment in segments))
 
 
 def _matched(hashes: array[int], blocks: Sequence[int], start: int) -> int:
