@@ -95,7 +95,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         group: the sender's.
         origin: the sender's process.
         sequence: counts its messages to all; -1 for one to one picker.
-        changed_s: Unix time of the earliest change that it tells, 0 for none.
+        changed_s: Unix time of the earliest change in it, 0 for none.
         whole: ``load`` is all that the sender has promised, not just what changed.
         load: promises by endpoint: the rows of `LoadLedger.block`.
         facts: prompts given since its last message.

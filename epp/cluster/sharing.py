@@ -86,8 +86,7 @@ class Sharing:
         clock: the time.
         publish: sends bytes to a peer, ``""`` for all.
         wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
-        index: whether prefixes are shared.
-        load: whether promises are shared.
+        load: whether promises are shared, beside prefixes.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Sharing:
         *,
         publish: Callable[[str, bytes], None],
         wake: Callable[[float], None],
-        index: bool = True,
         load: bool = True,
     ) -> None:
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
@@ -110,25 +108,24 @@ class Sharing:
         self._facts: deque[Fact] = deque()
         self._ejected: dict[str, float] = {}
         self._paused: dict[str, float] = {}
-        #: Facts told, each with the sequence of its message.
+        #: Facts sent, each with the sequence of its message.
         self._journal: deque[tuple[int, Fact]] = deque(maxlen=JOURNAL)
         self._sequence = -1
         self._changed_s = math.inf
         self._sent_s = self._whole_s = -math.inf
         self._due_s = math.inf
         self._started_s = clock.mono_s()
-        self._warm = not index
+        self._warm = False
         #: What peers have asked for and not yet got, and whether they then have all.
         self._snapshots: deque[tuple[str, Iterator[Fact], bool]] = deque()
         self.counts = Counts()
-        self._load, self._index = load, index
+        self._load = load
         if load:
             fleet.share_load(self._others)
             fleet.ledger.on_change = self._promised
             fleet.health.on_eject = self._eject
             fleet.retry_after.on_pause = self._pause
-        if index:
-            fleet.index.on_insert = self._inserted
+        fleet.index.on_insert = self._inserted
 
     @property
     def peers(self) -> int:
@@ -200,8 +197,8 @@ class Sharing:
             ejected=dict(self._ejected),
             paused=dict(self._paused),
         )
-        for told in (self._changed_slots, self._ejected, self._paused):
-            told.clear()
+        for sent in (self._changed_slots, self._ejected, self._paused):
+            sent.clear()
         self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
         if whole:
             self._whole_s = now_s
@@ -268,10 +265,9 @@ class Sharing:
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
-        if self._index:
-            wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
-            if wants and self._warm:  # a joiner gets all of it anyway
-                self._say(message.origin, Message(self._group, self._origin, TO_ONE, wants=wants))
+        wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
+        if wants and self._warm:  # a joiner gets all of it anyway
+            self._say(message.origin, Message(self._group, self._origin, TO_ONE, wants=wants))
         if message.last and not self._warm:
             self._warm = True
             self._adopt(message)
@@ -293,7 +289,7 @@ class Sharing:
                 fleet.health.eject_until(slot, now_s + length_s)
         for address, length_s in message.paused.items():
             if (slot := fleet.slot_of(address)) is not None:
-                fleet.retry_after.pause_until(slot, length_s, now_s)
+                fleet.retry_after.pause_for(slot, length_s, now_s)
 
     def _hold(self, fact: Fact, now_s: float) -> bool:
         """Insert a fact; False where it names runs that are not known here.

@@ -1,4 +1,4 @@
-"""What one prefix index tells another."""
+"""Prefixes as one index hands them to another."""
 
 from __future__ import annotations
 

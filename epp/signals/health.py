@@ -161,10 +161,7 @@ class HealthTracker:
         """Eject an endpoint that another picker has ejected; it is tried again as any other."""
         health = self._slots.get(slot)
         if health is not None and health.state is not State.EJECTED:
-            health.state, health.cause = State.EJECTED, "probe"
-            health.back_off_until_s = health.until_s = until_s
-            self._next_trial_s = min(self._next_trial_s, until_s)
-            self._set_ejected(slot, True)
+            self._keep_out(slot, health, "probe", until_s)
 
     def eligible(self, now_s: float) -> Flags | None:
         """Return a mask by slot, None when nobody is kept out (or panic lets everybody in).
@@ -194,15 +191,18 @@ class HealthTracker:
             health.ejections = 0
         # The exponent is capped: two to the power of a large count is no float.
         length_s = min(self._eject_s * 2.0 ** min(health.ejections, 32), longest_s)
-        health.state, health.cause = State.EJECTED, kind
         health.ejections += 1
-        health.back_off_until_s = health.until_s = now_s + length_s
         health.failures.clear()
         health.failed = health.answered = 0.0
-        self._next_trial_s = min(self._next_trial_s, health.until_s)
-        self._set_ejected(slot, True)
+        self._keep_out(slot, health, kind, now_s + length_s)
         if self.on_eject is not None:
             self.on_eject(slot, health.until_s)
+
+    def _keep_out(self, slot: int, health: _Health, cause: Kind, until_s: float) -> None:
+        health.state, health.cause = State.EJECTED, cause
+        health.back_off_until_s = health.until_s = until_s
+        self._next_trial_s = min(self._next_trial_s, until_s)
+        self._set_ejected(slot, True)
 
     def _begin_trial(self, slot: int, health: _Health, now_s: float) -> None:
         health.state = State.TRIAL

@@ -71,18 +71,18 @@ class RetryAfter:
         """
         length_s = min(asked_s, MAX_PAUSE_S / (1.0 + _JITTER))
         length_s *= 1.0 + _JITTER * keyed_uniform(0, decision_id, "retry-after")
-        known = self._pauses.get(slot)
-        if known is None or known.until_s < now_s + length_s:
-            self._pauses[slot] = _Pause(now_s + length_s, length_s)
-            if self.on_pause is not None:
-                self.on_pause(slot, length_s)
-        return known is None
+        was_in_use = slot not in self._pauses
+        if self.pause_for(slot, length_s, now_s) and self.on_pause is not None:
+            self.on_pause(slot, length_s)
+        return was_in_use
 
-    def pause_until(self, slot: int, length_s: float, now_s: float) -> None:
-        """Leave an endpoint alone that another picker leaves alone, its jitter included."""
+    def pause_for(self, slot: int, length_s: float, now_s: float) -> bool:
+        """Leave an endpoint alone for so long, jitter included; False where an earlier pause ends later."""
         known = self._pauses.get(slot)
-        if known is None or known.until_s < now_s + length_s:
-            self._pauses[slot] = _Pause(now_s + length_s, length_s)
+        if known is not None and known.until_s >= now_s + length_s:
+            return False
+        self._pauses[slot] = _Pause(now_s + length_s, length_s)
+        return True
 
     def sent(self, slot: int, decision_id: str, now_s: float) -> None:
         """Note a pick: the first one after a pause has ended tries the endpoint, and the pause goes on."""
