@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.cluster.messages import Fact, Group, Message, decode, encode, facts_of
-from epp.signals.others_load import OthersLoad
+from epp.signals.peer_load import PeerLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ class Sharing:
     ) -> None:
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
         self._publish, self._wake = publish, wake
-        self._others = OthersLoad()
+        self._peer_load = PeerLoad()
         self._peers: dict[str, _Peer] = {}
         self._changed_slots: set[int] = set()
         self._facts: deque[Fact] = deque()
@@ -121,7 +121,7 @@ class Sharing:
         self.counts = Counts()
         self._load = load
         if load:
-            fleet.share_load(self._others)
+            fleet.count_peers(self._peer_load)
             fleet.ledger.on_change = self._promised
             fleet.health.on_eject = self._eject
             fleet.retry_after.on_pause = self._pause
@@ -238,7 +238,7 @@ class Sharing:
             return
         now_s, peer = self._clock.mono_s(), self._peers.get(message.origin)
         if message.leaves:
-            self._others.drop(message.origin)
+            self._peer_load.drop(message.origin)
             self._peers.pop(message.origin, None)
             return
         if peer is None:
@@ -261,7 +261,7 @@ class Sharing:
             if message.sequence >= 0:
                 self._follow(message, peer)
             if self._load:
-                self._others.update(message.origin, message.load, whole=message.whole)
+                self._peer_load.update(message.origin, message.load, whole=message.whole)
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
@@ -376,7 +376,7 @@ class Sharing:
         for origin, peer in list(self._peers.items()):
             if peer.alive and now_s - peer.heard_s > SILENT_S:
                 peer.alive = False
-                self._others.drop(origin)
+                self._peer_load.drop(origin)
             if now_s - peer.heard_s > REMEMBERED_S:
                 del self._peers[origin]
 

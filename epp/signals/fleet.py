@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
-    from epp.signals.others_load import OthersLoad
+    from epp.signals.peer_load import PeerLoad
     from epp.signals.slots import Rows
     from epp.types import Endpoint, Flags, Floats, Slots
 
@@ -166,7 +166,7 @@ class Fleet:
         self.paths = PathTable()
         self.retry_after = RetryAfter()
         #: What other pickers promised, None where there are none.
-        self.others: OthersLoad | None = None
+        self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
         self._members: dict[str, tuple[int, Endpoint]] = {}
         self._applied = False
@@ -216,8 +216,8 @@ class Fleet:
         self._names.clear()
         self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
-        if self.others is not None:
-            self.others.set_pool({address: slot for address, (slot, _) in members.items()})
+        if self.peer_load is not None:
+            self.peer_load.set_pool(self._slots_by_address())
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
             if old is None or old.engine_class != endpoint.engine_class:
@@ -342,20 +342,23 @@ class Fleet:
     def promised(self, rows: Rows) -> Floats:
         """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
         own: Floats = self.ledger.block[:, rows]
-        return own if self.others is None else own + self.others.block[:, rows]
+        return own if self.peer_load is None else own + self.peer_load.block[:, rows]
 
-    def share_load(self, others: OthersLoad) -> None:
-        """Count what others promise from now on."""
-        self.others = others
-        others.resize(self.ledger.block.shape[1])
-        others.set_pool({address: slot for address, (slot, _) in self._members.items()})
+    def count_peers(self, peer_load: PeerLoad) -> None:
+        """Count what other pickers promise from now on."""
+        self.peer_load = peer_load
+        peer_load.resize(self.ledger.block.shape[1])
+        peer_load.set_pool(self._slots_by_address())
+
+    def _slots_by_address(self) -> dict[str, int]:
+        return {address: slot for address, (slot, _) in self._members.items()}
 
     def _resize(self, capacity: int) -> None:
         for store in self._columns:
             store.resize(capacity)
         self._fresh_s = grown(self._fresh_s, capacity, -math.inf)
-        if self.others is not None:
-            self.others.resize(capacity)
+        if self.peer_load is not None:
+            self.peer_load.resize(capacity)
 
     def _add(self, address: str, now_s: float) -> int:
         slot = self._slots.take(address)

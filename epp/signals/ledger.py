@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from epp.types import Floats
 
-QUEUED, PENDING, RUNNING, DECODING, CONTEXT = range(5)
+ROWS = 5
+QUEUED, PENDING, RUNNING, DECODING, CONTEXT = range(ROWS)
 """Rows of `LoadLedger.block`."""
 _NOWHERE = -1
 #: Leases kept at once; beyond these the oldest expire.
@@ -54,7 +55,7 @@ class LoadLedger:
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
         #: tokens that await their first token, unfinished requests, those of them past their first token,
         #: prompt tokens and expected answers of these.
-        self.block: Floats = np.zeros((5, 0), np.float64)
+        self.block: Floats = np.zeros((ROWS, 0), np.float64)
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.signals.ledger import ROWS
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
@@ -16,15 +17,13 @@ if TYPE_CHECKING:
 
     from epp.types import Floats
 
-_ROWS = 5
 
-
-class OthersLoad:
+class PeerLoad:
     """Gauges of others and their sums."""
 
     def __init__(self) -> None:
         #: By slot, the rows of `LoadLedger.block`, not to be written.
-        self.block: Floats = np.zeros((_ROWS, 0), np.float64)
+        self.block: Floats = np.zeros((ROWS, 0), np.float64)
         self._slots: dict[str, int] = {}
         self._gauges: dict[str, dict[str, Sequence[float]]] = {}
 
