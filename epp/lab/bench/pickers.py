@@ -27,9 +27,8 @@ PICKERS, ENDPOINTS, TOKENS = 4, 8, 2000
 RATE, AT_ONCE, SECONDS = 125, 5, 12.0
 
 
-async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
+async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     """Measure both fleets in turn."""
-    del arguments
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epp-bench-")))
         nats = await stack.enter_async_context(Nats(folder))

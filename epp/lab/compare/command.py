@@ -247,11 +247,12 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
     with progress(sys.stderr) as step:
         tuned = _tuned(cells, policies, fleet, arguments, step)
         chosen = [
-            [replace(p, weights=found[p.name].weights) if p.name in found else p for p in policies]
+            [
+                replace(p, pickers=count, weights=found[p.name].weights if p.name in found else p.weights)
+                for p in policies
+                for count in arguments.pickers
+            ]
             for found in tuned
-        ]
-        chosen = [
-            [replace(p, pickers=count) for p in choices for count in arguments.pickers] for choices in chosen
         ]
         tasks = [
             (cell, fleet, policy, seed)

@@ -110,8 +110,7 @@ class FleetSim:
         pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
         #: The only one where there are not several.
         self._picker = pickers[0]
-        self._group = PickerGroup(pickers, self.options.pickers, self.loop, seed)
-        self._pickers = pickers
+        self._pickers = PickerGroup(pickers, self.options.pickers, self.loop, seed)
         self._signals = [
             SignalFeed(picker.fleet, self.options.config, self.loop, seed + number)
             for number, picker in enumerate(pickers)
@@ -162,13 +161,13 @@ class FleetSim:
 
     def report_first_token(self, decision_id: str) -> None:
         """Report a first token to the picker."""
-        self._picker_of(decision_id).first_token(decision_id, self.loop.now_ms / 1e3)
+        self._pickers.of(decision_id).first_token(decision_id, self.loop.now_ms / 1e3)
 
     def report_end(
         self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
         """Report an end to the picker."""
-        picker = self._picker_of(decision_id)
+        picker = self._pickers.of(decision_id)
         if travelled is not None:
             picker.connection(decision_id, travelled)
         if usage is not None:
@@ -234,7 +233,7 @@ class FleetSim:
         self._next_id = f"r{index}"
         self._truth.index = index
         try:
-            decision = self._picker_of(self._next_id).pick(request, now_s, ZERO_WALL_S + now_s)
+            decision = self._pickers.of(self._next_id).pick(request, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
@@ -262,19 +261,16 @@ class FleetSim:
                 signals.stop(replica)
             self._apply_pool()
 
-    def _picker_of(self, decision_id: str) -> Picker:
-        return self._picker if len(self._pickers) == 1 else self._group.of(decision_id)
-
     def _watch(self, replica: Replica) -> None:
         for signals in self._signals:
             signals.watch(replica)
 
     def _apply_pool(self) -> None:
-        for picker in self._pickers:
+        for picker in self._pickers.all:
             picker.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
 
     def _expire(self) -> None:
-        for picker in self._pickers:
+        for picker in self._pickers.all:
             for outcome in picker.expire(self.loop.now_ms / 1e3):
                 self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)

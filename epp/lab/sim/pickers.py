@@ -44,10 +44,13 @@ class PickerGroup:
         options: what they share, and how messages travel.
         loop: virtual time.
         seed: of who is asked and of lost messages.
+
+    Attributes:
+        all: the pickers.
     """
 
     def __init__(self, pickers: Sequence[Picker], options: PickerOptions, loop: Loop, seed: int) -> None:
-        self._pickers, self._options, self._loop, self._seed = pickers, options, loop, seed
+        self.all, self._options, self._loop, self._seed = pickers, options, loop, seed
         self._links: dict[str, Sharing] = {}
         self._messages = 0
         if len(pickers) > 1 and options.share != "none":
@@ -56,8 +59,8 @@ class PickerGroup:
 
     def of(self, decision_id: str) -> Picker:
         """Return the picker that decides a request: any, as by a balancer that knows nothing of them."""
-        count = len(self._pickers)
-        return self._pickers[int(count * keyed_uniform(self._seed, decision_id, "picker"))]
+        count = len(self.all)
+        return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
 
     def _link(self, name: str, picker: Picker) -> None:
         def publish(to: str, data: bytes) -> None:
