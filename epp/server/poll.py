@@ -297,10 +297,8 @@ class Poller:
 
     async def _probe_once(self, connection: KeepAlive) -> None:
         opened = connection.opened
-        try:
-            answer = await self._ask(connection, self._probe.path)
-        except (OSError, ValueError) as error:
-            self._failed("probe", _problem(error))
+        answer = await self._answered("probe", self._ask(connection, self._probe.path))
+        if answer is None:
             return
         if answer.status >= 500:
             self._failed("probe", f"status {answer.status}")
@@ -308,11 +306,17 @@ class Poller:
         rtt_ms = answer.took_s * 1e3 if opened == connection.opened else None
         self._sink.probed(self._target.address, rtt_ms, self._clock.mono_s())
 
-    async def _scrape_once(self, connection: KeepAlive) -> None:
+    async def _answered(self, what: str, asking: Awaitable[Answer]) -> Answer | None:
+        """Wait for an answer; None, and reported, where none comes."""
         try:
-            answer = await self._ask(connection, self._scrape.path)
+            return await asking
         except (OSError, ValueError) as error:
-            self._failed("scrape", _problem(error))
+            self._failed(what, _problem(error))
+            return None
+
+    async def _scrape_once(self, connection: KeepAlive) -> None:
+        answer = await self._answered("scrape", self._ask(connection, self._scrape.path))
+        if answer is None:
             return
         if answer.status != 200:
             self._failed("scrape", f"status {answer.status}")
@@ -321,10 +325,9 @@ class Poller:
         self._sink.scraped(self._target.address, sample, self._clock.mono_s())
 
     async def _gpu_once(self, exporter: KeepAlive) -> None:
-        try:
-            answer = await exporter.get("/metrics", {}, self._probe.timeout_s)
-        except (OSError, ValueError) as error:
-            self._failed("gpu-scrape", _problem(error))
+        asking = exporter.get("/metrics", {}, self._probe.timeout_s)
+        answer = await self._answered("gpu-scrape", asking)
+        if answer is None:
             return
         utilization = gpu_utilization(answer.body) if answer.status == 200 else None
         if utilization is None:
