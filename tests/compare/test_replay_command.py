@@ -83,6 +83,11 @@ class TestSimulated:
         assert "cannot carry an interval" in " ".join(cell["conclusion"])
         assert cell["comparisons"][0]["to_candidate"]["random"]["low"] is None
 
+    def test_several_pickers_alone_are_judged_by_their_label(self, tmp_path: Path) -> None:
+        words = ("--policy", "gorgo,random", "--pickers", "2", "--seeds", "2", "--out", str(tmp_path))
+        assert run(*SMALL, *words) == 0
+        assert results(tmp_path)["candidate"] == "gorgo, 2 pickers"
+
     def test_a_trace_is_judged_within_itself(self, tmp_path: Path) -> None:
         path, out = demo_trace(tmp_path / "own.jsonl"), tmp_path / "out"
         words = ("--trace", path, "--fleet", FLEET, "--policy", "gorgo,random", "--out", str(out))

@@ -248,9 +248,9 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
         tuned = _tuned(cells, policies, fleet, arguments, step)
         chosen = [
             [
-                replace(p, pickers=count, weights=found[p.name].weights if p.name in found else p.weights)
+                replace(p, pickers=pickers, weights=found[p.name].weights if p.name in found else p.weights)
                 for p in policies
-                for count in arguments.pickers
+                for pickers in arguments.pickers
             ]
             for found in tuned
         ]
@@ -262,15 +262,16 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         title = f"{len(policies)} policies x {count} seeds x {len(cells)} loads"
         outcomes = iter(_run_all(run_task, tasks, title, arguments.workers, step))
+    judged = next(policy.label for policy in chosen[0] if policy.name == candidate)
     entries = []
     for cell, choices, found in zip(cells, chosen, tuned, strict=True):
         runs = {policy.label: [next(outcomes) for _ in seeds] for policy in choices}
         weights = {policy.label: policy.weights for policy in choices}
         tuning = [asdict(one) for one in found.values()]
         entries.append(
-            _entry(cell, runs, weights, seeds[0], candidate, by_request=bool(arguments.trace), tuning=tuning)
+            _entry(cell, runs, weights, seeds[0], judged, by_request=bool(arguments.trace), tuning=tuning)
         )
-    return _document(fleet, seeds, candidate, entries)
+    return _document(fleet, seeds, judged, entries)
 
 
 def _run_all(
