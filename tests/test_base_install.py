@@ -42,6 +42,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         "tls": f"{LISTEN}, tls: {{self_signed: true}}}}",
         "kubernetes": f"{LISTEN}}}\npool: {{kubernetes: {{service: engines}}}}",
         "tokenizers": f"{LISTEN}}}\ntokens: {{models: {{m: {{source: .}}}}}}",
+        "cluster": f"{LISTEN}}}\ncluster: {{url: 'nats://127.0.0.1:1'}}\nprefix: {{secret_file: plain.yaml}}",
         "zstd": f"{LISTEN}}}\nrecords: {{folder: records, compress: zstd}}",
     }.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -68,6 +69,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         ("epp lab experiments laar --seeds 1", "laar"),
         ("python -m epp.lab.demo.lodestar", "envoy"),
         ("epp serve --config tls.yaml", "tls"),
+        ("epp serve --config cluster.yaml", "cluster"),
         ("epp serve --config kubernetes.yaml", "kubernetes"),
         ("epp serve --config tokenizers.yaml", "tokenizers"),
         ("epp serve --config zstd.yaml", "zstd"),

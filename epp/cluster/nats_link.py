@@ -13,6 +13,9 @@ import secrets
 import ssl
 from typing import TYPE_CHECKING, Any
 
+from nats.aio.client import Client
+from nats.errors import Error
+
 from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.errors import ConfigError
 
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from epp.clock import Clock
@@ -51,7 +53,7 @@ class NatsLink:
         decision: a recent decision of this picker as JSON, by id; empty where it is unknown.
 
     Raises:
-        ConfigError: `nats-py` is not installed, or a file cannot be used.
+        ConfigError: a file cannot be used.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class NatsLink:
 
     def _wake(self, in_s: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + in_s:
+        if self._timer is None or self._timer.when() > loop.time() + in_s:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_later(in_s, self._flush)
@@ -127,9 +129,6 @@ class NatsLink:
         await client.close()
 
     async def _connect(self) -> None:
-        from nats.aio.client import Client  # noqa: PLC0415  # only where it is configured
-        from nats.errors import Error  # noqa: PLC0415
-
         while True:
             client = Client()
             try:
@@ -151,8 +150,6 @@ class NatsLink:
                 return
 
     async def _send(self) -> None:
-        from nats.errors import Error  # noqa: PLC0415
-
         while True:
             subject, data = await self._outbox.get()
             if self._client is not None:
@@ -166,8 +163,6 @@ class NatsLink:
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
-        from nats.errors import Error  # noqa: PLC0415
-
         if self._client is None or not self.connected:
             return b""
         try:
@@ -196,11 +191,6 @@ class NatsLink:
 
 
 def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
-    try:
-        import nats  # noqa: F401, PLC0415  # only where it is configured
-    except ImportError:
-        problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
-        raise ConfigError(source, "cluster.url", problem, fix) from None
     options: dict[str, Any] = {
         "servers": [url.strip() for url in settings.url.split(",")],
         "name": "gorgo-epp",

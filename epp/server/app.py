@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.config.capability import read_chances
+from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.prefix_cache.state_slots import StateSlots
@@ -196,7 +197,12 @@ class App:
         if not config.cluster.url:
             return None
         from epp.cluster.messages import Group  # noqa: PLC0415  # only where it is configured
-        from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
+
+        try:
+            from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
+        except ImportError:
+            problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
+            raise ConfigError(self._source, "cluster.url", problem, fix) from None
 
         kubernetes = config.pool.kubernetes
         pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
