@@ -12,6 +12,7 @@ import math
 import struct
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -80,7 +81,7 @@ class Sharing:
     """One picker's part.
 
     Args:
-        fleet: the signals; `Fleet.others` and the hooks of ledger and index are taken.
+        fleet: the signals; `Fleet.peer_load` and the hooks of ledger and index are taken.
         group: whom it understands.
         origin: name of this process, another one at each start.
         clock: the time.
@@ -102,7 +103,7 @@ class Sharing:
     ) -> None:
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
         self._publish, self._wake = publish, wake
-        self._peer_load = PeerLoad()
+        self._peer_load = PeerLoad(fleet.slot_of)
         self._peers: dict[str, _Peer] = {}
         self._changed_slots: set[int] = set()
         self._facts: deque[Fact] = deque()
@@ -110,7 +111,7 @@ class Sharing:
         self._paused: dict[str, float] = {}
         #: Facts sent, each with the sequence of its message.
         self._journal: deque[tuple[int, Fact]] = deque(maxlen=JOURNAL)
-        self._sequence = -1
+        self._sequences = count()
         self._changed_s = math.inf
         self._sent_s = self._whole_s = -math.inf
         self._due_s = math.inf
@@ -179,12 +180,12 @@ class Sharing:
 
     def leave(self) -> None:
         """Tell the others that this picker ends."""
-        self._say("", Message(self._group, self._origin, self._next(), leaves=True))
+        self._say("", Message(self._group, self._origin, next(self._sequences), leaves=True))
 
     def _send(self, now_s: float, *, whole: bool) -> None:
         facts = _piece(self._facts.popleft() for _ in range(len(self._facts)))
         changed_s = self._changed_s if self._changed_s < math.inf else 0.0
-        sequence = self._next()
+        sequence = next(self._sequences)
         self._journal.extend((sequence, fact) for fact in facts)
         message = Message(
             self._group,
@@ -213,10 +214,6 @@ class Sharing:
         slots = [slot for slot, _ in fleet.members if block[:, slot].any()] if whole else self._changed_slots
         named = ((fleet.address_of(slot), slot) for slot in slots)
         return {address: block[:, slot].tolist() for address, slot in named if address is not None}
-
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
 
     def _say(self, to: str, message: Message) -> None:
         data = encode(message)

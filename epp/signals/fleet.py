@@ -217,7 +217,7 @@ class Fleet:
         self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
         if self.peer_load is not None:
-            self.peer_load.set_pool(self._slots_by_address())
+            self.peer_load.recount()
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
             if old is None or old.engine_class != endpoint.engine_class:
@@ -348,10 +348,6 @@ class Fleet:
         """Count what other pickers promise from now on."""
         self.peer_load = peer_load
         peer_load.resize(self.ledger.block.shape[1])
-        peer_load.set_pool(self._slots_by_address())
-
-    def _slots_by_address(self) -> dict[str, int]:
-        return {address: slot for address, (slot, _) in self._members.items()}
 
     def _resize(self, capacity: int) -> None:
         for store in self._columns:

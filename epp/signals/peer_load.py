@@ -13,27 +13,30 @@ from epp.signals.ledger import ROWS
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.types import Floats
 
 
 class PeerLoad:
-    """Gauges of others and their sums."""
+    """Gauges of others and their sums.
 
-    def __init__(self) -> None:
+    Args:
+        slot_of: finds the slot of an endpoint of the pool.
+    """
+
+    def __init__(self, slot_of: Callable[[str], int | None]) -> None:
         #: By slot, the rows of `LoadLedger.block`, not to be written.
         self.block: Floats = np.zeros((ROWS, 0), np.float64)
-        self._slots: dict[str, int] = {}
+        self._slot_of = slot_of
         self._gauges: dict[str, dict[str, Sequence[float]]] = {}
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
         self.block = grown(self.block, capacity, 0.0)
 
-    def set_pool(self, slots: Mapping[str, int]) -> None:
-        """Take the slots of the pool's endpoints."""
-        self._slots = dict(slots)
+    def recount(self) -> None:
+        """Add up anew: the endpoints of the pool or their slots have changed."""
         self.block[:] = 0.0
         self._add_up({address for gauges in self._gauges.values() for address in gauges})
 
@@ -50,7 +53,7 @@ class PeerLoad:
 
     def _add_up(self, addresses: Iterable[str]) -> None:
         for address in addresses:
-            slot = self._slots.get(address)
+            slot = self._slot_of(address)
             if slot is not None:
                 rows = [gauges[address] for gauges in self._gauges.values() if address in gauges]
                 self.block[:, slot] = np.sum(rows, axis=0) if rows else 0.0
