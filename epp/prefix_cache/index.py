@@ -241,7 +241,6 @@ class PrefixIndex:
             position += matched
             above = segment
         self._shrink(slot, holdings)
-        self._shrink_all()
         return used_tokens
 
     def whole(self, prefix: Prefix) -> Prefix | None:
@@ -409,12 +408,12 @@ class PrefixIndex:
         return lower
 
     def _shrink(self, slot: int, holdings: SlotHoldings) -> None:
-        """Evict until the slot holds no more than its capacity: whole leaves, then the tail of one."""
+        """Evict until the slot holds no more than its capacity: whole leaves, then the tail of one.
+
+        The whole index is kept within its bound at the expense of whoever holds most.
+        """
         while (over := holdings.tokens - holdings.capacity_tokens) > 1e-6 and len(holdings):
             self._evict_leaf(slot, holdings, over)
-
-    def _shrink_all(self) -> None:
-        """Keep the whole index within its bound, at the expense of whoever holds most."""
         while (over := self.distinct_tokens - self._max_tokens) > 1e-6 and self._segments:
             slot, holdings = max(self._slots.items(), key=lambda item: item[1].tokens)
             self._evict_leaf(slot, holdings, over)
