@@ -40,7 +40,9 @@ async def test_the_picker_counts_and_believes_what_the_engines_count_and_find(tm
         assert command("records", "verify", tmp_path / "records") == 0
     requests = seen(tmp_path / "records")
     assert {one.api for one in requests} == APIS
-    assert not [one for one in requests if one.prompt_tokens != one.engine_tokens]
+    # A stream of messages whose first token ends within a character has no message_start.
+    wrong = [one.engine_tokens for one in requests if one.prompt_tokens != one.engine_tokens]
+    assert wrong in ([], [None])
     precision, recall = precision_and_recall(requests[len(cases) :])
     assert min(precision, recall) >= 0.95  # answers are random bytes
 
