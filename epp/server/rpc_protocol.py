@@ -266,18 +266,19 @@ class RpcConnection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what was sent, unless a read is being played: then it is written with the rest."""
-        if self._playing or self._transport is None or self._lingering:
+        # asyncio cannot abort a TLS connection that was closed twice.
+        if self._playing or self._lingering or self._transport is None or self._transport.is_closing():
             return
-        output = self._connection.output()
-        if output and not self._transport.is_closing():
+        if output := self._connection.output():
             self._transport.write(output)
             unread = self._corked_bytes
             if unread is not None and self._transport.get_write_buffer_size() > unread + _MAX_UNREAD_BYTES:
                 log.warning(_UNREAD, extra=REPEATED)
                 self._transport.abort()
-            elif unread is None and self._connection.sender.corked:  # there is more, and the socket takes it
+                return
+            if unread is None and self._connection.sender.corked:  # there is more, and the socket takes it
                 self._loop.call_soon(self._write_on)
-        if self._connection.failed and self._transport.can_write_eof() and not self._transport.is_closing():
+        if self._connection.failed and self._transport.can_write_eof():
             self._linger(self._transport)
         elif self._connection.finished:
             self._transport.close()

@@ -140,9 +140,12 @@ async def test_handshakes_that_nobody_ends_keep_no_place(tmp_path: Path) -> None
     reader, writer = await asyncio.open_connection(host, int(port), ssl=certificates.trusting())
     assert await reader.readexactly(9), "its greeting"
     assert await silent[2][0].read() == b""
-    for _, other in (*silent, (reader, writer)):
-        other.close()
+    deaf: Any = writer.transport
+    deaf.pause_reading()
     await server.stop(0)
+    assert not server._connections, "it does not answer the end of TLS"
+    for transport in (deaf, *(other.transport for _, other in silent)):
+        transport.abort()
 
 
 async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: Path) -> None:
