@@ -16,7 +16,6 @@ from epp.records.schema import join
 from tests.kit.engine_process import (
     APIS,
     converse,
-    free_port,
     generations,
     post,
     precision_and_recall,
@@ -25,6 +24,7 @@ from tests.kit.engine_process import (
 )
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import Serving
+from tests.kit.ports import free_ports
 from tests.kit.records import command, ended, recorded
 from tests.kit.vllm import BLOCK_TOKENS, MODEL, Vllm, environment, write_adapter, write_model
 from tests.kit.waiting import until
@@ -100,7 +100,7 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
     write_model(made.folder / "model")
     adapter = f"{ADAPTER}={write_adapter(made.folder / 'adapter')}"
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", adapter)
-    made.pair = [made.make(free_port(), *lora) for _ in range(2)]
+    made.pair = [made.make(free_ports(), *lora) for _ in range(2)]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(stack.enter_async_context(engine) for engine in made.pair))
         yield made
@@ -134,7 +134,7 @@ async def test_without_pressure_hits_are_those_believed(engines: Engines, tmp_pa
 
 async def test_embeddings_are_counted_and_cached(engines: Engines, tmp_path: Path) -> None:
     async with (
-        engines.make(free_port(), "--runner", "pooling") as engine,
+        engines.make(free_ports(), "--runner", "pooling") as engine,
         VllmServing(tmp_path, engine) as serving,
     ):
         texts = [f"{number} of the same text. " * 100 for number in range(3)]

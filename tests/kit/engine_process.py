@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 
 #: Of the requests of `generations`.
 APIS = {"openai-chat", "openai-completions", "openai-responses", "anthropic-messages"}
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 class EngineProcess:

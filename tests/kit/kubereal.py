@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.kit.ports import free_ports
 
 #: How long either process may take to be ready: far more than it needs on any machine.
 PATIENCE_S = 120.0
@@ -39,15 +40,15 @@ class RealKube:
         assert found is not None
         self._apiserver, self._etcd = found
         self._folder = folder
-        self._etcd_url = f"http://127.0.0.1:{_free_port()}"
-        self.port = _free_port()
+        self._etcd_url = f"http://127.0.0.1:{free_ports()}"
+        self.port = free_ports()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._prepare()
 
     def start(self) -> None:
         self._run("etcd", [
             str(self._etcd), "--data-dir", str(self._folder / "etcd"), "--listen-client-urls", self._etcd_url,
-            "--advertise-client-urls", self._etcd_url, "--listen-peer-urls", f"http://127.0.0.1:{_free_port()}",
+            "--advertise-client-urls", self._etcd_url, "--listen-peer-urls", f"http://127.0.0.1:{free_ports()}",
             "--unsafe-no-fsync",
         ])  # fmt: skip
         self._await(f"{self._etcd_url}/health")
@@ -120,10 +121,3 @@ class RealKube:
             except (OSError, urllib.error.HTTPError):
                 assert time.monotonic() < deadline_s, f"{url} does not answer; see the logs in {self._folder}"
                 time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.kit.engine_process import EngineProcess, free_port
+from tests.kit.engine_process import EngineProcess
+from tests.kit.ports import free_ports
 from tests.kit.tokenizers import folder as tokenizer_folder
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def llama_cpp_process(folder: Path) -> EngineProcess:
     """A server of `MODEL` in a process of its own, with two slots and its metrics."""
     for module in ("gguf", "xllamacpp"):
         pytest.importorskip(module, reason=f"{module} is not installed: llama.cpp and its models")
-    port = free_port()
+    port = free_ports()
     home = folder / str(port)
     home.mkdir()
     return EngineProcess(sys.executable, ["-m", "tests.kit.llama_cpp", str(home), str(port)], port, folder)

@@ -17,6 +17,7 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
+from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
 from tests.kit.waiting import until
@@ -59,7 +60,10 @@ class PickerProcess:
 
     async def start(self) -> None:
         """Start; a second start listens on the same ports."""
-        listen = self.config["listen"]
+        listen = {
+            name: f"127.0.0.1:{free_ports()}" if where == "127.0.0.1:0" else where
+            for name, where in self.config["listen"].items()
+        }
         if self.grpc:
             listen = {**listen, "grpc": self.grpc, "http": self.http, "first_token": self.first_token}
         if CHOSEN:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import socket
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from epp.config.relays import Relays
 from tests.kit.certificates import self_signed
+from tests.kit.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 GLOBAL_NAME, RELAY_NAME = "global.epp.internal", "relay.epp.internal"
-
-
-#: Where this process looks next: in a lane of its own, for Envoys of two workers would share a port.
-_ports = itertools.count(20_000 + os.getpid() % 100 * 100)
-
-
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row on loopback."""
-    while ports := list(itertools.islice(_ports, count)):
-        try:
-            with ExitStack() as stack:
-                for port in ports:
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue
-        return ports[0]
-    raise AssertionError("no ports left")
 
 
 def certificates(folder: Path) -> Path:
