@@ -25,6 +25,7 @@ from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet
+from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ class Picker:
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self.filters.candidates(
-            request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+            request,
+            fleet.health.eligible(now_s),
+            fleet.retry_after.until_s(now_s),
+            holder=fleet.stored.slot(request.previous_response, now_s) if request.previous_response else None,
         )
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
@@ -395,6 +399,16 @@ class Picker:
             if usage.completion_tokens is not None:
                 fleet.index.note_answer(entry.slot, entry.request, usage.completion_tokens)
         return True
+
+    def stored(self, decision_id: str, response_id: str, now_s: float) -> None:
+        """Note who stores a response; an unknown decision, or one that left no response there, is fine."""
+        entry, fleet = self._known(decision_id), self.fleet
+        if entry is None or not entry.request.stores:
+            return
+        slot = fleet.slot_of(entry.served or entry.endpoint)
+        restarted = decision_id in self._in_flight and not fleet.ledger.live(decision_id)
+        if slot is not None and not restarted:
+            fleet.stored.store(slot, key_of(response_id), now_s)
 
     def _known(self, decision_id: str) -> InFlight | None:
         return self._in_flight.get(decision_id) or self._ended.get(decision_id)

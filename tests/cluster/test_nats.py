@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -109,6 +110,21 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
             assert answer.status == 404
         await pair.one.picker.stop()
         await pair.two.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+
+
+async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, policy={"name": "random"}) as pair:
+        await pair.meet()
+        status, response_id = await pair.one.respond()
+        seen = [status]
+        for number in range(10):
+            serving = pair.one if number % 2 else pair.two
+            await asyncio.sleep(0.1)  # less than any client's next turn, more than the message takes
+            status, response_id = await serving.respond(previous_response_id=response_id)
+            seen.append(status)
+        assert seen == [200] * 11
 
 
 async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(

@@ -120,6 +120,9 @@ class Sink:
     def first_token(self, decision_id: str) -> None:
         raise NotImplementedError
 
+    def stored(self, decision_id: str, response_id: str) -> None:
+        raise NotImplementedError
+
     def finished(self, report: Report) -> None:
         if report.decision_id == "bad":
             raise RuntimeError("no")

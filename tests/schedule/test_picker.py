@@ -11,11 +11,13 @@ from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.schedule.decision import Basis, rerun, to_record
+from epp.signals.stored_responses import key_of
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of, prompt_of
 from tests.kit.requests import asked
 
 if TYPE_CHECKING:
+    from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
@@ -93,6 +95,33 @@ def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came
     picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
     assert picker.fleet.index.match(prompt_of(1, 44)).cached_tokens(np.array([slot]))[0] == before
     picker.end(decision.id, "completed", 3.0)
+
+
+def test_a_follow_up_goes_to_the_process_that_stores_the_response() -> None:
+    picker = build("round-robin")
+
+    def follow(response_id: str, now_s: float) -> Decision:
+        ask = asked(prompt=prompt_of(9), previous_response=key_of(response_id), stores=True)
+        return picker.pick(ask, now_s, now_s)
+
+    first = follow("", 0.0)
+    picker.stored(first.id, "resp_1", 1.0)
+    assert {follow("resp_1", 2.0).endpoint for _ in range(6)} == {first.endpoint}
+    assert set(follow("resp_1", 2.0).excluded["stored-response"]) == {"a:1", "b:1", "c:1"} - {first.endpoint}
+    assert len({follow("resp_2", 2.0).endpoint for _ in range(6)}) == 3, "nobody is known to have it"
+    moved = follow("resp_1", 2.0)
+    other = next(endpoint.address for endpoint in POOL if endpoint.address != first.endpoint)
+    picker.served(moved.id, other)
+    picker.stored(moved.id, "resp_3", 3.0)
+    assert follow("resp_3", 3.0).endpoint == other, "who answers has it, not who was picked"
+    late = follow("resp_1", 3.0)
+    picker.fleet.restart(first.endpoint, 4.0)
+    picker.stored(late.id, "resp_4", 4.0)
+    for gone in ("resp_1", "resp_4"):
+        assert len({follow(gone, 5.0).endpoint for _ in range(6)}) == 3, "the engine has restarted"
+    unstored = picker.pick(asked(prompt=prompt_of(9)), 5.0, 5.0)
+    picker.stored(unstored.id, "resp_5", 5.0)
+    assert len({follow("resp_5", 5.0).endpoint for _ in range(6)}) == 3
 
 
 def test_a_body_that_is_not_understood_is_balanced() -> None:
