@@ -33,15 +33,16 @@ class Pair:
     Args:
         folder: for all of it.
         url: of NATS.
+        of_both: their policy.
         second: configuration of the second picker that differs.
     """
 
-    def __init__(self, folder: Path, url: str, **second: Any) -> None:
+    def __init__(self, folder: Path, url: str, *, of_both: str = "prefix-cache", **second: Any) -> None:
         for name in ("one", "two"):
             (folder / name).mkdir()
             (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
         shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
-        shared["policy"] = {"name": "prefix-cache"}
+        shared["policy"] = {"name": of_both}
         self.one = Serving(folder / "one", **shared)
         self._folder, self._second = folder / "two", {**shared, **second}
         self._stack = AsyncExitStack()
@@ -115,7 +116,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
 async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(
     tmp_path: Path, nats: Nats
 ) -> None:
-    async with Pair(tmp_path, nats.url, policy={"name": "random"}) as pair:
+    async with Pair(tmp_path, nats.url, of_both="random") as pair:
         await pair.meet()
         status, response_id = await pair.one.respond()
         seen = [status]

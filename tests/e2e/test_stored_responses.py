@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("variant", list(Variant))
 async def test_follow_ups_find_the_replica_that_stores_the_response(tmp_path: Path, variant: Variant) -> None:
-    async with Serving(tmp_path, variant=variant, policy={"name": "random"}, records={}) as serving:
+    async with Serving(
+        tmp_path, variant=variant, policy={"name": "random", "fallbacks": 0}, records={}
+    ) as serving:
         for stream in (False, True):
             status, response_id = await serving.respond(stream=stream)
             seen = [status]
