@@ -151,13 +151,12 @@ class Sharing:
             self._change()
 
     def _stored(self, slot: int, key: int) -> None:
-        self._facts.extend(self._stored_at(slot, [key]))
+        self._facts.append(self._stores(slot, [key]))
         self._change(urgent=True)  # the next turn may come at any moment, and elsewhere it fails
 
-    def _stored_at(self, slot: int, keys: list[int]) -> Iterator[Fact]:
-        address, started_s = self._fleet.address_of(slot), self._fleet.engine.started_s(slot)
-        for at in range(0, len(keys) if address else 0, MAX_BLOCKS):
-            yield Fact(address or "", started_s, stored=array("Q", keys[at : at + MAX_BLOCKS]).tobytes())
+    def _stores(self, slot: int, keys: list[int]) -> Fact:
+        address, started_s = self._fleet.address_of(slot) or "", self._fleet.engine.started_s(slot)
+        return Fact(address, started_s, stored=array("Q", keys).tobytes())
 
     def _eject(self, slot: int, until_s: float) -> None:
         self._ejected[self._fleet.address_of(slot) or ""] = until_s - self._clock.mono_s()
@@ -344,7 +343,9 @@ class Sharing:
         for slot, endpoint in fleet.members:
             for prefix in fleet.index.prefixes(slot):
                 yield from facts_of(endpoint.address, fleet.engine.started_s(slot), prefix)
-            yield from self._stored_at(slot, fleet.stored.keys(slot))
+            keys = fleet.stored.keys(slot)
+            for at in range(0, len(keys), MAX_BLOCKS):
+                yield self._stores(slot, keys[at : at + MAX_BLOCKS])
 
     def _send_piece(self) -> None:
         """Send a piece of what was asked for; the rest waits for the next flush."""

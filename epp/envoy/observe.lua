@@ -50,20 +50,18 @@ local function ascii(text, limit)
   return (text:sub(1, limit):gsub("[^\32-\126]", " "))
 end
 
-local function call(handle, path)
-  handle:httpCall(
+local function tell(handle, path)
+  if CLUSTER == "" then
+    return
+  end
+  local sent, why = pcall(
+    handle.httpCall,
+    handle,
     CLUSTER,
     { [":method"] = "POST", [":path"] = path, [":authority"] = "picker" },
     "",
     { ["asynchronous"] = true, ["timeout_ms"] = TIMEOUT_MS, ["send_xff"] = false }
   )
-end
-
-local function tell(handle, path)
-  if CLUSTER == "" then
-    return
-  end
-  local sent, why = pcall(call, handle, path)
   if not sent then
     handle:logErr(tostring(why))
   end
@@ -290,9 +288,7 @@ local function watch(handle, id, streamed, readable)
           note(handle, "response_id", response)
           tell(handle, "/stored/" .. id .. "/" .. response)
         end
-        if response or #head == HEAD_BYTES then
-          head = nil
-        end
+        head = not response and #head < HEAD_BYTES and head
       end
       if found:feed(piece) then
         break

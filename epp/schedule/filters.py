@@ -100,7 +100,6 @@ class Filters:
         request: RequestInfo,
         healthy: Flags | None,
         retry_after: Mapping[int, float] | None = None,
-        *,
         holder: int | None = None,
     ) -> Candidates:
         """Find the endpoints that pass every rule.

@@ -151,12 +151,10 @@ class Picker:
             NoEndpointError: nobody is eligible.
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
-        found = self.filters.candidates(
-            request,
-            fleet.health.eligible(now_s),
-            fleet.retry_after.until_s(now_s),
-            holder=fleet.stored.slot(request.previous_response, now_s) if request.previous_response else None,
-        )
+        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        about = request.previous_response
+        holder = fleet.stored.slot(about, now_s) if about else None
+        found = self.filters.candidates(request, healthy, paused, holder)
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -406,8 +404,8 @@ class Picker:
         if entry is None or not entry.request.stores:
             return
         slot = fleet.slot_of(entry.served or entry.endpoint)
-        restarted = decision_id in self._in_flight and not fleet.ledger.live(decision_id)
-        if slot is not None and not restarted:
+        current = decision_id in self._ended or fleet.ledger.live(decision_id)  # no restart since
+        if slot is not None and current:
             fleet.stored.store(slot, key_of(response_id), now_s)
 
     def _known(self, decision_id: str) -> InFlight | None:

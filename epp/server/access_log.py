@@ -279,9 +279,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     if common.HasField("response_flags"):
         flags = tuple([field.name for field, value in common.response_flags.ListFields() if value is True])
     socket = common.upstream_remote_address.socket_address
-    host = socket.address
-    if ":" in host:
-        host = f"[{host}]"
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
     told = _text(relay, RELAY_SERVED_KEY)
     served = told or (f"{host}:{socket.port_value}" if host else "")
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")

@@ -353,7 +353,7 @@ class Core:
             subset=subset,
             task=task_of(headers),
             tried_models=tried_models(headers),
-            previous_response=key_of(parsed.previous_response),
+            previous_response=key_of(parsed.previous_response) if parsed.previous_response else 0,
             stores=parsed.stores,
         )
 

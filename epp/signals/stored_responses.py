@@ -6,6 +6,7 @@ keeps responses in its own memory: another replica answers 404 to their ids, and
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -21,22 +22,18 @@ MOST_AGE_S = 86_400.0
 
 
 def key_of(response_id: str) -> int:
-    """Hash a response's id to 8 bytes; 0 for none. Ids are random, so nobody guesses them from their hash."""
-    return xxhash.xxh3_64_intdigest(response_id.encode(errors="replace")) if response_id else 0
+    """Hash a response's id to 8 bytes. Ids are random: nobody guesses one from its hash."""
+    return xxhash.xxh3_64_intdigest(response_id.encode(errors="replace"))
 
 
 class StoredResponses:
     """Slots by key of a response, the oldest first."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[int, int, float]] = {}
-        self._processes: dict[int, int] = {}
+        self._entries: dict[int, tuple[int, int, float]] = {}  # slot, which process of it, and when
+        self._processes = Counter[int | None]()  # those before, by slot
         #: Called with slot and key of a response that is new to this picker; None for nobody.
         self.on_store: Callable[[int, int], None] | None = None
-
-    def __len__(self) -> int:
-        """Count the entries, those of processes that are gone included."""
-        return len(self._entries)
 
     def store(self, slot: int, key: int, now_s: float) -> None:
         """Note that an endpoint's engine stores a response."""
@@ -49,21 +46,20 @@ class StoredResponses:
         """Note what another picker has noted."""
         entries = self._entries
         entries.pop(key, None)
-        entries[key] = (slot, self._processes.get(slot, 0), now_s)
+        entries[key] = slot, self._processes[slot], now_s
         if len(entries) > MOST:
             del entries[next(iter(entries))]
 
     def slot(self, key: int, now_s: float) -> int | None:
         """Return the slot whose engine has a response; None where nobody is known to."""
-        slot, process, stored_s = self._entries.get(key, (-1, 0, 0.0))
-        known = process == self._processes.get(slot, 0) and now_s - stored_s < MOST_AGE_S
-        return slot if known and slot >= 0 else None
+        slot, process, stored_s = self._entries.get(key, (None, 0, 0.0))
+        return slot if process == self._processes[slot] and now_s - stored_s < MOST_AGE_S else None
 
     def keys(self, slot: int) -> list[int]:
         """List the responses that a slot's engine has."""
-        process = self._processes.get(slot, 0)
-        return [key for key, entry in self._entries.items() if entry[:2] == (slot, process)]
+        there = slot, self._processes[slot]
+        return [key for key, entry in self._entries.items() if entry[:2] == there]
 
     def forget(self, slot: int) -> None:
         """Another process, or none, is behind the slot."""
-        self._processes[slot] = self._processes.get(slot, 0) + 1
+        self._processes[slot] += 1
