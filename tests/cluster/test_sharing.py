@@ -126,6 +126,16 @@ def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
     assert len(message.facts) == 4
 
 
+def test_a_flush_before_its_time_holds_nothing_back(bus: Bus) -> None:
+    """uvloop counts whole milliseconds, and a link keeps one timer: the one that was asked for may never come."""
+    bus.links["a"].flush()  # all of it, as each second
+    bus.pick("a", 1, blocks=10)
+    bus._due.clear()
+    bus.links["a"].flush()
+    bus.run(0.06)
+    assert sum(bus.promised("b", RUNNING)) == 1.0
+
+
 def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
     at = bus.pick("a", 1).chosen
     also = bus.pick("b", 2)
