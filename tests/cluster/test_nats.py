@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -82,6 +81,14 @@ async def nats(tmp_path: Path) -> AsyncIterator[Nats]:
         yield server
 
 
+async def told(serving: Serving) -> None:
+    """Wait until its peer has sent two further messages, of which the second has all that was known when this began."""
+    received = await serving.picker.metric("epp_cluster_messages_total", result="received")
+    await serving.picker.until_metric(
+        "epp_cluster_messages_total", lambda value: value >= received + 2, result="received"
+    )
+
+
 async def cached(serving: Serving, text: str = TEXT) -> int:
     status, body = await serving.chat(text)
     assert status == 200
@@ -95,10 +102,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
         assert await cached(pair.one) == 0
         # A holder with more requests under way than the others would be passed over.
         await pair.one.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-        received = await pair.two.picker.metric("epp_cluster_messages_total", result="received")
-        await pair.two.picker.until_metric(
-            "epp_cluster_messages_total", lambda value: value >= received + 2, result="received"
-        )
+        await told(pair.two)
         assert await cached(pair.two) > 0
         ages = [await pair.two.picker.metric("epp_cluster_change_age_seconds", quantile="0.5")]
         assert 0.0 < ages[0] < 5.0
@@ -120,12 +124,13 @@ async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_r
         await pair.meet()
         status, response_id = await pair.one.respond()
         seen = [status]
-        for number in range(10):
-            serving = pair.one if number % 2 else pair.two
-            await asyncio.sleep(0.1)  # less than any client's next turn, more than the message takes
-            status, response_id = await serving.respond(previous_response_id=response_id)
-            seen.append(status)
-        assert seen == [200] * 11
+        for serving in (pair.two, pair.one):
+            await told(serving)
+            for _ in range(10):
+                status, next_id = await serving.respond(previous_response_id=response_id)
+                seen.append(status)
+            response_id = next_id
+        assert seen == [200] * 21
 
 
 async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
