@@ -245,7 +245,7 @@ class AnswerWatch:
         self.response_bytes += size
         self.last_s = now_s
         if self._head is not None:
-            self._head = (self._head + data)[:_ID_BYTES]
+            self._head = (self._head + data[:_ID_BYTES])[:_ID_BYTES]
         if self._reader is not None:
             self._reader.feed(data)
         else:

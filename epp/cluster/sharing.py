@@ -186,7 +186,7 @@ class Sharing:
         if whole or now_s >= self._due_s:
             self._send(now_s, whole=whole)
         elif self._due_s < math.inf:
-            # uvloop's timers may be early by part of a millisecond, and another wake may have replaced this one.
+            # uvloop's timers are up to a millisecond early, and another wake may have replaced this one.
             self._wake(self._due_s - now_s)
         for _ in range(len(self._snapshots)):
             self._send_piece()
