@@ -180,6 +180,9 @@ class RequestInfo(Struct, frozen=True):
             is all that is known.
         priority: of the InferenceObjective that it names, 0 for none.
         headers: those that columns of `Snapshot.extra` are made of.
+        previous_response: key of the stored response that it is about, 0 for none
+            (`epp.signals.stored_responses`).
+        stores: the engine is to store its response.
     """
 
     decision_id: str = ""
@@ -212,6 +215,8 @@ class RequestInfo(Struct, frozen=True):
     token_offsets: Sequence[float] = ()
     priority: int = 0
     headers: Mapping[str, str] = {}
+    previous_response: int = 0
+    stores: bool = False
 
     def tokens_before(self, blocks: int) -> float:
         """Count the tokens in so many of the first blocks."""

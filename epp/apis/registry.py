@@ -17,7 +17,7 @@ from epp.apis.anthropic import parse_count, parse_messages
 from epp.apis.generate import parse_generate, parse_tokens
 from epp.apis.openai import parse_chat, parse_completion
 from epp.apis.pooling import parse_embeddings, parse_rerank, parse_score
-from epp.apis.responses import parse_responses
+from epp.apis.responses import RESPONSES, parse_responses
 from epp.apis.types import Parser
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _pooling(name: str, error_body: ErrorBody, *paths: str) -> Parser:
 PARSERS: tuple[Parser, ...] = (
     Parser("openai-chat", parse_chat, openai_error, ("/v1/chat/completions",)),
     Parser("openai-completions", parse_completion, openai_error, ("/v1/completions",)),
-    Parser("openai-responses", parse_responses, openai_error, ("/v1/responses",)),
+    Parser(RESPONSES, parse_responses, openai_error, ("/v1/responses",)),
     _pooling("openai-embeddings", openai_error, "/v1/embeddings"),
     Parser("anthropic-messages", parse_messages, anthropic_error, ("/v1/messages",)),
     Parser("anthropic-count-tokens", parse_count, anthropic_error, ("/v1/messages/count_tokens",)),

@@ -2,14 +2,17 @@
 
 Tools, then instructions (which engines make the system message), then what the body knows of the past, then
 the items of the input in order. What the engine adds itself - the turns behind ``previous_response_id`` or
-``conversation`` - is not in the body: two requests with the same name for it share what that name stands for,
-and nothing is known of its length. Names and states of items (``id``, ``status``) never reach a template and
-are left out, so that an answer's items may be sent back as they came.
+``conversation`` - is not in the body: two requests with the same name for it share what that name stands
+for, and nothing is known of its length. Who has a previous response, `epp.signals.stored_responses` knows.
+Names and states of items (``id``, ``status``) never reach a template and are left out, so that an answer's
+items may be sent back as they came.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from epp.apis.arguments import add_first, template_arguments
 from epp.apis.body import Body
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from epp.apis.media import PromptFrames
     from epp.apis.types import Headers, ParsedRequest
 
+RESPONSES = "openai-responses"
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
 
@@ -32,6 +36,7 @@ class _Responses(Body, kw_only=True):
     previous_input_messages: list[Any] | None = None
     reasoning: Any = None
     chat_template_kwargs: Any = None
+    store: Any = None
 
 
 def parse_responses(body: bytes, headers: Headers) -> ParsedRequest:
@@ -48,8 +53,9 @@ def parse_responses(body: bytes, headers: Headers) -> ParsedRequest:
     if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
         framed.add_json(b"J", asked.prompt)
     items.add(asked.instructions, "system", "instructions")
-    past = asked.conversation
-    for name in (past.get("id") if isinstance(past, dict) else past, asked.previous_response_id):
+    past, previous = asked.conversation, asked.previous_response_id
+    # In the place of the turns that the engine adds: who goes on from the same past shares it.
+    for name in (past.get("id") if isinstance(past, dict) else past, previous):
         if isinstance(name, str) and name:
             framed.add_text(b"V", name)
     for message in asked.previous_input_messages or ():
@@ -57,7 +63,9 @@ def parse_responses(body: bytes, headers: Headers) -> ParsedRequest:
     items.add(asked.input, "user", "input")
     limit = output_limit(max_output_tokens=asked.max_output_tokens)
     # the last event of a stream is the whole response, usage and all
-    return asked.request("openai-responses", framed, headers, limit, include_usage=True, arguments=arguments)
+    request = asked.request(RESPONSES, framed, headers, limit, include_usage=True, arguments=arguments)
+    previous = previous if isinstance(previous, str) else ""
+    return replace(request, previous_response=previous, stores=asked.store is not False)
 
 
 class _Items:

@@ -36,6 +36,8 @@ class ParsedRequest(Struct, frozen=True):
         choices: how many answers to the one prompt the client asks for.
         rewritten_from: the client's name for the model when a rule gave the request another, ``""`` where the
             client names none; else None.
+        previous_response: id of the stored response that it goes on from, ``""`` for none.
+        stores: the engine is to store its response.
     """
 
     api: str
@@ -50,6 +52,8 @@ class ParsedRequest(Struct, frozen=True):
     text_only: bool = False
     choices: int = 1
     rewritten_from: str | None = None
+    previous_response: str = ""
+    stores: bool = False
 
 
 #: Status, message and the field at fault to the body of an error.

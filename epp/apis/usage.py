@@ -177,6 +177,8 @@ _LAST_EVENT = re.compile(
     rb"(?:^|\n)data: ?\[DONE\]"
     rb'|"type"[ \t]*:[ \t]*"(?:message_stop|response\.(?:completed|incomplete|failed))"'
 )
+#: Under which an engine stores a response (OpenAI responses): in the first bytes of the answer.
+_RESPONSE_ID, _ID_BYTES = re.compile(rb'"id"\s*+:\s*+"(resp_[\w-]++)"', re.ASCII), 1024
 _EVENT_END = re.compile(rb"\r?\n\r?\n\Z")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
@@ -204,6 +206,7 @@ class AnswerWatch:
 
     __slots__ = (
         "_good",
+        "_head",
         "_kept",
         "_reader",
         "chunks",
@@ -220,6 +223,7 @@ class AnswerWatch:
         self.encoded = False
         self.streamed: bool | None = None
         self._good = True
+        self._head: bytes | None = b""  # None once an id was found, or will not be
         self._reader: UsageReader | None = UsageReader()
         #: Beginning and end of an event stream.
         self._kept = bytearray()
@@ -240,6 +244,8 @@ class AnswerWatch:
         self.chunks += 1
         self.response_bytes += size
         self.last_s = now_s
+        if self._head is not None:
+            self._head = (self._head + data[:_ID_BYTES])[:_ID_BYTES]
         if self._reader is not None:
             self._reader.feed(data)
         else:
@@ -250,6 +256,15 @@ class AnswerWatch:
             self.first_s = now_s
             return True
         return False
+
+    def response_id(self) -> str:
+        """Return the id of a stored response, once, when it has come; ``""`` before and after."""
+        if self._head is None:
+            return ""
+        found = _RESPONSE_ID.search(self._head) if self._good and not self.encoded else None
+        if found or len(self._head) == _ID_BYTES:
+            self._head = None
+        return found[1].decode() if found else ""
 
     def usage(self) -> Usage:
         """Return what the engine said; nothing of an answer that is compressed."""

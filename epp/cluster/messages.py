@@ -26,7 +26,7 @@ _RUN = struct.Struct("<QQI")
 
 
 class Fact(msgspec.Struct, array_like=True, frozen=True):
-    """An endpoint was given a prompt.
+    """An endpoint was given a prompt, or stores responses.
 
     Attributes:
         endpoint: address.
@@ -35,14 +35,16 @@ class Fact(msgspec.Struct, array_like=True, frozen=True):
         start: blocks in them.
         blocks: hashes of the blocks below, 8 bytes each.
         block_tokens: tokens of a block.
+        stored: keys of responses that its engine stores, 8 bytes each; then the fact names no prompt.
     """
 
     endpoint: str
     started_s: float
-    known: bytes
-    start: Annotated[int, msgspec.Meta(ge=0)]
-    blocks: bytes
-    block_tokens: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+    known: bytes = b""
+    start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    blocks: bytes = b""
+    block_tokens: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] = 1.0
+    stored: bytes = b""
 
     def prefix(self) -> Prefix:
         """Unpack it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.cluster.messages import Fact, Group, Message, decode, encode, facts_of
+from epp.cluster.messages import MAX_BLOCKS, Fact, Group, Message, decode, encode, facts_of
 from epp.signals.peer_load import PeerLoad
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Sharing:
             fleet.health.on_eject = self._eject
             fleet.retry_after.on_pause = self._pause
         fleet.index.on_insert = self._inserted
+        fleet.stored.on_store = self._stored
 
     @property
     def peers(self) -> int:
@@ -147,6 +149,14 @@ class Sharing:
         if address is not None:
             self._facts.extend(facts_of(address, self._fleet.engine.started_s(slot), prefix))
             self._change()
+
+    def _stored(self, slot: int, key: int) -> None:
+        self._facts.append(self._stores(slot, [key]))
+        self._change(urgent=True)  # the next turn may come at any moment, and elsewhere it fails
+
+    def _stores(self, slot: int, keys: list[int]) -> Fact:
+        address, started_s = self._fleet.address_of(slot) or "", self._fleet.engine.started_s(slot)
+        return Fact(address, started_s, stored=array("Q", keys).tobytes())
 
     def _eject(self, slot: int, until_s: float) -> None:
         self._ejected[self._fleet.address_of(slot) or ""] = until_s - self._clock.mono_s()
@@ -175,6 +185,9 @@ class Sharing:
             self._join(now_s)
         if whole or now_s >= self._due_s:
             self._send(now_s, whole=whole)
+        elif self._due_s < math.inf:
+            # uvloop's timers are up to a millisecond early, and another wake may have replaced this one.
+            self._wake(self._due_s - now_s)
         for _ in range(len(self._snapshots)):
             self._send_piece()
 
@@ -304,7 +317,9 @@ class Sharing:
             if fact.started_s > started_s + _SAME_START_S:
                 fleet.restart(fact.endpoint, now_s)
                 fleet.engine.restarted(slot, fact.started_s, now_s)
-        return fleet.index.hold(slot, fact.prefix())
+        for key in array("Q", fact.stored):
+            fleet.stored.hold(slot, key, now_s)
+        return bool(fact.stored) or fleet.index.hold(slot, fact.prefix())
 
     def _ask(self, origin: str, after: int) -> None:
         self._say(origin, Message(self._group, self._origin, TO_ONE, ask=after))
@@ -331,6 +346,9 @@ class Sharing:
         for slot, endpoint in fleet.members:
             for prefix in fleet.index.prefixes(slot):
                 yield from facts_of(endpoint.address, fleet.engine.started_s(slot), prefix)
+            keys = fleet.stored.keys(slot)
+            for at in range(0, len(keys), MAX_BLOCKS):
+                yield self._stores(slot, keys[at : at + MAX_BLOCKS])
 
     def _send_piece(self) -> None:
         """Send a piece of what was asked for; the rest waits for the next flush."""
@@ -383,7 +401,7 @@ def _piece(facts: Iterator[Fact]) -> list[Fact]:
     piece, size = list[Fact](), 0
     while len(piece) < MAX_FACTS and size < MAX_BYTES and (fact := next(facts, None)) is not None:
         piece.append(fact)
-        size += len(fact.known) + len(fact.blocks)
+        size += len(fact.known) + len(fact.blocks) + len(fact.stored)
     return piece
 
 

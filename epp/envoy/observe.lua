@@ -9,9 +9,11 @@
 --              and the last "usage" object with counts of an event stream (Anthropic tells the prompt's tokens
 --              in the first event and the answer's in the last), the last one of any other answer, and the
 --              last "meta_info" object of each prompt of a batch (SGLang)
+--   response_id  under which the engine stores the response (OpenAI responses)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
--- says so. An event stream's first chunk is also told to the picker at once, by a call that nobody waits for.
+-- says so. An event stream's first chunk, and the id of a response, are also told to the picker at once, by calls that
+-- nobody waits for: the next turn may come before the log does.
 --
 -- What is found does not depend on how the answer was cut. Kept of it are these objects, each of at most
 -- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
@@ -22,6 +24,8 @@
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
 local NAME_BYTES = 32
+-- The id of a response comes within so many bytes of an answer.
+local RESPONSE_ID, HEAD_BYTES = '"id"%s*:%s*"(resp_[%w_-]+)"', 1024
 -- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
 local MAX_BATCH = 16
 -- What an object that tells the usage counts; one without is of a client's, a tool's parameter of that name.
@@ -46,13 +50,21 @@ local function ascii(text, limit)
   return (text:sub(1, limit):gsub("[^\32-\126]", " "))
 end
 
-local function tell_first_token(handle, id)
-  handle:httpCall(
+local function tell(handle, path)
+  if CLUSTER == "" then
+    return
+  end
+  local sent, why = pcall(
+    handle.httpCall,
+    handle,
     CLUSTER,
-    { [":method"] = "POST", [":path"] = "/first-token/" .. id, [":authority"] = "picker" },
+    { [":method"] = "POST", [":path"] = path, [":authority"] = "picker" },
     "",
     { ["asynchronous"] = true, ["timeout_ms"] = TIMEOUT_MS, ["send_xff"] = false }
   )
+  if not sent then
+    handle:logErr(tostring(why))
+  end
 end
 
 -- Where the object that opens at `from` closes, nil if not in this text, or farther away than is kept: names within
@@ -243,17 +255,14 @@ end
 
 local function first_seen(handle, id, streamed)
   note(handle, "first_us", tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND)))
-  if streamed and CLUSTER ~= "" then
-    local sent, why = pcall(tell_first_token, handle, id)
-    if not sent then
-      handle:logErr(tostring(why))
-    end
+  if streamed then
+    tell(handle, "/first-token/" .. id)
   end
 end
 
 -- The chunks of one answer. `readable` is false where no usage can be found.
 local function watch(handle, id, streamed, readable)
-  local found, chunks, seen, comment = new_found(streamed), 0, false, false
+  local found, chunks, seen, comment, head = new_found(streamed), 0, false, false, ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
@@ -271,6 +280,15 @@ local function watch(handle, id, streamed, readable)
         if seen then
           first_seen(handle, id, streamed)
         end
+      end
+      if head then
+        head = (head .. piece):sub(1, HEAD_BYTES)
+        local response = head:match(RESPONSE_ID)
+        if response then
+          note(handle, "response_id", response)
+          tell(handle, "/stored/" .. id .. "/" .. response)
+        end
+        head = not response and #head < HEAD_BYTES and head
       end
       if found:feed(piece) then
         break

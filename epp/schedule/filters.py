@@ -100,6 +100,7 @@ class Filters:
         request: RequestInfo,
         healthy: Flags | None,
         retry_after: Mapping[int, float] | None = None,
+        holder: int | None = None,
     ) -> Candidates:
         """Find the endpoints that pass every rule.
 
@@ -108,13 +109,16 @@ class Filters:
             healthy: mask by slot, None when nobody is ejected.
             retry_after: end of the pause of each slot that asked to be left alone, None when nobody did. They
                 serve where no other may: then the one whose pause ends first.
+            holder: slot whose engine has the response that the request is about, None for any. While it may
+                serve, no other may: they know nothing of that response.
 
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
         """
         static = self._static(request)
         slots, context, served = static.found.slots, static.context_tokens, static.served_models
-        if context is None and request.subset is None and healthy is None and retry_after is None:
+        asked_of_all = request.subset is None and holder is None
+        if context is None and asked_of_all and healthy is None and retry_after is None:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
@@ -132,6 +136,8 @@ class Filters:
         if healthy is not None:
             problem = "every endpoint that could serve the request is ejected"
             slots = self._keep(slots, healthy[slots], "health", excluded, problem)
+        if holder is not None and (is_holder := slots == holder).any():
+            slots = self._keep(slots, is_holder, "stored-response", excluded)
         if retry_after is not None:
             free = np.array([slot not in retry_after for slot in slots.tolist()])
             if not free.any():

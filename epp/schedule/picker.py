@@ -25,6 +25,7 @@ from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import select
 from epp.signals.fleet import Fleet
+from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
 
 if TYPE_CHECKING:
@@ -150,9 +151,10 @@ class Picker:
             NoEndpointError: nobody is eligible.
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
-        found = self.filters.candidates(
-            request, fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
-        )
+        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        about = request.previous_response
+        holder = fleet.stored.slot(about, now_s) if about else None
+        found = self.filters.candidates(request, healthy, paused, holder)
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -395,6 +397,16 @@ class Picker:
             if usage.completion_tokens is not None:
                 fleet.index.note_answer(entry.slot, entry.request, usage.completion_tokens)
         return True
+
+    def stored(self, decision_id: str, response_id: str, now_s: float) -> None:
+        """Note who stores a response; an unknown decision, or one that left no response there, is fine."""
+        entry, fleet = self._known(decision_id), self.fleet
+        if entry is None or not entry.request.stores:
+            return
+        slot = fleet.slot_of(entry.served or entry.endpoint)
+        current = decision_id in self._ended or fleet.ledger.live(decision_id)  # no restart since
+        if slot is not None and current:
+            fleet.stored.store(slot, key_of(response_id), now_s)
 
     def _known(self, decision_id: str) -> InFlight | None:
         return self._in_flight.get(decision_id) or self._ended.get(decision_id)

@@ -200,6 +200,7 @@ class Report(msgspec.Struct, frozen=True):
         chunks: body chunks of the complete answer; None when it did not complete.
         usage: what the engine reported.
         retry_after: the answer's ``Retry-After``, ``""`` without one.
+        response_id: under which the engine stores the response, ``""`` where there is none.
     """
 
     decision_id: str
@@ -223,6 +224,7 @@ class Report(msgspec.Struct, frozen=True):
     usage: Usage
     opened_ms: float = math.nan
     retry_after: str = ""
+    response_id: str = ""
 
     @property
     def honoured(self) -> bool | None:
@@ -250,10 +252,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Reports(Protocol):
-    """Who is told. Both are called on the event loop and must not block; unknown ids are theirs to count."""
+    """Who is told. All are called on the event loop and must not block; unknown ids are theirs to count."""
 
     def first_token(self, decision_id: str) -> None:
         """Note that the first chunk of a streamed answer has just passed Envoy."""
+
+    def stored(self, decision_id: str, response_id: str) -> None:
+        """Note the id under which the engine stores a response that has begun to pass Envoy."""
 
     def finished(self, report: Report) -> None:
         """Take the end of a request; for one that the picker did not decide the id is empty."""
@@ -274,9 +279,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     if common.HasField("response_flags"):
         flags = tuple([field.name for field, value in common.response_flags.ListFields() if value is True])
     socket = common.upstream_remote_address.socket_address
-    host = socket.address
-    if ":" in host:
-        host = f"[{host}]"
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
     told = _text(relay, RELAY_SERVED_KEY)
     served = told or (f"{host}:{socket.port_value}" if host else "")
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
@@ -307,6 +310,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
         opened_ms=sent_ms - fresh_ms,
         retry_after=response.response_headers.get("retry-after", ""),
+        response_id=_text(seen, "response_id"),
     )
 
 

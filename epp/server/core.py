@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from epp.apis.decode import invalid
 from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
+from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import rewrite
 from epp.apis.rewrite_answer import restorer
 from epp.apis.tried import task_of, tried_models
@@ -33,6 +34,7 @@ from epp.server.metrics import models_of
 from epp.server.outcomes import EstimatedLeases, Outcomes
 from epp.server.resolve import Resolver
 from epp.signals.duration import predict_duration
+from epp.signals.stored_responses import key_of
 from epp.types import MAX_MODEL_CHARS, RequestInfo
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
 PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
+#: Retrieves, cancels or deletes a stored response.
+_STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -175,10 +179,11 @@ class Core:
         """Choose what the pick of a request waits for, by its headers."""
         if is_upgrade(request.method, request.headers):
             return PickAt.UPGRADE
-        if find_parser(request.method, request.path, request.headers) is None:
+        parser = find_parser(request.method, request.path, request.headers)
+        if parser is None:
             return PickAt.HEADERS
         renames = not request.headers.keys().isdisjoint(REWRITE_HEADERS)
-        return PickAt.BODY if renames or self._reads_bodies() else PickAt.EITHER
+        return PickAt.BODY if renames or self._reads_bodies() or parser.name == RESPONSES else PickAt.EITHER
 
     def _reads_bodies(self) -> bool:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
@@ -332,7 +337,14 @@ class Core:
         subset = self._subset(request)
         if parsed is None:
             opaque = request.body is not None or not request.whole
-            return RequestInfo(body_bytes=body_bytes, regions=regions, subset=subset, opaque=opaque)
+            about = _STORED_RESPONSE.search(request.path)
+            return RequestInfo(
+                body_bytes=body_bytes,
+                regions=regions,
+                subset=subset,
+                opaque=opaque,
+                previous_response=key_of(about[1]) if about else 0,
+            )
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         return replace(
             self._hasher.measure(parsed, self._counter, tenant, counted),
@@ -341,6 +353,8 @@ class Core:
             subset=subset,
             task=task_of(headers),
             tried_models=tried_models(headers),
+            previous_response=key_of(parsed.previous_response) if parsed.previous_response else 0,
+            stores=parsed.stores,
         )
 
     def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:

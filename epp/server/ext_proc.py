@@ -184,6 +184,8 @@ class Exchange:
                         self._sampler.chunk()
                         if self._watch.feed(output.data, self._sampler.now_s()):
                             self._core.outcomes.first_token(self._decision_id, Source.STREAM)
+                        if response_id := self._watch.response_id():
+                            self._core.outcomes.stored(self._decision_id, response_id)
                 case Cause():
                     if self._decision_id:
                         self._end(output)

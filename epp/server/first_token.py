@@ -1,6 +1,8 @@
-"""Receives Envoy's reports of first tokens while answers still run: ``POST /first-token/<decision>``.
+"""Receives Envoy's reports while answers still run.
 
-Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because this call comes once a
+``POST /first-token/<decision>``, and ``/stored/<decision>/<id>`` of a response that the engine stores.
+
+Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because these calls come once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
 for Envoy alone: whoever reaches it could release the tokens of a decision whose id it knows.
 
@@ -36,7 +38,8 @@ _NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 _END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.1\r\n")
-_CALL = b"/first-token/"
+_FIRST_TOKEN = re.compile(rb"/first-token/(.{1,%d})" % MAX_ID_BYTES)
+_STORED = re.compile(rb"/stored/([^/]{1,%d})/([^/]+)" % MAX_ID_BYTES)
 _BODY = re.compile(rb"\r\n(?:transfer-encoding:|content-length:[ \t]*0*[1-9])", re.IGNORECASE)
 
 
@@ -105,15 +108,16 @@ class FirstTokenReceiver:
             self.malformed += 1
             return None
         method, path = line.groups()
-        decision_id = path.removeprefix(_CALL)
-        if method != b"POST" or decision_id == path or not 0 < len(decision_id) <= MAX_ID_BYTES:
+        call = _FIRST_TOKEN.fullmatch(path) or _STORED.fullmatch(path)
+        if method != b"POST" or call is None:
             self.malformed += 1
             return _NOT_FOUND
         try:
-            self._reports.first_token(decision_id.decode("ascii"))
+            report = self._reports.first_token if call.re is _FIRST_TOKEN else self._reports.stored
+            report(*(part.decode("ascii") for part in call.groups()))
         except Exception:
             self.failed += 1
-            log.exception("a first token was lost", extra=REPEATED)
+            log.exception("a report was lost", extra=REPEATED)
         else:
             self.received += 1
         return _NO_CONTENT

@@ -118,6 +118,10 @@ class Outcomes:
         if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
             self.late(decision_id)
 
+    def stored(self, decision_id: str, response_id: str) -> None:
+        """Note the id under which the engine stores the response to a request."""
+        self._picker.stored(decision_id, response_id, self._clock.mono_s())
+
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
         """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
 
@@ -173,6 +177,8 @@ class Outcomes:
             self._metrics.value("epp_compressed_answers_total").inc()
         if served:
             self._picker.served(report.decision_id, served)
+        if report.response_id:
+            self.stored(report.decision_id, report.response_id)
         # What is refused or comes too late goes into no outcome.
         counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:

@@ -25,6 +25,7 @@ from epp.signals.rates import RateTable
 from epp.signals.retry_after import RetryAfter
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
+from epp.signals.stored_responses import StoredResponses
 from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Fleet:
         self.capability = Capability()
         self.paths = PathTable()
         self.retry_after = RetryAfter()
+        self.stored = StoredResponses()
         #: What other pickers promised, None where there are none.
         self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
@@ -247,6 +249,7 @@ class Fleet:
         self.paths.close(slot)
         self.health.admit(slot)
         self.retry_after.forget(slot)
+        self.stored.forget(slot)
         self._contexts.pop(slot, None)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
@@ -365,7 +368,7 @@ class Fleet:
 
     def _remove(self, address: str) -> None:
         slot, _ = self._members.pop(address)
-        for store in (self.index, self.retry_after, *self._columns):
+        for store in (self.index, self.retry_after, self.stored, *self._columns):
             store.forget(slot)
         self._learned_tokens.pop(slot, None)
         self._contexts.pop(slot, None)

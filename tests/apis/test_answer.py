@@ -51,6 +51,30 @@ def test_the_cut_does_not_matter(tokens: int, cuts: list[int], headers: dict[str
     assert watch.chunks == len(places) - 1
 
 
+@pytest.mark.parametrize("headers", [EVENTS, {"content-type": "application/json"}])
+@given(cuts=st.lists(st.integers(0, 200), max_size=9))
+def test_the_id_of_a_response_is_told_once_when_it_has_come(cuts: list[int], headers: dict[str, str]) -> None:
+    answer = event(
+        {"type": "response.created", "response": {"previous_response_id": "resp_0", "id": "resp_1-a"}}
+    )
+    watch, told, at = watched(headers=headers), list[tuple[str, int]](), 0
+    for end in [*sorted(cut for cut in cuts if cut < len(answer)), len(answer)]:
+        watch.feed(answer[at:end], 0.0)
+        told.append((watch.response_id(), end))
+        at = end
+    needed = answer.index(b"resp_1-a") + len("resp_1-a") + 1
+    assert [(name, end >= needed) for name, end in told if name] == [("resp_1-a", True)]
+    watch.feed(event({"id": "resp_2"}), 0.0)
+    assert watch.response_id() == ""
+
+
+def test_an_error_names_no_response() -> None:
+    watch = AnswerWatch()
+    watch.started(404, EVENTS)
+    watch.feed(event({"id": "resp_1"}), 0.0)
+    assert watch.response_id() == ""
+
+
 @pytest.mark.parametrize("tokens", [0, 5, 5000])
 def test_what_the_first_event_tells_is_kept(tokens: int) -> None:
     first = event({"type": "message_start", "message": {"usage": {"input_tokens": 30, "output_tokens": 1}}})

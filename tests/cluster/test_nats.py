@@ -32,15 +32,16 @@ class Pair:
     Args:
         folder: for all of it.
         url: of NATS.
+        of_both: their policy.
         second: configuration of the second picker that differs.
     """
 
-    def __init__(self, folder: Path, url: str, **second: Any) -> None:
+    def __init__(self, folder: Path, url: str, *, of_both: str = "prefix-cache", **second: Any) -> None:
         for name in ("one", "two"):
             (folder / name).mkdir()
             (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
         shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
-        shared["policy"] = {"name": "prefix-cache"}
+        shared["policy"] = {"name": of_both}
         self.one = Serving(folder / "one", **shared)
         self._folder, self._second = folder / "two", {**shared, **second}
         self._stack = AsyncExitStack()
@@ -80,6 +81,14 @@ async def nats(tmp_path: Path) -> AsyncIterator[Nats]:
         yield server
 
 
+async def told(serving: Serving) -> None:
+    """Wait until its peer has sent two further messages, of which the second has all that was known when this began."""
+    received = await serving.picker.metric("epp_cluster_messages_total", result="received")
+    await serving.picker.until_metric(
+        "epp_cluster_messages_total", lambda value: value >= received + 2, result="received"
+    )
+
+
 async def cached(serving: Serving, text: str = TEXT) -> int:
     status, body = await serving.chat(text)
     assert status == 200
@@ -93,10 +102,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
         assert await cached(pair.one) == 0
         # A holder with more requests under way than the others would be passed over.
         await pair.one.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-        received = await pair.two.picker.metric("epp_cluster_messages_total", result="received")
-        await pair.two.picker.until_metric(
-            "epp_cluster_messages_total", lambda value: value >= received + 2, result="received"
-        )
+        await told(pair.two)
         assert await cached(pair.two) > 0
         ages = [await pair.two.picker.metric("epp_cluster_change_age_seconds", quantile="0.5")]
         assert 0.0 < ages[0] < 5.0
@@ -109,6 +115,22 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
             assert answer.status == 404
         await pair.one.picker.stop()
         await pair.two.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+
+
+async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, of_both="random") as pair:
+        await pair.meet()
+        status, response_id = await pair.one.respond()
+        seen = [status]
+        for serving in (pair.two, pair.one):
+            await told(serving)
+            for _ in range(10):
+                status, next_id = await serving.respond(previous_response_id=response_id)
+                seen.append(status)
+            response_id = next_id
+        assert seen == [200] * 21
 
 
 async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(

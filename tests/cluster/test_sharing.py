@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from epp.cluster.messages import Group, Message, decode, encode
+from epp.cluster.messages import MAX_BLOCKS, Group, Message, decode, encode
 from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_FACTS, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
@@ -124,6 +124,16 @@ def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
     (message,) = (decode(data) for _, _, data in bus.sent)
     assert message is not None
     assert len(message.facts) == 4
+
+
+def test_a_flush_before_its_time_holds_nothing_back(bus: Bus) -> None:
+    """uvloop counts whole milliseconds, and a link keeps one timer: the one that was asked for may never come."""
+    bus.links["a"].flush()  # all of it, as each second
+    bus.pick("a", 1, blocks=10)
+    bus._due.clear()
+    bus.links["a"].flush()
+    bus.run(0.06)
+    assert sum(bus.promised("b", RUNNING)) == 1.0
 
 
 def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
@@ -252,6 +262,44 @@ def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
     )
 
 
+def test_who_stores_a_response_is_known_everywhere_at_once(bus: Bus) -> None:
+    def holders(key: int) -> list[int | None]:
+        now_s = bus.clock.mono_s()
+        return [picker.fleet.stored.slot(key, now_s) for picker in bus.pickers.values()]
+
+    store = bus.pickers["a"].fleet.stored.store
+    store(2, 7, bus.clock.mono_s())
+    bus.run(0.02)
+    assert holders(7) == [2, 2, 2]
+    bus.passes = lambda sender, _: sender != "a"
+    store(1, 8, bus.clock.mono_s())
+    bus.run(0.2)
+    bus.passes = lambda *_: True
+    bus.run(SILENT_S)
+    assert holders(8) == [1, 1, 1], "a lost message is asked for"
+    bus.sent.clear()
+    for key in range(100, 100 + 3 * MAX_BLOCKS):
+        store(0, key, bus.clock.mono_s())
+    bus.run(1.0)
+    bus.join("d")
+    bus.run(10.0)
+    assert holders(7) == [2] * 4
+    assert all(holders(key) == [0] * 4 for key in range(100, 100 + 3 * MAX_BLOCKS))
+    assert max(len(data) for _, _, data in bus.sent) < 64_000
+
+
+def test_the_next_process_stores_nothing_of_the_one_before(bus: Bus) -> None:
+    now_s, fleets = bus.clock.mono_s(), {name: picker.fleet for name, picker in bus.pickers.items()}
+    for name, started_s in (("a", 100.0), ("b", 200.0)):
+        fleets[name].engine.update(0, EngineSample(process_start_time_s=started_s), now_s)
+    fleets["a"].stored.store(0, 7, now_s)
+    bus.run(0.1)
+    assert fleets["b"].stored.slot(7, now_s) is None
+    fleets["b"].stored.store(0, 8, now_s)
+    bus.run(0.1)
+    assert (fleets["a"].stored.slot(7, now_s), fleets["a"].stored.slot(8, now_s)) == (None, 0)
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -265,6 +313,10 @@ def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
             "another key or block size",
         ),
         (lambda message: encode(replace(message, load={"x": (float("nan"),) * 5})), "unreadable"),
+        (
+            lambda message: encode(replace(message, facts=[replace(message.facts[0], stored=b"odd")])),
+            "unreadable",
+        ),
         (
             lambda message: encode(
                 replace(message, facts=[replace(message.facts[0], known=b"short", blocks=b"odd")])

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -18,7 +19,7 @@ from epp.envoy.settings import EnvoySettings, Variant
 from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
 from tests.kit.ports import free_ports
-from tests.kit.replicas import CHAT, chat_body, metric, quick_config
+from tests.kit.replicas import CHAT, MODEL, RESPONSES, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
 from tests.kit.waiting import until
 
@@ -241,6 +242,13 @@ class Serving:
                 return answer.status, json.loads(raw)
             except ValueError:
                 return answer.status, raw
+
+    async def respond(self, text: str = "hello", **fields: Any) -> tuple[int, str]:
+        """One request for a stored response through Envoy; status and the response's id."""
+        body = {"model": MODEL, "input": text, "max_output_tokens": 4, **fields}
+        async with self.http.post(self.url + RESPONSES, json=body) as answer:
+            found = re.search(r'"id": ?"(resp_[^"]+)"', await answer.text())
+            return answer.status, found[1] if found else ""
 
     async def streamed(self, text: str, max_tokens: int) -> bool:
         """Whether a streamed answer comes to its end."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 MODEL = "sim-model"
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 # An engine that answers within milliseconds and still queues, batches and evicts like the real one.
 QUICK = replace(

@@ -33,12 +33,17 @@ class Told:
     """What the receivers tell, in order, and a way to wait for it."""
 
     first_tokens: list[str] = field(default_factory=list)
+    stored_ids: list[tuple[str, str]] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _notes: set[asyncio.Task[None]] = field(default_factory=set)
 
     def first_token(self, decision_id: str) -> None:
         self.first_tokens.append(decision_id)
+        self._wake()
+
+    def stored(self, decision_id: str, response_id: str) -> None:
+        self.stored_ids.append((decision_id, response_id))
         self._wake()
 
     def finished(self, report: Report) -> None:

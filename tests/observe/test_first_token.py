@@ -58,6 +58,14 @@ async def test_calls_on_one_connection_are_answered_in_order() -> None:
         assert (receiver.received, receiver.malformed) == (3, 1)
 
 
+async def test_stored_responses_are_told_by_the_same_calls() -> None:
+    async with listening() as (receiver, sink):
+        data = call("a").replace(b"first-token/a", b"stored/d-1/resp_2")
+        wrong = call("a").replace(b"first-token/a", b"stored/d-1")
+        assert await talk(receiver, data + wrong, answer_bytes=len(OK) + len(MISSING)) == OK + MISSING
+        assert (sink.stored_ids, sink.first_tokens) == ([("d-1", "resp_2")], [])
+
+
 async def test_a_call_may_come_in_any_pieces() -> None:
     async with listening() as (receiver, sink):
         data = call("a") + call("b")

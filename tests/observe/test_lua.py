@@ -32,7 +32,7 @@ EnvoyTimestampResolution = {{ MICROSECOND = 1 }}
 """
 HARNESS = b"""
 function(pieces, kind, encoding)
-  local notes, calls, read = {}, {}, 0
+  local notes, calls, read, paths = {}, {}, 0, {}
   local handle = {}
   function handle:streamInfo()
     return { dynamicMetadata = function() return {
@@ -45,7 +45,7 @@ function(pieces, kind, encoding)
     return { get = function(_, name) return headers[name] end }
   end
   function handle:timestampString() return tostring(read) end
-  function handle:httpCall() calls[#calls + 1] = read end
+  function handle:httpCall(_, headers) calls[#calls + 1], paths[#paths + 1] = read, headers[":path"] end
   function handle:logErr(text) error(text) end
   function handle:bodyChunks()
     return function()
@@ -59,7 +59,7 @@ function(pieces, kind, encoding)
     end
   end
   envoy_on_response(handle)
-  return notes, calls, read
+  return notes, calls, read, paths
 end
 """
 
@@ -69,6 +69,7 @@ class Seen:
     notes: dict[str, Any]
     calls: list[int]
     read: int
+    paths: list[str]
 
     @property
     def usage(self) -> Usage:
@@ -89,12 +90,12 @@ class Lua:
     def __call__(
         self, pieces: Sequence[bytes], kind: bytes = b"text/event-stream", encoding: bytes | None = None
     ) -> Seen:
-        notes, calls, read = self._run(self._lua.table_from(list(pieces)), kind, encoding)
+        notes, calls, read, paths = self._run(self._lua.table_from(list(pieces)), kind, encoding)
         plain = {
             key.decode(): value.decode("utf-8") if isinstance(value, bytes) else value
             for key, value in notes.items()
         }
-        return Seen(plain, list(calls.values()), read)
+        return Seen(plain, list(calls.values()), read, [path.decode() for path in paths.values()])
 
 
 LUA = Lua()
@@ -232,6 +233,21 @@ def test_a_whole_answer_tells_its_usage_wherever_it_stands(data: st.DataObject, 
     body = WHOLE + b', "prompt_logprobs": "' + b"z" * after + b'"}'
     seen = LUA(data.draw(cuts(body)), b"application/json")
     assert (seen.usage, seen.calls, seen.notes["streamed"]) == (Usage(1200, 5, 1024), [], False)
+
+
+STORED = named("response.created", response={"id": "resp_0-a", "object": "response"}) + RESPONSES
+
+
+@FEW
+@given(st.data())
+def test_the_id_of_a_response_is_told_at_once_and_in_the_log_however_it_is_cut(data: st.DataObject) -> None:
+    seen = LUA(data.draw(cuts(STORED)))
+    assert seen.notes["response_id"] == "resp_0-a"
+    assert seen.paths == ["/first-token/d", "/stored/d/resp_0-a"]
+    body = b'{"previous_response_id": "resp_9", "id" :\n"resp_1", "usage": {"input_tokens": 1}, "x": {"id": "resp_2"}}'
+    assert LUA(data.draw(cuts(body)), b"application/json").paths == ["/stored/d/resp_1"]
+    later = b'{"output": "' + b"x" * 1024 + b'", "id": "resp_1"}'
+    assert LUA(data.draw(cuts(later)), b"application/json").paths == []
 
 
 @given(st.data())

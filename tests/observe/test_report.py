@@ -32,6 +32,7 @@ def test_a_request_that_went_well() -> None:
             "streamed": True,
             "chunks": 7,
             "usage": '"usage": {"prompt_tokens": 5, "completion_tokens": 2}',
+            "response_id": "resp_1",
         },
         tags={"connect_us": "1500", "fresh_us": "-"},
         time_to_last_rx_byte=timedelta(milliseconds=1),
@@ -48,7 +49,7 @@ def test_a_request_that_went_well() -> None:
     assert told.first_byte_ms == 97.0, "since the first byte sent, the request being here before"
     assert math.isnan(told.opened_ms)
     assert (told.streamed, told.encoding, told.chunks) == (True, "", 7)
-    assert told.usage == Usage(5, 2, None)
+    assert (told.usage, told.response_id) == (Usage(5, 2, None), "resp_1")
 
 
 def test_opening_a_connection_takes_its_handshakes_and_a_slow_client_is_not_the_network() -> None:
@@ -118,6 +119,9 @@ class Sink:
         self.reports: list[str] = []
 
     def first_token(self, decision_id: str) -> None:
+        raise NotImplementedError
+
+    def stored(self, decision_id: str, response_id: str) -> None:
         raise NotImplementedError
 
     def finished(self, report: Report) -> None:

@@ -42,6 +42,29 @@ def test_each_rule_removes_and_says_whom(
 
 
 @pytest.mark.parametrize(
+    ("holder", "healthy", "slots", "excluded"),
+    [
+        (1, None, [1], ("a:1", "c:1")),
+        (1, [True, True, False, True], [1], ("a:1",)),
+        (1, [True, False, True, True], [0, 2], None),  # ejected
+        (3, None, [0, 1, 2], None),  # draining
+    ],
+)
+def test_who_holds_the_response_that_a_request_is_about_serves_alone_if_it_may(
+    filters: Filters,
+    holder: int,
+    healthy: list[bool] | None,
+    slots: list[int],
+    excluded: tuple[str, ...] | None,
+) -> None:
+    mask = None if healthy is None else np.array(healthy)
+    for paused in (None, {holder: 130.0}):  # elsewhere it fails for good, here it may not
+        found = filters.candidates(RequestInfo(), mask, paused, holder=holder)
+        assert found.slots.tolist() == slots
+        assert found.excluded.get("stored-response") == excluded
+
+
+@pytest.mark.parametrize(
     ("retry_after", "slots", "excluded"),
     [
         ({1: 130.0}, [0, 2], ("b:1",)),

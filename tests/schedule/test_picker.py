@@ -11,11 +11,13 @@ from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.policies.registry import create
 from epp.schedule.decision import Basis, rerun, to_record
+from epp.signals.stored_responses import key_of
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of, prompt_of
 from tests.kit.requests import asked
 
 if TYPE_CHECKING:
+    from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
 
 POOL = [Endpoint("a:1", region="near"), Endpoint("b:1", region="mid"), Endpoint("c:1", region="far")]
@@ -93,6 +95,24 @@ def test_a_slot_that_another_endpoint_took_learns_nothing_of_a_request_that_came
     picker.usage(decision.id, Usage(prompt_tokens=2560, completion_tokens=100, cached_tokens=0))
     assert picker.fleet.index.match(prompt_of(1, 44)).cached_tokens(np.array([slot]))[0] == before
     picker.end(decision.id, "completed", 3.0)
+
+
+def test_a_follow_up_goes_to_the_process_that_stores_the_response() -> None:
+    picker = build("round-robin")
+
+    def follow(response_id: str) -> Decision:
+        ask = asked(prompt=prompt_of(9), previous_response=key_of(response_id), stores=True)
+        return picker.pick(ask, 1.0, 1.0)
+
+    first, late = follow(""), follow("")
+    picker.stored(first.id, "resp_1", 1.0)
+    assert {follow("resp_1").endpoint for _ in range(6)} == {first.endpoint}
+    assert len({follow("resp_2").endpoint for _ in range(6)}) == 3, "nobody is known to have it"
+    for endpoint in (first.endpoint, late.endpoint):
+        picker.fleet.restart(endpoint, 2.0)
+    picker.stored(late.id, "resp_3", 2.0)
+    for gone in ("resp_1", "resp_3"):
+        assert len({follow(gone).endpoint for _ in range(6)}) == 3
 
 
 def test_a_body_that_is_not_understood_is_balanced() -> None:

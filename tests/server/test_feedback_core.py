@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.extproc.types import Cause, HttpRequest, Refusal
+from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
 from epp.ops.explain import explain
 from epp.schedule.decision import Source, to_record
 from epp.server.access_log import Report, Termination
@@ -241,3 +241,35 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     outcomes.expire()
     assert {outcome.id for outcome in told} == {predicted.id, seen.id}
     assert told[-1].sources["e2e_ms"] == (Source.PREDICTED if reporting else Source.STREAM)
+
+
+def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Deployment) -> None:
+    core = deployment.core
+
+    def ask(method: str, path: str, **body: Any) -> HttpRequest:
+        headers = {"content-type": "application/json"} if body else {}
+        data = json.dumps({"model": "m", "input": WORDS, **body}).encode() if body else None
+        return HttpRequest(method, path, headers, data, whole=True)
+
+    def picked(request: HttpRequest) -> Decision:
+        decided = decide(core, request)
+        assert not isinstance(decided, Refusal)
+        return decided.decision
+
+    assert core.pick_at(ask("POST", "/v1/responses", store=True)) is PickAt.BODY
+    first = picked(ask("POST", "/v1/responses", store=True))
+    other = next(endpoint.address for endpoint in POOL if endpoint.address != first.endpoint)
+    core.outcomes.stored(first.id, "resp_1")
+    deployment.ended(first, response_id="resp_1", served=other, attempts=2)
+    unstored = picked(ask("POST", "/v1/responses", store=False))
+    deployment.ended(unstored, response_id="resp_2")
+    for request in (
+        ask("POST", "/v1/responses", previous_response_id="resp_1"),
+        ask("GET", "/v1/responses/resp_1?stream=true"),
+        ask("POST", "/v1/responses/resp_1/cancel"),
+    ):
+        decision = picked(request)
+        assert decision.endpoint == other
+        assert set(decision.excluded) == {"stored-response"}
+    assert not picked(ask("POST", "/v1/responses", previous_response_id="resp_2")).excluded
+    assert not picked(ask("GET", "/v1/responses/resp_2")).excluded

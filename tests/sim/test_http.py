@@ -94,6 +94,23 @@ async def test_the_openai_sdk_chats_with_and_without_streaming(replica: SimRepli
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
+async def test_a_replica_knows_the_responses_that_it_stores_until_it_restarts(
+    replica: SimReplica, http: aiohttp.ClientSession
+) -> None:
+    async def respond(**fields: Any) -> tuple[int, Any]:
+        return await post(http, replica, {"model": MODEL, "input": "hi", **fields}, "/v1/responses")
+
+    _, first = await respond()
+    status, second = await respond(previous_response_id=first["id"], store=False)
+    assert status == 200
+    for unknown in (second["id"], "resp_other"):
+        status, error = await respond(previous_response_id=unknown)
+        assert (status, error["error"]["param"]) == (404, "previous_response_id")
+    await replica.kill()
+    await replica.start()
+    assert (await respond(previous_response_id=first["id"]))[0] == 404
+
+
 async def test_completions_take_text_and_token_ids(replica: SimReplica, http: aiohttp.ClientSession) -> None:
     status, answer = await post(
         http, replica, {"model": MODEL, "prompt": "x" * 400, "max_tokens": 3}, "/v1/completions"

@@ -170,6 +170,7 @@ class Responses(Format):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._events = 0
+        self.id = self.id.replace("-", "_", 1)
 
     def begin(self) -> Events:
         running = self._response("in_progress")

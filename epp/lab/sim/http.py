@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 16
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+#: Responses that one process stores.
+_MOST_STORED = 1000
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]+')  # as labels of metrics and values of headers
 
 
@@ -130,6 +132,7 @@ class SimReplica:
         self._driver = EngineDriver(Engine(self.config.engine_class, BLOCK_TOKENS), loop)
         self._start_time_s = time.time()
         self._ttft, self._e2e, self._finished = Histogram(), Histogram(), Counter[str]()
+        self._stored = deque[str](maxlen=_MOST_STORED)
         runner = web.AppRunner(
             self._app(),
             handler_cancellation=True,
@@ -208,6 +211,9 @@ class SimReplica:
         model = asked.parsed.model or config.models[0]
         if model not in config.models:
             raise ClientError(404, f"The model `{model}` does not exist.", "model")
+        previous = asked.parsed.previous_response
+        if previous and previous not in self._stored:
+            raise ClientError(404, f"Response with id '{previous}' not found.", "previous_response_id")
         if parser.name not in FORMATS:
             return _json(200, msgspec.json.encode({"input_tokens": asked.prompt_tokens}))
         known = config.lookup.words(asked) if config.lookup is not None else []
@@ -220,6 +226,8 @@ class SimReplica:
         full = asked.prompt_tokens // BLOCK_TOKENS
         job = Job(number, asked.prompt_tokens, len(words), path[:full], path[full:])
         form = FORMATS[parser.name](asked, model, f"{config.name}-{number}", words, finish_reason)
+        if asked.parsed.stores:
+            self._stored.append(form.id)
         return await self._serve(request, job, form)
 
     async def _serve(self, request: web.Request, job: Job, form: Format) -> web.StreamResponse:
