@@ -55,7 +55,8 @@ and the attribution that Claude Code puts before its system prompt.
 * **Gaps to fill** (SGLang's `suffix`): what is to come behind the gap follows the text.
 * **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body, so the prompt's length is
   that of the new input. A `previous_response_id`, or the id in `/v1/responses/ID`, goes to the engine that stores it, while that one
-  may serve; known are the last 100,000 ids of a day, not those before the picker's start. An unknown id is priced as any other.
+  may serve; known are the last 100,000 ids of a day, from a moment after the answer, not those before the picker's start. An
+  unknown id is priced as any other.
 * **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where the model's template puts them
   before the chat. That is known by name for gpt-oss, GLM 5, DeepSeek V4, Step 3.7, Kimi K3, Gemma 4 and SmolLM3, and by the
   template for every model with a [tokenizer](tokenizers.md).

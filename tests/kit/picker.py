@@ -248,7 +248,9 @@ class Serving:
         body = {"model": MODEL, "input": text, "max_output_tokens": 4, **fields}
         async with self.http.post(self.url + RESPONSES, json=body) as answer:
             found = re.search(r'"id": ?"(resp_[^"]+)"', await answer.text())
-            return answer.status, found[1] if found else ""
+        # The picker hears of an answer a moment after the client.
+        await self.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+        return answer.status, found[1] if found else ""
 
     async def streamed(self, text: str, max_tokens: int) -> bool:
         """Whether a streamed answer comes to its end."""
