@@ -441,6 +441,18 @@ TABLE: tuple[Row, ...] = (
         read.one(lambda link: link.sharing.warm),
     ),
     _of_peers(
+        "epp_cluster_leading",
+        "",
+        "1 while this picker leads: its tuner and learner work for all.",
+        read.one(lambda link: link.leading is not None and link.leading.leads),
+    ),
+    _of_peers(
+        "epp_cluster_term",
+        "",
+        "Term of the leader that is known; it only rises.",
+        read.one(lambda link: 0 if link.leading is None else link.leading.term),
+    ),
+    _of_peers(
         "epp_cluster_messages_total",
         "result",
         "Messages between pickers: sent, dropped without NATS, received, lost, or ignored and why.",

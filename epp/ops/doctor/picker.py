@@ -179,7 +179,8 @@ def peers(context: Context) -> Findings:
                 "they are not heard",
                 "give all pickers of a pool the same policy, prefix.secret_file and prefix.block_bytes",
             )
-    yield note(f"other pickers of the pool: {page.total('epp_cluster_peers'):.0f}")
+    leads = "; this one leads" if page.total("epp_cluster_leading") else ""
+    yield note(f"other pickers of the pool: {page.total('epp_cluster_peers'):.0f}{leads}")
 
 
 def freshness(context: Context) -> Findings:
