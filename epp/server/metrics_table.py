@@ -431,27 +431,15 @@ TABLE: tuple[Row, ...] = (
     ),
     # Other pickers.
     _of_peers("epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)),
-    _of_peers(
-        "epp_cluster_peers", "", "Other pickers that are heard.", read.one(lambda link: link.sharing.peers)
-    ),
+    _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.sharing.peers)),
     _of_peers(
         "epp_cluster_index_complete",
         "",
         "1 once the index has what other pickers knew when this one joined.",
         read.one(lambda link: link.sharing.warm),
     ),
-    _of_peers(
-        "epp_cluster_leading",
-        "",
-        "1 while this picker leads: its tuner and learner work for all.",
-        read.one(lambda link: link.leading is not None and link.leading.leads),
-    ),
-    _of_peers(
-        "epp_cluster_term",
-        "",
-        "Term of the leader that is known; it only rises.",
-        read.one(lambda link: 0 if link.leading is None else link.leading.term),
-    ),
+    _of_peers("epp_cluster_leading", "", "1 while this picker leads: its tuner works for all.", read.leads),
+    _of_peers("epp_cluster_term", "", "Term of the leader; it only rises.", read.term),
     _of_peers(
         "epp_cluster_messages_total",
         "result",

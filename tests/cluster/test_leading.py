@@ -174,7 +174,7 @@ def test_whatever_is_lost_or_late_ends_with_one_leader_and_terms_that_rise(seed:
 
     for _ in range(8):
         loss = keyed_uniform(seed, str(next(draws)), "leading")
-        pool.passes = lambda *_, loss=loss: not chance(loss)  # type: ignore[misc]  # a default binds it
+        pool.passes = lambda *_, loss=loss: not chance(loss)
         pool.away = {name for name in pool.pickers if chance(0.2)}
         pool.run(15)
         if chance(0.3) and len(pool.pickers) > 2:

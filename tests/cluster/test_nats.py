@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import nkeys
 import pytest
 
+from epp.config.plan import Plan, render_plan
+from epp.records.schema import join
+from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
 from tests.kit.nats import nats_server
 from tests.kit.picker import Serving
+from tests.kit.records import ended, recorded
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -32,15 +38,16 @@ class Pair:
     Args:
         folder: for all of it.
         url: of NATS.
+        common: policy of both.
         second: configuration of the second picker that differs.
     """
 
-    def __init__(self, folder: Path, url: str, **second: Any) -> None:
+    def __init__(self, folder: Path, url: str, common: str = "prefix-cache", **second: Any) -> None:
         for name in ("one", "two"):
             (folder / name).mkdir()
             (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
         shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
-        shared["policy"] = {"name": "prefix-cache"}
+        shared["policy"] = {"name": common}
         self.one = Serving(folder / "one", **shared)
         self._folder, self._second = folder / "two", {**shared, **second}
         self._stack = AsyncExitStack()
@@ -171,6 +178,70 @@ async def test_over_tls_with_a_key_of_ones_own(tmp_path: Path) -> None:
         async with Pair(tmp_path, server.url, cluster=cluster) as pair:
             await pair.two.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
             assert await pair.one.picker.metric("epp_cluster_connected") == 0, "it has neither"
+
+
+def weights(rtt_weight: float) -> bytes:
+    return render_plan(Plan({"rtt_weight": rtt_weight}, "gorgo"))
+
+
+async def until_in_force(serving: Serving, rtt_weight: float) -> None:
+    await serving.picker.until_metric(
+        "epp_weight", lambda value: value == rtt_weight, name="rtt_weight", arm="incumbent"
+    )
+
+
+async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights_and_is_replaced(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, "gorgo") as pair:
+        await pair.meet()
+        leading: list[Serving] = []
+
+        async def one_leads() -> bool:
+            leading[:] = [s for s in (pair.one, pair.two) if await s.picker.metric("epp_cluster_leading")]
+            return len(leading) == 1
+
+        await until(one_leads, 15)
+        leader, other = leading[0], pair.two if leading[0] is pair.one else pair.one
+        await until(lambda: read_lead(leader.folder / "records").leads)
+        assert not read_lead(other.folder / "records").leads
+
+        (leader.folder / "weights.yaml").write_bytes(weights(0.7))
+        await until_in_force(other, 0.7)
+        (other.folder / "weights.yaml").write_bytes(weights(0.9))  # a sidecar that has not heard yet
+        await until(lambda: (other.folder / "weights.yaml").read_bytes() == weights(0.7))
+        await until_in_force(other, 0.7)
+
+        assert (await other.chat())[0] == 200
+        await until(lambda: ended(leader.folder / "records") == 1)
+        (request,) = join(recorded(leader.folder / "records"))
+        (same,) = join(recorded(other.folder / "records"))
+        assert request.decision == same.decision
+        assert request.decision["weights_version"] == version_in_force(await leader.picker.metrics())
+
+        killed_s = time.monotonic()
+        await leader.picker.kill()
+        await until(lambda: _leads(other), 15)
+        assert time.monotonic() - killed_s < 15.0
+        assert await other.picker.metric("epp_cluster_term") == 2
+        (other.folder / "weights.yaml").write_bytes(weights(0.9))
+        await until_in_force(other, 0.9)
+        await leader.picker.start()
+        await until_in_force(leader, 0.9)
+        assert await leader.picker.metric("epp_cluster_term") == 2
+        assert not read_lead(leader.folder / "records").leads
+
+
+async def _leads(serving: Serving) -> bool:
+    return (
+        await serving.picker.metric("epp_cluster_leading") == 1
+        and read_lead(serving.folder / "records").leads
+    )
+
+
+def version_in_force(page: str) -> str:
+    (version,) = re.findall(r'epp_weights_written_timestamp_seconds\{[^}]*version="([^"]+)"', page)
+    return str(version)
 
 
 async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: Nats) -> None:

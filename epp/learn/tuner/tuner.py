@@ -249,7 +249,9 @@ class Tuner:
         setup, before = self.setup, self.memory.feed
         self.feed = SampleFeed(setup.records, policy=setup.policy, report=self._report, state=before)
         self.memory.feed = self.feed.state
-        if before is not None:  # what came while no tuner ran, before the state hears what time it is by now
+        if before is None:  # of a tuner that led before, beside another picker: its open blocks stay open
+            machine.break_schedule(self.state)
+        else:  # what came while no tuner ran, before the state hears what time it is by now
             self._observe()
             while self.feed.behind:
                 self._observe()
