@@ -228,7 +228,8 @@ class NatsLink:
             return
         if leading is None or told.group != self._group:
             return  # its other messages are counted
-        leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
+        if told.lead.term >= leading.term:
+            leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
         if leading.accepts(told.lead):
             self.on_content(told.name, content)
         else:

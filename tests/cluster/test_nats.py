@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import nkeys
 import pytest
+from nats import connect
 
 from epp.config.plan import Plan, render_plan
+from epp.lab.demo.child import Child
 from epp.records.schema import join
 from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
@@ -24,6 +27,8 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from nats.aio.msg import Msg
 
     from epp.lab.demo.nats import Nats
 
@@ -66,6 +71,15 @@ class Pair:
     async def meet(self) -> None:
         for serving in (self.one, self.two):
             await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 1)
+
+    async def led(self) -> tuple[Serving, Serving]:
+        """Wait until one leads; it and the other."""
+        pickers = [self.one, self.two]
+        async with asyncio.timeout(15):
+            while len(leaders := [each for each in pickers if read_lead(each.folder / "records").leads]) != 1:
+                await asyncio.sleep(0.1)
+        pickers.remove(leaders[0])
+        return leaders[0], pickers[0]
 
 
 class Running:
@@ -193,19 +207,16 @@ async def until_in_force(serving: Serving, rtt_weight: float) -> None:
 async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights_and_is_replaced(
     tmp_path: Path, nats: Nats
 ) -> None:
-    async with Pair(tmp_path, nats.url, "gorgo") as pair:
+    async with Pair(tmp_path, nats.url, "gorgo") as pair, AsyncExitStack() as stack:
         await pair.meet()
-        leading: list[Serving] = []
+        leader, other = await pair.led()
+        contents: list[bytes] = []
+        client = await stack.enter_async_context(await connect(nats.url))
 
-        async def one_leads() -> bool:
-            leading[:] = [s for s in (pair.one, pair.two) if await s.picker.metric("epp_cluster_leading")]
-            return len(leading) == 1
+        async def note(message: Msg) -> None:
+            contents.append(message.data)
 
-        await until(one_leads, 15)
-        leader, other = leading[0], pair.two if leading[0] is pair.one else pair.one
-        await until(lambda: read_lead(leader.folder / "records").leads)
-        assert not read_lead(other.folder / "records").leads
-
+        await client.subscribe("epp.1.default.file", cb=note)
         (leader.folder / "weights.yaml").write_bytes(weights(0.7))
         await until_in_force(other, 0.7)
         (other.folder / "weights.yaml").write_bytes(weights(0.9))  # a sidecar that has not heard yet
@@ -230,6 +241,48 @@ async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights
         await until_in_force(leader, 0.9)
         assert await leader.picker.metric("epp_cluster_term") == 2
         assert not read_lead(leader.folder / "records").leads
+
+        await client.publish("epp.1.default.file", contents[0])  # of term 1, late
+        for serving in (leader, other):
+            await serving.picker.until_metric(
+                "epp_cluster_messages_total", lambda value: value == 1, result="ignored: a lead that is over"
+            )
+            await until_in_force(serving, 0.9)
+
+
+async def test_the_tuner_of_the_leader_works_for_all_and_the_next_one_goes_on_from_it(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, "gorgo") as pair, AsyncExitStack() as stack:
+        leader, other = await pair.led()
+
+        async def epp(serving: Serving, name: str, *words: str) -> Child:
+            config = ["--config", str(serving.folder / "epp.yaml")]
+            return await stack.enter_async_context(Child(name, ["tune", *words, *config], serving.folder))
+
+        first, second = await epp(leader, "tune"), await epp(other, "tune")
+        for serving in (leader, other):
+            await serving.picker.until_metric(
+                "epp_weights_written_timestamp_seconds", lambda value: value > 0
+            )
+        assert version_in_force(await leader.picker.metrics()) == version_in_force(
+            await other.picker.metrics()
+        )
+        assert "tuning gorgo" in first.log()
+        assert f"waiting: {read_lead(other.folder / 'records').leader} leads the pickers" in second.log()
+        refused = await epp(other, "freeze", "freeze")
+        assert await refused.wait() == 2
+        assert "this picker does not lead" in refused.log()
+        assert await (await epp(leader, "freeze", "freeze", "--reason", "a fair")).wait() == 0
+        weights, memory = other.folder / "weights.yaml", other.folder / "weights.tuner.json"
+        await until(lambda: b"a fair" in weights.read_bytes() and b"a fair" in memory.read_bytes())
+        await leader.picker.kill()
+        await until(
+            lambda: "this picker leads, in term 2" in second.log() and "tuning gorgo" in second.log(), 15
+        )
+        status = await epp(other, "status", "status")
+        assert await status.wait() == 0
+        assert "phase: frozen" in status.log()
 
 
 async def _leads(serving: Serving) -> bool:
