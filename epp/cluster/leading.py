@@ -5,6 +5,7 @@ Owns the term and the leader's name, as one picker knows them. Pure: times and m
 Rules
 - Terms only rise: another leader is taken with a higher term alone, so that no picker obeys two.
 - A leader stays until it is silent. Then the first by name of those heard takes the lead, with the next term.
+- Where Kubernetes has a Lease, who holds it takes the lead, whatever its name, and nobody else leads.
 - Who has not listened for `LISTEN_S`, or has lost NATS, neither leads nor takes the lead.
 - After a split the higher term wins. Two that took the same one: the first of them takes the next.
 """
@@ -34,6 +35,7 @@ class Leading:
     Attributes:
         leader: name of the one that leads, empty before one is known.
         term: its term.
+        lease: whether this picker holds the Lease; None where there is none.
     """
 
     def __init__(self, name: str, now_s: float, term: int = 0) -> None:
@@ -42,12 +44,22 @@ class Leading:
         self._heard_s: dict[str, float] = {}
         self._ahead_s: dict[str, deque[float]] = {}
         self._since_s = now_s
-        self._listened = False
+        self._listened = self._resigned = False
+        self.lease: bool | None = None
 
     @property
     def leads(self) -> bool:
         """Whether this picker leads."""
-        return self.leader == self.name and self._listened
+        return self.leader == self.name and self.able and self.lease is not False
+
+    @property
+    def able(self) -> bool:
+        """Whether this picker has listened, and stays."""
+        return self._listened and not self._resigned
+
+    def resign(self) -> None:
+        """Leave the lead to others from now on."""
+        self._resigned = True
 
     @property
     def follows(self) -> bool:
@@ -71,8 +83,8 @@ class Leading:
         self._listened = now_s - self._since_s >= LISTEN_S
         for name in [name for name, heard_s in self._heard_s.items() if now_s - heard_s >= LOST_S]:
             self.left(name)
-        vacant = self.leader != self.name and self.leader not in self._heard_s
-        if vacant and self._listened and all(self.name < name for name in self._heard_s):
+        vacant = self.leader not in self._heard_s and all(self.name < name for name in self._heard_s)
+        if self.able and self.leader != self.name and (vacant if self.lease is None else self.lease):
             self._take()
 
     def hear(self, origin: str, lead: Lead, now_s: float, now_wall_s: float) -> None:
@@ -84,14 +96,14 @@ class Leading:
         if lead.leader and (newer or (not self.leader and lead.term == self.term)):
             self.term, self.leader = lead.term, lead.leader
             self._heard_s.setdefault(lead.leader, now_s)
-        elif self.leader == self.name and (newer or self._yields_to_me(lead)):
+        elif self.leader == self.name and self.lease is not False and (newer or self._yields(lead)):
             self._take()  # newer without a leader: it remembers an earlier life of the pool
 
-    def _yields_to_me(self, lead: Lead) -> bool:
-        """Tell whether another took the same term and is later by name, or gone."""
+    def _yields(self, lead: Lead) -> bool:
+        """Tell whether another took the same term and is later by name, gone, or without the Lease."""
         if lead.term < self.term or lead.leader in ("", self.name):
             return False
-        return self.name < lead.leader or lead.leader not in self._heard_s
+        return bool(self.lease) or self.name < lead.leader or lead.leader not in self._heard_s
 
     def left(self, origin: str) -> None:
         """Forget a picker that has ended."""
@@ -102,9 +114,9 @@ class Leading:
         """Tell whether what comes with this lead is to be obeyed."""
         return self.follows and (lead.term, lead.leader) == (self.term, self.leader)
 
-    def said(self, now_wall_s: float) -> Lead:
-        """Return what this picker says of the lead."""
-        return Lead(self.term, self.leader, now_wall_s)
+    def said(self, now_wall_s: float) -> Lead | None:
+        """Return what this picker says of the lead; None of one that has resigned."""
+        return None if self._resigned else Lead(self.term, self.leader, now_wall_s)
 
     def _take(self) -> None:
         self._highest += 1

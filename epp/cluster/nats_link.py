@@ -110,6 +110,11 @@ class NatsLink:
         )
 
     @property
+    def lease_name(self) -> str:
+        """Name of the pool's Lease in Kubernetes."""
+        return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
+
+    @property
     def connected(self) -> bool:
         """Whether NATS is there."""
         return self._client is not None and self._client.is_connected
@@ -125,9 +130,10 @@ class NatsLink:
 
     def publish_content(self, name: str, content: bytes | None) -> None:
         """Send all pickers what the leader, which is this one, has in a file."""
-        if self.leading is not None:
+        lead = None if self.leading is None else self.leading.said(self._clock.wall_s())
+        if lead is not None:
             packed = None if content is None else zlib.compress(content, 1)
-            told = FileContent(self._group, self.leading.said(self._clock.wall_s()), name, packed)
+            told = FileContent(self._group, lead, name, packed)
             self._put(self._contents, msgspec.msgpack.encode(told))
 
     def publish_records(self, lines: bytes) -> None:

@@ -385,6 +385,9 @@ class App:
             self.tasks.start("share with peers", self._peers.run())
         if self._lead is not None:
             self.tasks.start("follow the leader", self._lead.run())
+            if self._cluster is not None and self._peers is not None and self._peers.leading is not None:
+                lease = self._cluster.lease(self._peers.lease_name, self._peers.leading, self._clock)
+                self.tasks.start("hold the lease", lease.run())
         if self._learning is not None:
             self._learning.start(self.tasks)
         if self._restore is not None:
@@ -413,6 +416,8 @@ class App:
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
+        if self._peers is not None and self._peers.leading is not None:
+            self._peers.leading.resign()
         self._publish_readiness()
         left_s = self._config.drain_s if drain_s is None else drain_s
         accept_s = min(self._config.drain_accept_s, left_s)
@@ -421,7 +426,7 @@ class App:
         await self._first_tokens.stop()
         self.core.outcomes.close()
         await self._health.stop()
+        if self._recorder is not None:
+            self._recorder.close()  # while the leader can still be sent what it writes
         await self.tasks.stop_all()
         self._tokenizers.close()
-        if self._recorder is not None:
-            self._recorder.close()

@@ -217,6 +217,16 @@ def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_cla
     assert "tuner" not in str(pods(example("gateway")))
 
 
+def test_pickers_that_share_may_hold_a_lease() -> None:
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "update"],
+    }
+    assert lease in find(example("replicas"), "Role")["rules"]
+    assert lease not in find(example("tuned"), "Role")["rules"]
+
+
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     beside = example("learned")
     assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "learner"]

@@ -40,7 +40,8 @@ class Pool:
                 self.deliver()
                 picker.tick(self.now_s, connected=name not in self.away)
                 said = picker.said(self.now_s + self.clocks.get(name, 0.0))
-                for other in self.pickers:
+                for other in self.pickers if said is not None else ():
+                    assert said is not None
                     if other != name and not {name, other} & self.away and self.passes(name, other):
                         self._late.append((self.now_s + self.delay_s, name, other, said))
                 self.deliver()
@@ -205,6 +206,35 @@ def test_one_that_restarts_with_the_present_term_changes_nothing(pool: Pool) -> 
     pool.run(10)
     pool.check()
     assert pool.pickers["d"].term == 1
+
+
+def test_one_that_resigns_is_replaced_and_stays_among_those_that_obey(pool: Pool) -> None:
+    pool.pickers["a"].resign()
+    assert pool.leaders == []
+    pool.run(int(LOST_S) + 2)
+    pool.check()
+    assert pool.leaders == ["b"]
+
+
+def test_where_there_is_a_lease_its_holder_leads_whatever_its_name(pool: Pool) -> None:
+    for name, picker in pool.pickers.items():
+        picker.lease = name == "c"
+    assert pool.leaders == []
+    pool.run(3)
+    pool.check()
+    assert pool.leaders == ["c"]
+    halves = ["ab", "c"]
+    pool.passes = lambda one, other: any({one, other} <= set(half) for half in halves)
+    pool.run(20)
+    assert pool.leaders == ["c"], "a split of NATS makes no second leader"
+    pool.pickers["c"].lease = False
+    pool.pickers["b"].lease = True
+    pool.run(20)
+    assert pool.leaders == ["b"]
+    pool.passes = lambda *_: True
+    pool.run(3)
+    pool.check()
+    assert pool.leaders == ["b"]
 
 
 def test_a_lower_term_is_refused_and_the_leader_accepts_nobody(pool: Pool) -> None:

@@ -19,8 +19,10 @@ from epp.lab.demo.child import Child
 from epp.records.schema import join
 from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
+from tests.kit.kubefollow import kubeconfig
+from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
-from tests.kit.picker import Serving
+from tests.kit.picker import PickerProcess, Serving
 from tests.kit.records import ended, recorded
 from tests.kit.waiting import until
 
@@ -283,6 +285,46 @@ async def test_the_tuner_of_the_leader_works_for_all_and_the_next_one_goes_on_fr
         status = await epp(other, "status", "status")
         assert await status.wait() == 0
         assert "phase: frozen" in status.log()
+
+
+async def test_in_kubernetes_who_holds_the_lease_leads(tmp_path: Path, nats: Nats) -> None:
+    server = KubeServer()
+    await server.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop)
+        pickers: list[PickerProcess] = []
+        for name in ("one", "two"):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / "secret").write_text("0123456789abcdef0123456789abcdef")
+            kubernetes = {"selector": "app=llm", "target_ports": [8000], "watch_nodes": False}
+            kubernetes["kubeconfig"] = str(kubeconfig(folder / "kubeconfig", server.url))
+            picker = PickerProcess(
+                folder,
+                pool={"kubernetes": kubernetes},
+                cluster={"url": nats.url},
+                prefix={"secret_file": "secret"},
+            )
+            stack.push_async_callback(picker.stop)
+            await picker.start()
+            pickers.append(picker)
+
+        def holder() -> str:
+            leases = server.store.objects.get(("coordination.k8s.io", "leases"), {})
+            return "".join(lease["spec"]["holderIdentity"] for lease in leases.values())
+
+        def leader() -> PickerProcess | None:
+            led = {picker: read_lead(picker.folder / "records") for picker in pickers}
+            found = [picker for picker, lead in led.items() if lead.leads and lead.leader == holder()]
+            return found[0] if len(found) == 1 else None
+
+        await until(leader, 20)
+        killed = leader()
+        assert killed is not None
+        await killed.kill()
+        pickers.remove(killed)
+        await until(leader, 15)
+        assert await pickers[0].metric("epp_cluster_term") == 2
 
 
 async def _leads(serving: Serving) -> bool:
