@@ -166,8 +166,6 @@ class LeadFeed:
         self._written, self._problem = lead, ""
         if lead.leads and leading.leads:
             self._send(found)
-        else:
-            self._sent.clear()
 
     def _exchange(self, lead: LeadFile, taken: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
         """Say who leads, write what the leader has; return what is in the files of a picker that leads."""

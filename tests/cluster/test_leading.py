@@ -237,6 +237,33 @@ def test_where_there_is_a_lease_its_holder_leads_whatever_its_name(pool: Pool) -
     assert pool.leaders == ["b"]
 
 
+@pytest.mark.parametrize("order", ["abc", "cba"])
+def test_of_two_that_took_one_term_by_the_lease_its_present_holder_leads(order: str) -> None:
+    pool = Pool()
+    pool.join(*order)
+    pool.run(10)
+    pool.passes = lambda *_: False
+    for holder in ("b", "c"):
+        for name, picker in pool.pickers.items():
+            picker.lease = name == holder
+        pool.run(2)
+    assert [pool.pickers[name].said(0.0) for name in "bc"] == [Lead(2, "b", 0.0), Lead(2, "c", 0.0)]
+    pool.passes = lambda *_: True
+    pool.run(5)
+    pool.check()
+    assert pool.leaders == ["c"]
+    assert pool.pickers["a"].term == 3
+
+
+def test_a_leader_known_by_hearsay_is_waited_for(pool: Pool) -> None:
+    first = pool.pickers["a"]
+    first.hear("b", Lead(2, "d", pool.now_s), pool.now_s, pool.now_s)
+    first.tick(pool.now_s + 1.0, connected=True)
+    assert first.leader == "d"
+    first.tick(pool.now_s + LOST_S, connected=True)
+    assert first.leader == "a"
+
+
 def test_a_lower_term_is_refused_and_the_leader_accepts_nobody(pool: Pool) -> None:
     assert pool.pickers["b"].accepts(Lead(1, "a", 0.0))
     assert not pool.pickers["b"].accepts(Lead(0, "a", 0.0))

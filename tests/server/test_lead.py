@@ -137,6 +137,13 @@ async def test_what_an_earlier_leader_had_is_forgotten_by_one_that_leads(beside:
     assert beside.sent == [("weights", b"two")]
     assert beside.read("weights.yaml") == b"two"
     assert beside.feed.checked("weights", lambda text: text)(b"two")
+    beside.follow(5)
+    await beside.look()
+    assert beside.read("weights.yaml") == b"two", "until the next leader has sent its own"
+    beside.clock.advance(LISTEN_S)
+    await beside.look()
+    assert beside.leading.leads
+    assert ("weights", b"two") in beside.sent
 
 
 @pytest.mark.parametrize(
