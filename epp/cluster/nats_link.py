@@ -60,7 +60,7 @@ class NatsLink:
         base: folder that relative paths are relative to.
         source: name of the configuration file.
         decision: a recent decision of this picker as JSON, by id; empty where it is unknown.
-        term: the highest that this picker knew before it started; None where nobody leads.
+        term: the highest that this picker knew before it started; None of one that never leads.
 
     Attributes:
         on_content: takes the name of a file and what the leader has in it.
@@ -98,7 +98,9 @@ class NatsLink:
         self.on_content: Callable[[str, bytes | None], None] = lambda *_: None
         self.on_records: Callable[[bytes], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.leading = None if term is None else Leading(self._origin, clock.mono_s(), term)
+        self.leading = Leading(self._origin, clock.mono_s(), term or 0)
+        if term is None:
+            self.leading.resign()
         self.sharing = Sharing(
             fleet,
             group,
@@ -130,8 +132,7 @@ class NatsLink:
 
     def publish_content(self, name: str, content: bytes | None) -> None:
         """Send all pickers what the leader, which is this one, has in a file."""
-        lead = None if self.leading is None else self.leading.said(self._clock.wall_s())
-        if lead is not None:
+        if (lead := self.leading.said(self._clock.wall_s())) is not None:
             packed = None if content is None else zlib.compress(content, 1)
             told = FileContent(self._group, lead, name, packed)
             self._put(self._contents, msgspec.msgpack.encode(told))
@@ -139,11 +140,11 @@ class NatsLink:
     def publish_records(self, lines: bytes) -> None:
         """Send the leader records, where this picker follows one; from the thread that writes them."""
         loop = self._loop
-        if loop is not None and self.leading is not None and self.leading.follows:
+        if loop is not None and self.leading.follows:
             loop.call_soon_threadsafe(self._records_to_leader, zlib.compress(lines, 1))
 
     def _records_to_leader(self, lines: bytes) -> None:
-        if self.leading is not None and self.leading.follows:
+        if self.leading.follows:
             data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
             self._put(f"{self._records}.{self.leading.leader}", data, _RECORDS_OUTBOX)
 
@@ -165,8 +166,7 @@ class NatsLink:
         sending = asyncio.create_task(self._send())
         try:
             while True:
-                if self.leading is not None:
-                    self.leading.tick(self._clock.mono_s(), connected=self.connected)
+                self.leading.tick(self._clock.mono_s(), connected=self.connected)
                 self.sharing.flush()
                 await asyncio.sleep(WHOLE_S)
         finally:
@@ -201,9 +201,8 @@ class NatsLink:
                 for subject in (self._all, f"{self._one}.{self._origin}"):
                     await client.subscribe(subject, cb=self._received)
                 await client.subscribe(self._asked, cb=self._find_here)
-                if self.leading is not None:
-                    await client.subscribe(self._contents, cb=self._received_content)
-                    await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
+                await client.subscribe(self._contents, cb=self._received_content)
+                await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
@@ -232,7 +231,7 @@ class NatsLink:
         except (msgspec.MsgspecError, zlib.error):
             ignored["unreadable"] += 1
             return
-        if leading is None or told.group != self._group:
+        if told.group != self._group:
             return  # its other messages are counted
         if told.lead.term >= leading.term:
             leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
@@ -249,7 +248,7 @@ class NatsLink:
             return
         if schema != SCHEMA_VERSION:
             self.sharing.counts.ignored["records of another version"] += 1
-        elif self.leading is not None and self.leading.leads:
+        elif self.leading.leads:
             self.on_records(lines)
 
     async def find(self, decision_id: str) -> bytes:

@@ -210,7 +210,7 @@ class App:
 
         kubernetes = config.pool.kubernetes
         pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
-        records = self._base / config.records.folder
+        records, led = self._base / config.records.folder, lead.is_led(config)
         link = NatsLink(
             config.cluster,
             Group(pool, config.policy.name, hasher.key_id),
@@ -219,9 +219,9 @@ class App:
             base=self._base,
             source=self._source,
             decision=self._decision_json,
-            term=lead.read_lead(records).term if lead.is_led(config) else None,
+            term=lead.read_lead(records).term if led else None,
         )
-        if link.leading is not None and self._recorder is not None:
+        if led and self._recorder is not None:
             files = lead.followed_files(config, self._base)
             self._lead = lead.LeadFeed(files, records, link.leading, link.publish_content, self._clock)
             link.on_content, link.on_records = self._lead.take, self._recorder.add
@@ -385,7 +385,7 @@ class App:
             self.tasks.start("share with peers", self._peers.run())
         if self._lead is not None:
             self.tasks.start("follow the leader", self._lead.run())
-            if self._cluster is not None and self._peers is not None and self._peers.leading is not None:
+            if self._cluster is not None and self._peers is not None:
                 lease = self._cluster.lease(self._peers.lease_name, self._peers.leading, self._clock)
                 self.tasks.start("hold the lease", lease.run())
         if self._learning is not None:
@@ -416,7 +416,7 @@ class App:
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
-        if self._peers is not None and self._peers.leading is not None:
+        if self._peers is not None:
             self._peers.leading.resign()
         self._publish_readiness()
         left_s = self._config.drain_s if drain_s is None else drain_s

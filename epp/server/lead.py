@@ -47,7 +47,7 @@ class LeadFile(msgspec.Struct, frozen=True):
     Attributes:
         leads: whether the picker beside them leads.
         term: that it knows.
-        leader: its name.
+        leader: its name, empty for nobody.
         skew_s: by how much clocks of pickers differ.
     """
 
@@ -157,7 +157,8 @@ class LeadFeed:
     async def _look(self) -> None:
         leading = self._leading
         skew_s = leading.skew_s // _SKEW_STEP_S * _SKEW_STEP_S
-        lead = LeadFile(leading.leads, leading.term, leading.leader, skew_s)
+        leader = leading.leader if leading.leads or leading.follows else ""  # one without NATS leads nobody
+        lead = LeadFile(leading.leads, leading.term, leader, skew_s)
         if (before := self._written) is None or (before.leader, before.leads) != (lead.leader, lead.leads):
             log.info("%s", "this picker leads" if lead.leads else f"{lead.leader or 'nobody'} leads")
         if lead.leads:

@@ -220,16 +220,6 @@ def peer_messages(link: NatsLink) -> Samples:
     return [((result,), float(count)) for result, count in results.items()]
 
 
-def leads(link: NatsLink) -> Samples:
-    """Read whether this picker leads."""
-    return [((), float(link.leading is not None and link.leading.leads))]
-
-
-def term(link: NatsLink) -> Samples:
-    """Read the leader's term; 0 where nobody leads."""
-    return [((), 0.0 if link.leading is None else float(link.leading.term))]
-
-
 def change_ages(link: NatsLink) -> Samples:
     """Read quantiles of the ages of changes."""
     ages_s = sorted(link.sharing.counts.staleness_s)

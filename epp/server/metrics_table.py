@@ -438,8 +438,8 @@ TABLE: tuple[Row, ...] = (
         "1 once the index has what other pickers knew when this one joined.",
         read.one(lambda link: link.sharing.warm),
     ),
-    _of_peers("epp_cluster_leading", "", "1 while this picker leads: its tuner works for all.", read.leads),
-    _of_peers("epp_cluster_term", "", "Term of the leader; it only rises.", read.term),
+    _of_peers("epp_cluster_leading", "", "1 at the leader.", read.one(lambda link: link.leading.leads)),
+    _of_peers("epp_cluster_term", "", "Term of the leader.", read.one(lambda link: link.leading.term)),
     _of_peers(
         "epp_cluster_messages_total",
         "result",

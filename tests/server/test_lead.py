@@ -119,6 +119,9 @@ async def test_sidecars_hear_who_leads_and_terms_outlive_the_picker(beside: Besi
     assert not read_lead(records).leads
     await beside.lead()
     assert read_lead(records).leads
+    beside.leading.tick(beside.clock.mono_s(), connected=False)
+    await beside.feed._look()
+    assert (read_lead(records).leads, read_lead(records).leader) == (False, "")
     beside.follow(5)
     await beside.look()
     found = read_lead(records)
