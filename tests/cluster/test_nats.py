@@ -22,7 +22,7 @@ from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
-from tests.kit.picker import PickerProcess, Serving
+from tests.kit.picker import PickerProcess, Serving, until_seen
 from tests.kit.records import ended, recorded
 from tests.kit.waiting import until
 
@@ -225,12 +225,15 @@ async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights
         await until(lambda: (other.folder / "weights.yaml").read_bytes() == weights(0.7))
         await until_in_force(other, 0.7)
 
-        assert (await other.chat())[0] == 200
-        await until(lambda: ended(leader.folder / "records") == 1)
-        (request,) = join(recorded(leader.folder / "records"))
-        (same,) = join(recorded(other.folder / "records"))
-        assert request.decision == same.decision
-        assert request.decision["weights_version"] == version_in_force(await leader.picker.metrics())
+        async with other.under_load(8) as seen:
+            await until_seen(seen, 100)
+        await until(lambda: ended(leader.folder / "records") == seen.total())
+        requests = {each.decision["id"]: each.decision for each in join(recorded(leader.folder / "records"))}
+        assert requests == {
+            each.decision["id"]: each.decision for each in join(recorded(other.folder / "records"))
+        }
+        versions = {decision["weights_version"] for decision in requests.values()}
+        assert versions == {version_in_force(await leader.picker.metrics())}
 
         killed_s = time.monotonic()
         await leader.picker.kill()
