@@ -90,6 +90,36 @@ _Tokens = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
+class Lead(msgspec.Struct, array_like=True, frozen=True):
+    """Who leads, as a picker knows it.
+
+    Attributes:
+        term: rises with each new leader.
+        leader: name of its process, empty for nobody.
+        wall_s: Unix time of the sender.
+    """
+
+    term: Annotated[int, msgspec.Meta(ge=0)]
+    leader: str
+    wall_s: float
+
+
+class FileContent(msgspec.Struct, array_like=True, frozen=True):
+    """What the leader has in one of the files that all pickers follow.
+
+    Attributes:
+        group: the leader's.
+        lead: the leader's own.
+        name: of the file.
+        content: its bytes, compressed; None for no file.
+    """
+
+    group: Group
+    lead: Lead
+    name: str
+    content: bytes | None
+
+
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """What one picker says to all, or to one.
 
@@ -110,6 +140,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         rates: what the sender's rates rest on, by engine class (`epp.signals.rates.RateTable.learned`).
         hits: what its hit ratios rest on, by endpoint.
         leaves: the sender ends.
+        lead: who leads; None of a picker that cannot.
     """
 
     group: Group
@@ -127,6 +158,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     rates: dict[str, tuple[Learned, Learned]] = {}
     hits: dict[str, tuple[_Tokens, _Tokens]] = {}
     leaves: bool = False
+    lead: Lead | None = None
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)

@@ -10,14 +10,20 @@ import asyncio
 import logging
 import re
 import secrets
+import socket
 import ssl
+import zlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 
+from epp.cluster.leading import Leading
+from epp.cluster.messages import FileContent
 from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.errors import ConfigError
+from epp.schedule.decision import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +44,11 @@ _CONNECT_S, _RETRY_S, _FIND_S = 2, 0.5, 1.0
 _PING_S = 1
 #: Messages that wait to be sent, and bytes that a server may be behind in reading.
 _OUTBOX, _PENDING_BYTES = 256, 4 * 1024 * 1024
+#: Of a file that the leader sends; what is longer ends here, and does not read.
+_CONTENT_BYTES = 16 * 1024 * 1024
+#: Messages that wait, from which on records are dropped: promises go first.
+_RECORDS_OUTBOX = 64
+_CONTENTS, _RECORDS = msgspec.msgpack.Decoder(FileContent), msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
 class NatsLink:
@@ -51,6 +62,11 @@ class NatsLink:
         base: folder that relative paths are relative to.
         source: name of the configuration file.
         decision: a recent decision of this picker as JSON, by id; empty where it is unknown.
+        term: the highest that this picker knew before it started; None of one that never leads.
+
+    Attributes:
+        on_content: takes the name of a file and what the leader has in it.
+        on_records: takes records of other pickers, compressed, while this one leads.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -66,18 +82,41 @@ class NatsLink:
         base: Path,
         source: str,
         decision: Callable[[str], bytes],
+        term: int | None = None,
     ) -> None:
         self._options = _options(settings, base, source)
-        self._origin = secrets.token_hex(8)
+        self._group, self._clock = group, clock
+        host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
+        self._origin = f"{host}-{secrets.token_hex(8)}"
         subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
         self._all, self._one, self._asked = f"{subject}.all", f"{subject}.to", f"{subject}.decision"
+        self._contents, self._records = f"{subject}.file", f"{subject}.records"
         self._decision = decision
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._problem = ""
         self.dropped = 0
-        self.sharing = Sharing(fleet, group, self._origin, clock, publish=self._publish, wake=self._wake)
+        self.on_content: Callable[[str, bytes | None], None] = lambda *_: None
+        self.on_records: Callable[[bytes], None] = lambda _: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.leading = Leading(self._origin, clock.mono_s(), term or 0)
+        if term is None:
+            self.leading.resign()
+        self.sharing = Sharing(
+            fleet,
+            group,
+            self._origin,
+            clock,
+            publish=self._publish,
+            wake=self._wake,
+            leading=self.leading,
+        )
+
+    @property
+    def lease_name(self) -> str:
+        """Name of the pool's Lease in Kubernetes."""
+        return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
 
     @property
     def connected(self) -> bool:
@@ -85,11 +124,31 @@ class NatsLink:
         return self._client is not None and self._client.is_connected
 
     def _publish(self, to: str, data: bytes) -> None:
-        subject = f"{self._one}.{to}" if to else self._all
-        if not self.connected or self._outbox.full():
+        self._put(f"{self._one}.{to}" if to else self._all, data)
+
+    def _put(self, subject: str, data: bytes, most: int = _OUTBOX) -> None:
+        if not self.connected or self._outbox.qsize() >= most:
             self.dropped += 1
         else:
             self._outbox.put_nowait((subject, data))
+
+    def publish_content(self, name: str, content: bytes | None) -> None:
+        """Send all pickers what the leader, which is this one, has in a file."""
+        if (lead := self.leading.said(self._clock.wall_s())) is not None:
+            packed = None if content is None else zlib.compress(content, 1)
+            told = FileContent(self._group, lead, name, packed)
+            self._put(self._contents, msgspec.msgpack.encode(told))
+
+    def publish_records(self, lines: bytes) -> None:
+        """Send the leader records, where this picker follows one; from the thread that writes them."""
+        loop = self._loop
+        if loop is not None and self.leading.follows:
+            loop.call_soon_threadsafe(self._records_to_leader, zlib.compress(lines, 1))
+
+    def _records_to_leader(self, lines: bytes) -> None:
+        if self.leading.follows:
+            data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
+            self._put(f"{self._records}.{self.leading.leader}", data, _RECORDS_OUTBOX)
 
     def _wake(self, in_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -104,13 +163,16 @@ class NatsLink:
 
     async def run(self) -> None:
         """Connect, and share until cancelled."""
+        self._loop = asyncio.get_running_loop()
         connecting = asyncio.create_task(self._connect())
         sending = asyncio.create_task(self._send())
         try:
             while True:
+                self.leading.tick(self._clock.mono_s(), connected=self.connected)
                 self.sharing.flush()
                 await asyncio.sleep(WHOLE_S)
         finally:
+            self._loop = None
             connecting.cancel()
             sending.cancel()
             if self._timer is not None:
@@ -141,6 +203,8 @@ class NatsLink:
                 for subject in (self._all, f"{self._one}.{self._origin}"):
                     await client.subscribe(subject, cb=self._received)
                 await client.subscribe(self._asked, cb=self._find_here)
+                await client.subscribe(self._contents, cb=self._received_content)
+                await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
@@ -160,6 +224,35 @@ class NatsLink:
 
     async def _received(self, message: Msg) -> None:
         self.sharing.receive(message.data)
+
+    async def _received_content(self, message: Msg) -> None:
+        leading, ignored = self.leading, self.sharing.counts.ignored
+        try:
+            told = _CONTENTS.decode(message.data)
+            packed, unpack = told.content, zlib.decompressobj().decompress
+            content = None if packed is None else unpack(packed, _CONTENT_BYTES)
+        except (msgspec.MsgspecError, zlib.error):
+            ignored["unreadable"] += 1
+            return
+        if told.group != self._group:
+            return  # its other messages are counted
+        if told.lead.term >= leading.term:
+            leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
+        if leading.accepts(told.lead):
+            self.on_content(told.name, content)
+        else:
+            ignored["a lead that is over"] += 1
+
+    async def _received_records(self, message: Msg) -> None:
+        try:
+            schema, lines = _RECORDS.decode(message.data)
+        except msgspec.MsgspecError:
+            self.sharing.counts.ignored["unreadable"] += 1
+            return
+        if schema != SCHEMA_VERSION:
+            self.sharing.counts.ignored["records of another version"] += 1
+        elif self.leading.leads:
+            self.on_records(lines)
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from epp.clock import Clock
+    from epp.cluster.leading import Leading
     from epp.prefix_cache.prefix import Prefix
     from epp.signals.fleet import Fleet
 
@@ -89,6 +90,7 @@ class Sharing:
         publish: sends bytes to a peer, ``""`` for all.
         wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
         load: whether promises are shared, beside prefixes.
+        leading: hears who leads; None where nobody does.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Sharing:
         publish: Callable[[str, bytes], None],
         wake: Callable[[float], None],
         load: bool = True,
+        leading: Leading | None = None,
     ) -> None:
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
         self._publish, self._wake = publish, wake
@@ -121,7 +124,7 @@ class Sharing:
         #: What peers have asked for and not yet got, and whether they then have all.
         self._snapshots: deque[tuple[str, Iterator[Fact], bool]] = deque()
         self.counts = Counts()
-        self._load = load
+        self._load, self._leading = load, leading
         if load:
             fleet.count_peers(self._peer_load)
             fleet.ledger.on_change = self._promised
@@ -210,6 +213,7 @@ class Sharing:
             facts=facts,
             ejected=dict(self._ejected),
             paused=dict(self._paused),
+            lead=self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
         )
         for sent in (self._changed_slots, self._ejected, self._paused):
             sent.clear()
@@ -250,6 +254,8 @@ class Sharing:
         if message.leaves:
             self._peer_load.drop(message.origin)
             self._peers.pop(message.origin, None)
+            if self._leading is not None:
+                self._leading.left(message.origin)
             return
         if peer is None:
             if len(self._peers) >= MAX_PEERS:
@@ -258,6 +264,8 @@ class Sharing:
             peer = self._peers[message.origin] = _Peer(now_s)
         self.counts.received += 1
         peer.heard_s, peer.alive = now_s, True
+        if message.lead is not None and self._leading is not None:
+            self._leading.hear(message.origin, message.lead, now_s, self._clock.wall_s())
         try:
             self._take(message, peer, now_s)
         except (ValueError, struct.error):

@@ -49,12 +49,14 @@ class Cluster(Section, frozen=True):
         name: of the pool; pickers of one name share. Empty for the InferencePool's, else ``default``.
         credentials_file: user credentials as `nsc` writes them, or the seed of an nkey.
         ca_file: who signs the servers' certificates, the system's authorities when empty.
+        lead: tuner and learner of one picker work for all; ``false`` where pickers share the records' folder.
     """
 
     url: str = ""
     name: str = ""
     credentials_file: str = ""
     ca_file: str = ""
+    lead: bool = True
 
 
 class Saturation(Section, frozen=True):

@@ -1,4 +1,4 @@
-"""Two calls of the Kubernetes API, list and watch, over the client library: bytes out, `KubeError` else.
+"""Calls of the Kubernetes API, get, watch and write, over the client library: bytes out, `KubeError` else.
 
 Owns the connection. A client whose credentials or TLS are refused is dropped; the next call builds one from
 fresh files. Answers stay text: `epp.kube.objects` reads them, since the library's models know no custom
@@ -68,6 +68,16 @@ class KubeApi:
         async with self._answer(path, params, timeout, accept) as response:
             return await response.read()
 
+    async def send(self, method: str, path: str, body: Mapping[str, Any]) -> None:
+        """Write an object.
+
+        Raises:
+            KubeError: anything but success.
+        """
+        timeout = aiohttp.ClientTimeout(total=LIST_S, sock_connect=CONNECT_S)
+        async with self._answer(path, {}, timeout, _JSON, method=method, body=body):
+            pass
+
     @asynccontextmanager
     async def watch(
         self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
@@ -91,21 +101,29 @@ class KubeApi:
 
     @asynccontextmanager
     async def _answer(
-        self, path: str, params: Mapping[str, str], limits: aiohttp.ClientTimeout, accept: str
+        self,
+        path: str,
+        params: Mapping[str, str],
+        limits: aiohttp.ClientTimeout,
+        accept: str,
+        *,
+        method: str = "GET",
+        body: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         client = await self._open()
         response: aiohttp.ClientResponse | None = None
         try:
             response = await client.call_api(
                 path,
-                "GET",
+                method,
                 query_params=list(params.items()),
-                header_params={"Accept": accept},
+                header_params={"Accept": accept, **({} if body is None else {"Content-Type": _JSON})},
+                body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _request_timeout=limits,
             )
-            if response.status != 200:
+            if response.status not in (200, 201):
                 raise await _refused(response)
             yield response
         except (ssl.SSLError, aiohttp.ClientSSLError) as error:

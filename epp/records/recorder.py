@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from epp.prefix_cache.blocks import BlockHasher
     from epp.schedule.decision import Outcome
 
-    _Subject = Decision | Outcome | Verdict
+    #: Bytes are lines of another picker, compressed.
+    _Subject = Decision | Outcome | Verdict | bytes
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,9 @@ class FileRecorder:
         on_drop: called with a number of records that were lost, from any thread.
         on_restart: called when the writer's thread failed and starts again, from that thread.
 
+    Attributes:
+        on_lines: takes this picker's own records as lines, in the writer's thread; None where nobody does.
+
     Raises:
         EppError: compression is wanted and its module is not installed.
     """
@@ -83,6 +88,7 @@ class FileRecorder:
         self._hasher, self._on_drop, self._on_restart, self._folder = hasher, on_drop, on_restart, folder
         self._sample = settings.sample
         self._encoder = msgspec.json.Encoder()
+        self.on_lines: Callable[[bytes], None] | None = None
         self._writer = RecordWriter(
             folder,
             header=self._header(),
@@ -110,6 +116,10 @@ class FileRecorder:
         """Queue a verdict; those on requests that are not recorded are not, either."""
         self._put(verdict, at_wall_s)
 
+    def add(self, lines: bytes) -> None:
+        """Queue records of another picker, compressed lines."""
+        self._queue(lines, 0.0)
+
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
         self._stop.set()
@@ -121,10 +131,13 @@ class FileRecorder:
         """Estimated size of what is not on disk yet."""
         return self._put_bytes - self._taken_bytes
 
-    def _put(self, subject: _Subject, at_wall_s: float) -> None:
+    def _put(self, subject: Decision | Outcome | Verdict, at_wall_s: float) -> None:
         """Queue what is to be recorded, unless sampling leaves it out or the queue is full."""
         if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
             return
+        self._queue(subject, at_wall_s)
+
+    def _queue(self, subject: _Subject, at_wall_s: float) -> None:
         size = _size(subject)
         if self.waiting_bytes + size > QUEUE_BYTES:
             self._on_drop(1)
@@ -170,20 +183,25 @@ class FileRecorder:
                 return
 
     def _write_chunk(self) -> None:
-        lines, size, taken = [], 0, 0
+        own, others, size, taken = list[bytes](), list[bytes](), 0, 0
         try:
             while self._entries and size < CHUNK_BYTES:
                 subject, at_wall_s = self._entries.popleft()
                 taken += 1
                 size += _size(subject)
                 try:
-                    lines.append(self._encoder.encode(self._record(subject, at_wall_s)) + b"\n")
+                    if isinstance(subject, bytes):
+                        others.append(zlib.decompressobj().decompress(subject, QUEUE_BYTES))
+                    else:
+                        own.append(self._encoder.encode(self._record(subject, at_wall_s)) + b"\n")
                 except Exception:
                     log.exception("a record cannot be encoded")
                     self._on_drop(1)
                     taken -= 1
-            if lines:
-                self._append(b"".join(lines), len(lines))
+            if own or others:
+                self._append(b"".join(own + others), len(own) + len(others))
+            if own and self.on_lines is not None:
+                self.on_lines(b"".join(own))
         except BaseException:
             self._lose(taken)
             raise
@@ -211,7 +229,7 @@ class FileRecorder:
         self._lost += count
         self._on_drop(count)
 
-    def _record(self, subject: _Subject, at_wall_s: float) -> dict[str, Any]:
+    def _record(self, subject: Decision | Outcome | Verdict, at_wall_s: float) -> dict[str, Any]:
         if isinstance(subject, Verdict):
             return verdict_record(subject, at_wall_s)
         if not isinstance(subject, Decision):
@@ -237,4 +255,6 @@ class FileRecorder:
 
 
 def _size(subject: _Subject) -> int:
+    if isinstance(subject, bytes):
+        return len(subject)
     return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.records.recorder import FileRecorder
     from epp.server.cluster import ClusterFeed
+    from epp.server.lead import LeadFeed
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
 
@@ -125,6 +126,7 @@ class App:
             base=base,
         )
         self._cluster = self._build_cluster()
+        self._lead: LeadFeed | None = None
         self._peers = self._build_peers(hasher)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
@@ -204,9 +206,12 @@ class App:
             problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
             raise ConfigError(self._source, "cluster.url", problem, fix) from None
 
+        from epp.server import lead  # noqa: PLC0415  # likewise
+
         kubernetes = config.pool.kubernetes
         pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
-        return NatsLink(
+        records, led = self._base / config.records.folder, lead.is_led(config)
+        link = NatsLink(
             config.cluster,
             Group(pool, config.policy.name, hasher.key_id),
             self.picker.fleet,
@@ -214,7 +219,14 @@ class App:
             base=self._base,
             source=self._source,
             decision=self._decision_json,
+            term=lead.read_lead(records).term if led else None,
         )
+        if led and self._recorder is not None:
+            files = lead.followed_files(config, self._base)
+            self._lead = lead.LeadFeed(files, records, link.leading, link.publish_content, self._clock)
+            link.on_content, link.on_records = self._lead.take, self._recorder.add
+            self._recorder.on_lines = link.publish_records
+        return link
 
     def _decision_json(self, decision_id: str) -> bytes:
         found = self.core.recent.get(decision_id)
@@ -297,7 +309,9 @@ class App:
         ):
             if name:
                 path, kept = self._base / name, "the last good values stay"
-                update = partial(weights.update, layer, source=str(path))
+                update: Callable[[bytes | None], bool] = partial(weights.update, layer, source=str(path))
+                if layer == "tuner" and self._lead is not None:
+                    update = self._lead.checked(label, update)
                 last_good = beside.with_name(f"{beside.stem}.last-good-{label}.yaml")
                 files.append(
                     AppliedFile(
@@ -315,7 +329,7 @@ class App:
             parse = partial(read_chances, source=str(path))
             apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
             files.append(AppliedFile(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
-        return files if self._learning is None else files + self._learning.files()
+        return files if self._learning is None else files + self._learning.files(self._lead)
 
     def not_ready(self) -> str:
         """Say why requests should not come here, ``""`` when they should."""
@@ -369,6 +383,11 @@ class App:
         self.tasks.start("estimated leases", self.core.leases.run())
         if self._peers is not None:
             self.tasks.start("share with peers", self._peers.run())
+        if self._lead is not None:
+            self.tasks.start("follow the leader", self._lead.run())
+            if self._cluster is not None and self._peers is not None:
+                lease = self._cluster.lease(self._peers.lease_name, self._peers.leading, self._clock)
+                self.tasks.start("hold the lease", lease.run())
         if self._learning is not None:
             self._learning.start(self.tasks)
         if self._restore is not None:
@@ -397,6 +416,8 @@ class App:
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
+        if self._peers is not None:
+            self._peers.leading.resign()
         self._publish_readiness()
         left_s = self._config.drain_s if drain_s is None else drain_s
         accept_s = min(self._config.drain_accept_s, left_s)
@@ -405,7 +426,7 @@ class App:
         await self._first_tokens.stop()
         self.core.outcomes.close()
         await self._health.stop()
+        if self._recorder is not None:
+            self._recorder.close()  # while the leader can still be sent what it writes
         await self.tasks.stop_all()
         self._tokenizers.close()
-        if self._recorder is not None:
-            self._recorder.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from epp.errors import ConfigError
 from epp.kube.api import KubeApi
 from epp.kube.credentials import Surroundings, namespace_of
+from epp.kube.lease import LeaseFeed
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
+    from epp.cluster.leading import Leading
     from epp.config.kubernetes import Kubernetes
     from epp.server.core import Core
     from epp.server.metrics import Metrics
@@ -82,13 +84,26 @@ class ClusterFeed(KubeSource):
         around = Surroundings.here(base)
         self._api = KubeApi(settings, around)
         tools = Tools(self._api, _Counts(metrics), clock, asyncio.sleep, seed=secrets.randbits(63))
-        namespace = namespace_of(settings, around)
+        namespace = self._namespace = namespace_of(settings, around)
         super().__init__(
             settings,
             namespace,
             tools,
             lambda found: pool.apply(found.specs, found.aliases),
             core.use_model_rules,
+        )
+
+    def lease(self, name: str, leading: Leading, clock: Clock) -> LeaseFeed:
+        """Make a Lease decide who leads."""
+        leading.lease = False
+        return LeaseFeed(
+            self._api,
+            self._namespace,
+            name,
+            holder=leading.name,
+            clock=clock,
+            able=lambda: leading.able,
+            apply=lambda held: setattr(leading, "lease", held),
         )
 
     async def run(self) -> None:

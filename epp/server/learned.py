@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
     from epp.server.files import WatchedFile
+    from epp.server.lead import LeadFeed
     from epp.server.metrics import Metrics
     from epp.server.process import Tasks
 
@@ -113,8 +114,8 @@ class Learning:
             fix = "policy.name: lodestar, or lodestar in shadow"
             raise ConfigError(source, "policy.model_file", "no policy uses a model", fix)
 
-    def files(self) -> list[WatchedFile]:
-        """List the model file, where there is one."""
+    def files(self, lead: LeadFeed | None) -> list[WatchedFile]:
+        """List the model file, where there is one; ``lead`` says whose content counts."""
         if self.feed is None or self._file is None:
             return []
         source = str(self._file)
@@ -122,10 +123,11 @@ class Learning:
         def parse(text: bytes | None) -> RewardModel | None:
             return None if text is None else parse_reward_model(text, source)
 
+        checked = parse if lead is None else lead.checked("model", parse)
         kept = "the last good model stays"
         apply, metrics = self.feed.apply, self._metrics
         # The learner removes it while the heuristic shall decide.
-        return [AppliedFile(self._file, "model", metrics, parse=parse, apply=apply, kept=kept, may_go=True)]
+        return [AppliedFile(self._file, "model", metrics, parse=checked, apply=apply, kept=kept, may_go=True)]
 
     def start(self, tasks: Tasks) -> None:
         """Start what goes on beside the requests."""

@@ -431,15 +431,15 @@ TABLE: tuple[Row, ...] = (
     ),
     # Other pickers.
     _of_peers("epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)),
-    _of_peers(
-        "epp_cluster_peers", "", "Other pickers that are heard.", read.one(lambda link: link.sharing.peers)
-    ),
+    _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.sharing.peers)),
     _of_peers(
         "epp_cluster_index_complete",
         "",
         "1 once the index has what other pickers knew when this one joined.",
         read.one(lambda link: link.sharing.warm),
     ),
+    _of_peers("epp_cluster_leading", "", "1 at the leader.", read.one(lambda link: link.leading.leads)),
+    _of_peers("epp_cluster_term", "", "Term of the leader.", read.one(lambda link: link.leading.term)),
     _of_peers(
         "epp_cluster_messages_total",
         "result",

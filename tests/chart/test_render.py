@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APP = "endpoints.matchLabels.app=vllm"
+CLAIM = "shared.existingClaim=epp-shared"
 STANDALONE = ("standalone.enabled=true", "endpoints.from=selector", APP)
 
 
@@ -199,17 +200,31 @@ def test_probes_end_a_stopped_picker_within_ten_seconds_and_are_values() -> None
         assert changed[name] == picker[name] | {"periodSeconds": 7}
 
 
-def test_the_tuner_is_one_whatever_the_replicas() -> None:
-    beside = example("tuned")
-    assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "tuner"]
-    apart = example("replicas")
+def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_claim() -> None:
+    for name in ("tuned", "replicas"):
+        assert [each["name"] for each in pods(example(name))[0]["containers"]] == ["picker", "tuner"]
+    text = find(example("replicas"), "ConfigMap")["data"]["epp.yaml"]
+    assert parse_config(text, "epp.yaml").cluster.lead
+    url = "cluster.url=nats://nats:4222"
+    apart = rendered(APP, url, "prefixSecret=p", "replicas=2", "tuner.enabled=true", CLAIM)
     assert [each["name"] for pod in pods(apart) for each in pod["containers"]] == ["picker", "tuner"]
     tuner = find(apart, "Deployment", "gorgo-epp-tuner")["spec"]
     assert (tuner["replicas"], tuner["strategy"]) == (1, {"type": "Recreate"})
     claims = {pod["volumes"][index]["persistentVolumeClaim"]["claimName"]
               for pod in pods(apart) for index, each in enumerate(pod["volumes"]) if each["name"] == "shared"}  # fmt: skip
     assert claims == {"epp-shared"}
+    assert not parse_config(find(apart, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").cluster.lead
     assert "tuner" not in str(pods(example("gateway")))
+
+
+def test_pickers_that_share_may_hold_a_lease() -> None:
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "update"],
+    }
+    assert lease in find(example("replicas"), "Role")["rules"]
+    assert lease not in find(example("tuned"), "Role")["rules"]
 
 
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
@@ -221,7 +236,7 @@ def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     config = parse_config(find(beside, "ConfigMap")["data"]["epp.yaml"], "epp.yaml")
     assert (config.policy.name, config.policy.model_file) == ("lodestar", "/shared/reward.json")
     assert config.policy.fallbacks == 0  # what else the chart says of the policy stays
-    two = ("replicas=2", "shared.existingClaim=epp-shared", "learner.enabled=true")
+    two = ("replicas=2", CLAIM, "learner.enabled=true")
     apart = rendered(APP, "tuner.enabled=true", *two)
     names = [each["metadata"]["name"] for each in apart if each["kind"] == "Deployment"]
     assert sorted(names) == ["gorgo-epp", "gorgo-epp-learner", "gorgo-epp-tuner"]

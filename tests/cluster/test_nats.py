@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import nkeys
 import pytest
+from nats import connect
 
+from epp.config.plan import Plan, render_plan
+from epp.lab.demo.child import Child
+from epp.records.schema import join
+from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
+from tests.kit.kubefollow import kubeconfig
+from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
-from tests.kit.picker import Serving
+from tests.kit.picker import PickerProcess, Serving, until_seen
+from tests.kit.records import ended, recorded
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from nats.aio.msg import Msg
 
     from epp.lab.demo.nats import Nats
 
@@ -32,16 +45,16 @@ class Pair:
     Args:
         folder: for all of it.
         url: of NATS.
-        of_both: their policy.
+        common: policy of both.
         second: configuration of the second picker that differs.
     """
 
-    def __init__(self, folder: Path, url: str, *, of_both: str = "prefix-cache", **second: Any) -> None:
+    def __init__(self, folder: Path, url: str, common: str = "prefix-cache", **second: Any) -> None:
         for name in ("one", "two"):
             (folder / name).mkdir()
             (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
         shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
-        shared["policy"] = {"name": of_both}
+        shared["policy"] = {"name": common}
         self.one = Serving(folder / "one", **shared)
         self._folder, self._second = folder / "two", {**shared, **second}
         self._stack = AsyncExitStack()
@@ -60,6 +73,15 @@ class Pair:
     async def meet(self) -> None:
         for serving in (self.one, self.two):
             await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 1)
+
+    async def led(self) -> tuple[Serving, Serving]:
+        """Wait until one leads; it and the other."""
+        pickers = [self.one, self.two]
+        async with asyncio.timeout(15):
+            while len(leaders := [each for each in pickers if read_lead(each.folder / "records").leads]) != 1:
+                await asyncio.sleep(0.1)
+        pickers.remove(leaders[0])
+        return leaders[0], pickers[0]
 
 
 class Running:
@@ -120,7 +142,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
 async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(
     tmp_path: Path, nats: Nats
 ) -> None:
-    async with Pair(tmp_path, nats.url, of_both="random") as pair:
+    async with Pair(tmp_path, nats.url, common="random") as pair:
         await pair.meet()
         status, response_id = await pair.one.respond()
         seen = [status]
@@ -193,6 +215,152 @@ async def test_over_tls_with_a_key_of_ones_own(tmp_path: Path) -> None:
         async with Pair(tmp_path, server.url, cluster=cluster) as pair:
             await pair.two.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
             assert await pair.one.picker.metric("epp_cluster_connected") == 0, "it has neither"
+
+
+def weights(rtt_weight: float) -> bytes:
+    return render_plan(Plan({"rtt_weight": rtt_weight}, "gorgo"))
+
+
+async def until_in_force(serving: Serving, rtt_weight: float) -> None:
+    await serving.picker.until_metric(
+        "epp_weight", lambda value: value == rtt_weight, name="rtt_weight", arm="incumbent"
+    )
+
+
+async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights_and_is_replaced(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, "gorgo") as pair, AsyncExitStack() as stack:
+        await pair.meet()
+        leader, other = await pair.led()
+        contents: list[bytes] = []
+        client = await stack.enter_async_context(await connect(nats.url))
+
+        async def note(message: Msg) -> None:
+            contents.append(message.data)
+
+        await client.subscribe("epp.1.default.file", cb=note)
+        (leader.folder / "weights.yaml").write_bytes(weights(0.7))
+        await until_in_force(other, 0.7)
+        (other.folder / "weights.yaml").write_bytes(weights(0.9))  # a sidecar that has not heard yet
+        await until(lambda: (other.folder / "weights.yaml").read_bytes() == weights(0.7))
+        await until_in_force(other, 0.7)
+
+        async with other.under_load(8) as seen:
+            await until_seen(seen, 100)
+        await until(lambda: ended(leader.folder / "records") == seen.total())
+        requests = {each.decision["id"]: each.decision for each in join(recorded(leader.folder / "records"))}
+        assert requests == {
+            each.decision["id"]: each.decision for each in join(recorded(other.folder / "records"))
+        }
+        versions = {decision["weights_version"] for decision in requests.values()}
+        assert versions == {version_in_force(await leader.picker.metrics())}
+
+        killed_s = time.monotonic()
+        await leader.picker.kill()
+        await until(lambda: _leads(other), 15)
+        assert time.monotonic() - killed_s < 15.0
+        assert await other.picker.metric("epp_cluster_term") == 2
+        (other.folder / "weights.yaml").write_bytes(weights(0.9))
+        await until_in_force(other, 0.9)
+        await leader.picker.start()
+        await until_in_force(leader, 0.9)
+        assert await leader.picker.metric("epp_cluster_term") == 2
+        assert not read_lead(leader.folder / "records").leads
+
+        await client.publish("epp.1.default.file", contents[0])  # of term 1, late
+        for serving in (leader, other):
+            await serving.picker.until_metric(
+                "epp_cluster_messages_total", lambda value: value == 1, result="ignored: a lead that is over"
+            )
+            await until_in_force(serving, 0.9)
+
+
+async def test_the_tuner_of_the_leader_works_for_all_and_the_next_one_goes_on_from_it(
+    tmp_path: Path, nats: Nats
+) -> None:
+    async with Pair(tmp_path, nats.url, "gorgo") as pair, AsyncExitStack() as stack:
+        leader, other = await pair.led()
+
+        async def epp(serving: Serving, name: str, *words: str) -> Child:
+            config = ["--config", str(serving.folder / "epp.yaml")]
+            return await stack.enter_async_context(Child(name, ["tune", *words, *config], serving.folder))
+
+        first, second = await epp(leader, "tune"), await epp(other, "tune")
+        for serving in (leader, other):
+            await serving.picker.until_metric(
+                "epp_weights_written_timestamp_seconds", lambda value: value > 0
+            )
+        assert version_in_force(await leader.picker.metrics()) == version_in_force(
+            await other.picker.metrics()
+        )
+        assert "tuning gorgo" in first.log()
+        assert f"waiting: {read_lead(other.folder / 'records').leader} leads the pickers" in second.log()
+        refused = await epp(other, "freeze", "freeze")
+        assert await refused.wait() == 2
+        assert "this picker does not lead" in refused.log()
+        assert await (await epp(leader, "freeze", "freeze", "--reason", "a fair")).wait() == 0
+        weights, memory = other.folder / "weights.yaml", other.folder / "weights.tuner.json"
+        await until(lambda: b"a fair" in weights.read_bytes() and b"a fair" in memory.read_bytes())
+        await leader.picker.kill()
+        await until(
+            lambda: "this picker leads, in term 2" in second.log() and "tuning gorgo" in second.log(), 15
+        )
+        status = await epp(other, "status", "status")
+        assert await status.wait() == 0
+        assert "phase: frozen" in status.log()
+
+
+async def test_in_kubernetes_who_holds_the_lease_leads(tmp_path: Path, nats: Nats) -> None:
+    server = KubeServer()
+    await server.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop)
+        pickers: list[PickerProcess] = []
+        for name in ("one", "two"):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / "secret").write_text("0123456789abcdef0123456789abcdef")
+            kubernetes = {"selector": "app=llm", "target_ports": [8000], "watch_nodes": False}
+            kubernetes["kubeconfig"] = str(kubeconfig(folder / "kubeconfig", server.url))
+            picker = PickerProcess(
+                folder,
+                pool={"kubernetes": kubernetes},
+                cluster={"url": nats.url},
+                prefix={"secret_file": "secret"},
+            )
+            stack.push_async_callback(picker.stop)
+            await picker.start()
+            pickers.append(picker)
+
+        def holder() -> str:
+            leases = server.store.objects.get(("coordination.k8s.io", "leases"), {})
+            return "".join(lease["spec"]["holderIdentity"] for lease in leases.values())
+
+        def leader() -> PickerProcess | None:
+            led = {picker: read_lead(picker.folder / "records") for picker in pickers}
+            found = [picker for picker, lead in led.items() if lead.leads and lead.leader == holder()]
+            return found[0] if len(found) == 1 else None
+
+        await until(leader, 20)
+        killed = leader()
+        assert killed is not None
+        await killed.kill()
+        pickers.remove(killed)
+        await until(leader, 15)
+        assert await pickers[0].metric("epp_cluster_term") == 2
+
+
+async def _leads(serving: Serving) -> bool:
+    return (
+        await serving.picker.metric("epp_cluster_leading") == 1
+        and read_lead(serving.folder / "records").leads
+    )
+
+
+def version_in_force(page: str) -> str:
+    (version,) = re.findall(r'epp_weights_written_timestamp_seconds\{[^}]*version="([^"]+)"', page)
+    return str(version)
 
 
 async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: Nats) -> None:

@@ -66,6 +66,8 @@ class KubeServer:
                 for tail in ("", "/{sub:status}"):
                     app.router.add_patch(f"{path}/{{name}}{tail}", self._patch)
                 app.router.add_delete(f"{path}/{{name}}", self._delete)
+                app.router.add_get(f"{path}/{{name}}", self._get)
+                app.router.add_put(f"{path}/{{name}}", self._put)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True)
@@ -190,6 +192,15 @@ class KubeServer:
         except TimeoutError:
             return True
         return False
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return web.json_response(self._target(request))
+
+    async def _put(self, request: web.Request) -> web.Response:
+        before, after = self._target(request), await _body(request)
+        if after["metadata"].get("resourceVersion") != before["metadata"]["resourceVersion"]:
+            raise ConflictError("the object has been modified")
+        return web.json_response(await self.store.replace(self._kind(request), before, after))
 
     async def _create(self, request: web.Request) -> web.Response:
         kind = self._kind(request)

@@ -39,6 +39,7 @@ BUILT_IN = (
     Kind("", "v1", "nodes", "Node", namespaced=False),
     Kind("", "v1", "pods", "Pod"),
     Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
+    Kind("coordination.k8s.io", "v1", "leases", "Lease"),
     CRDS,
 )
 

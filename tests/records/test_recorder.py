@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -315,3 +316,21 @@ async def test_a_thread_that_fails_starts_again_and_loses_what_it_held(
     kept = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert kept == [decision.id for decision, _ in rest]
     assert (sum(dropped), log.waiting_bytes) == (2, 0)
+
+
+def test_records_of_other_pickers_are_written_beside_its_own_and_not_handed_on(tmp_path: Path) -> None:
+    handed: list[bytes] = []
+    with recorder_to(tmp_path / "one") as (one, _), recorder_to(tmp_path / "two") as (two, dropped):
+        one.on_lines = handed.append
+        ((decision, _),) = decided(1)
+        one.decision(decision)
+        one.outcome(outcome_of(decision), decision.at_wall_s)
+        one.close()
+        two.on_lines = handed.append
+        two.add(zlib.compress(b"".join(handed)))
+        two.add(b"damaged")
+        two.close()
+    assert sum(lines.count(b"\n") for lines in handed) == 2
+    records = [list(read_records(tmp_path / name))[1:] for name in ("one", "two")]
+    assert records[0] == records[1]
+    assert dropped == [1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import EppError
-from epp.learn.reward_model.loop import STATUS_S
+from epp.learn.reward_model.loop import STATUS_S, Loop
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
@@ -198,3 +198,20 @@ def test_after_a_trial_that_came_to_nothing_it_waits_and_a_settled_one_is_left_a
     settled.incumbent = {WEIGHT: 1.0}
     contender.start(settled, "search")
     assert contender.poll() is None
+
+
+def test_a_learner_that_takes_over_goes_on_from_the_model_in_force(lived: LearnWorld, tmp_path: Path) -> None:
+    world = lived.copied(tmp_path / "over")
+    model = world.published()
+    world.paths.memory.unlink()
+    for go_on, wanted in ((True, model), (False, None)):
+        loop = Loop(
+            settings=world.settings,
+            paths=world.paths,
+            records=world.folder / "records",
+            clock=world.clock,
+            report=world.told.append,
+        )
+        loop.open(go_on=go_on)
+        assert loop.learner.incumbent == wanted
+        assert loop.feed.state.seen == 0

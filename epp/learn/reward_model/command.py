@@ -20,12 +20,14 @@ from epp.learn.reward_model.samples import all_on_file
 from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
+from epp.learn.sidecar.lead import Turn, lead_of
 from epp.learn.sidecar.process import process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_state
 from epp.llmd.settings import LogSettings
 from epp.records.model_files import dump_reward_model
+from epp.server.lead import is_led
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import argparse
 
     from epp.learn.reward_model.setup import Setup
+    from epp.server.lead import LeadFile
 
 log = logging.getLogger("epp.learn.reward_model")
 
@@ -109,24 +112,40 @@ def _status(setup: Setup) -> int:
 def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
     clock = SystemClock()
-    with contextlib.ExitStack() as held:
-        held.enter_context(process_lock(setup.paths.lock, "learner"))
-        os.nice(_NICE)
+
+    def lead() -> LeadFile:
+        return lead_of(setup.config, setup.records)
+
+    def begin() -> Loop:
         loop = Loop(
             settings=setup.settings, paths=setup.paths, records=setup.records, clock=clock, report=log.info
         )
-        loop.open()
+        loop.open(go_on=is_led(setup.config))
         if setup.trial is None:
             log.info("no trial: %s", setup.note)
         else:
-            held.enter_context(process_lock(setup.trial.paths.lock, "tuner"))
             contender = Contender(lambda: loop.learner.incumbent, clock, setup.settings.retry_s)
-            loop.trial = Tuner(setup.trial, rehearsal=contender, clock=clock, report=log.info)
+            loop.trial = Tuner(
+                setup.trial,
+                rehearsal=contender,
+                clock=clock,
+                report=log.info,
+                skew_s=lambda: lead().skew_s,
+            )
             with reported_files():
                 loop.trial.open()
         log.info("learning from records of %s, models to %s", setup.records, setup.paths.model)
-        run_until_stopped(loop.tick, every_s)
-        loop.close()
+        return loop
+
+    with contextlib.ExitStack() as held:
+        held.enter_context(process_lock(setup.paths.lock, "learner"))
+        if setup.trial is not None:
+            held.enter_context(process_lock(setup.trial.paths.lock, "tuner"))
+        os.nice(_NICE)
+        turn = Turn(begin, lead, log.info)
+        turn.look()
+        run_until_stopped(turn.tick, every_s)
+        turn.close()
     log.info("stopped; the state is kept")
     return 0
 

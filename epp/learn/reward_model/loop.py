@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.errors import ConfigError
 from epp.learn.reward_model.guard import look_at_the_clock
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import LogFeed
 from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.sidecar.files import Files, Writes, load_memory, lost
-from epp.records.model_files import dump_reward_model, version_path
+from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ class Loop:
         self.learner: Learner
         self.feed: LogFeed
 
-    def open(self) -> None:
+    def open(self, *, go_on: bool = False) -> None:
         """Read the memory; nothing is written before the first tick.
+
+        Args:
+            go_on: from the model on file, which is that of the learner that led before.
 
         Raises:
             EppError: the memory is there and cannot be used.
@@ -91,7 +95,18 @@ class Loop:
         self.learner, state = Learner(self._settings), None
         if saved is not None:
             self.learner, state = learner_of(saved, self._settings, str(self._paths.memory)), saved.feed
+        found = self._in_file() if go_on else None
+        if found is not None and found.features == features:
+            self.learner.incumbent = found
         self.feed = LogFeed(self._records, features=features, report=self._report, state=state)
+
+    def _in_file(self) -> RewardModel | None:
+        try:
+            content = read_file(self._paths.model)
+            return None if content is None else parse_reward_model(content, str(self._paths.model))
+        except (OSError, ConfigError) as error:
+            self._report(f"{error}; beginning without a model")
+            return None
 
     def tick(self) -> None:
         """Do one round of the loop; call it every second or so."""
@@ -112,6 +127,11 @@ class Loop:
         self._write()
         if self.trial is not None:
             self.trial.tick()
+
+    def drop(self) -> None:
+        """Write nothing any more."""
+        if self.trial is not None:
+            self.trial.drop()
 
     def close(self) -> None:
         """Write the memory."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from epp.config.schema import Config
     from epp.learn.reward_model.settings import LearnerSettings
 
 
@@ -36,6 +37,7 @@ class Setup:
         settings: of the learner.
         paths: files around the model file.
         records: folder of the flight recorder.
+        config: the picker's configuration.
         trial: what a trial works on; None where models decide without one, or only shadow.
         note: why there is no trial, in words; empty when there is one.
     """
@@ -43,6 +45,7 @@ class Setup:
     settings: LearnerSettings
     paths: ModelPaths
     records: Path
+    config: Config
     trial: TrialSetup | None
     note: str = ""
 
@@ -81,7 +84,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     settings = learner_settings(found.settings)
     settings = msgspec.structs.replace(settings, promotion=arguments.promotion or settings.promotion)
     weights = found.path(arguments.weights, config.weights_file)
-    setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, None)
+    setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, config, None)
     if records is not None or settings.promotion == "screen":
         note = "models decide as soon as they pass the gate"
         if records is None and config.policy.name == POLICY and weights is not None:

@@ -18,6 +18,9 @@ Beside ``reward.json``, which the learner writes:
 * ``reward.lock`` - who the learner is.
 * ``reward.learner.msgpack`` - the learner's memory.
 * ``reward.status.json`` - where it stands, for `epp learn status`.
+
+Where pickers share, one leads and writes the files of all: beside a picker that follows it, weights, tuner's
+memory and model are the picker's to write (`epp.server.lead`).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, TypeVar
 from epp.errors import EppError
 from epp.records.files import DAMAGED
 from epp.server.files import read_file, replace_file
+from epp.server.lead import memory_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +49,7 @@ class WeightsPaths:
     def __init__(self, weights: Path) -> None:
         self.weights = weights
         self.lock = weights.with_name(f"{weights.stem}.lock")
-        self.memory = weights.with_name(f"{weights.stem}.tuner.json")
+        self.memory = memory_path(weights)
         self.requests = weights.with_name(f"{weights.stem}.requests.json")
         self.requests_lock = weights.with_name(f"{weights.stem}.requests.lock")
         self.unreadable = weights.with_name(f"{weights.stem}.unreadable")

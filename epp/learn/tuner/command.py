@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
+from epp.learn.sidecar.lead import Turn, lead_of, require_lead
 from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files, run_until_stopped
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
@@ -24,6 +25,7 @@ from epp.server.process import SystemClock
 if TYPE_CHECKING:
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.tuner import What
+    from epp.server.lead import LeadFile
 
 log = logging.getLogger("epp.learn.tuner")
 
@@ -85,8 +87,9 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
     """Do an operator's word to the memory of a tuner that does not run, or ask a running one.
 
     Raises:
-        EppError: the memory is another policy's, or it cannot be written.
+        EppError: the memory is another policy's, or it cannot be written; another picker leads.
     """
+    require_lead(setup.config, setup.records)
     reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
     request = OperatorRequest(what, reason, number)
     state = read_state(setup.paths)
@@ -125,14 +128,24 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
 
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
-    with process_lock(setup.paths.lock, "tuner"):
+    clock = SystemClock()
+
+    def lead() -> LeadFile:
+        return lead_of(setup.config, setup.records)
+
+    def begin() -> Tuner:
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
-        tuner = Tuner(setup, rehearsal=rehearsal, clock=SystemClock(), report=log.info)
+        tuner = Tuner(setup, rehearsal=rehearsal, clock=clock, report=log.info, skew_s=lambda: lead().skew_s)
         with reported_files():
             tuner.open()
         log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
-        run_until_stopped(tuner.tick, every_s)
-        tuner.close()
+        return tuner
+
+    with process_lock(setup.paths.lock, "tuner"):
+        turn = Turn(begin, lead, log.info)
+        turn.look()
+        run_until_stopped(turn.tick, every_s)
+        turn.close()
     log.info("stopped; the state is kept")
     return 0
 

@@ -163,6 +163,7 @@ class Run:
         self.settings = rules.settings
         self.actions: list[Action] = []
         self.gap_s = 0.0  # since the time last heard of
+        self.skew_s = 0.0
 
     # -- a start by other rules ---------------------------------------------------------------------------
 
@@ -220,6 +221,7 @@ class Run:
         """Let an event change the state."""
         match event:
             case Observed():
+                self.skew_s = event.skew_s
                 self._observed(event.samples)
             case Proposed():
                 self._proposed(event)

@@ -167,10 +167,12 @@ class Observed:
     Attributes:
         now_wall_s: the time.
         samples: new ones, each once; requests given up waiting for included.
+        skew_s: by how much clocks of pickers differ.
     """
 
     now_wall_s: float
     samples: Sequence[Sample] = ()
+    skew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

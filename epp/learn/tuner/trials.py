@@ -42,6 +42,10 @@ START_DELAY_S = 10.0
 _CLOSE_SLACK_S = 15.0
 _UNWELL_PAUSE_S = 900.0
 _UNWELL_TIMES = 2
+#: Pickers whose clocks differ by more than this share of a block pause a trial, for so long each time.
+_SKEW_SHARE, _SKEW_PAUSE_S = 0.1, 15.0
+#: Slices of a split.
+_SPLIT_S = 60.0
 #: Silence for so much of a stretch of time, and for so many times the time between two requests, is no part
 #: of it.
 _SILENT_SHARE, _SILENT_TIMES = 0.2, 20.0
@@ -84,6 +88,9 @@ def schedule(run: Run) -> None:
     if run.quiet():
         state.pause_until_wall_s = max(state.pause_until_wall_s, now + 1.0)
         _pause(run, "quiet hours")
+    elif run.skew_s > _SKEW_SHARE * _stage_block_s(run):
+        state.pause_until_wall_s = max(state.pause_until_wall_s, now + _SKEW_PAUSE_S)
+        _pause(run, f"the clocks of pickers differ by {run.skew_s:g} s")
     elif now >= state.pause_until_wall_s and state.paused:
         run.note(f"going on after a pause: {state.paused}")
         state.paused = ""
@@ -108,6 +115,14 @@ def _pause(run: Run, reason: str) -> None:
         run.unschedule()
 
 
+def _stage_block_s(run: Run) -> float:
+    thresholds = run.state.thresholds
+    if run.state.phase in ("screen", "ramp"):
+        return _SPLIT_S
+    assert thresholds is not None  # noqa: S101 - no trial begins without a baseline
+    return block_s(run.settings.stages, thresholds)
+
+
 def _begin(run: Run) -> Split | Switchback:
     state, stages, now = run.state, run.settings.stages, run.now_wall_s
     state.segment += 1
@@ -121,11 +136,10 @@ def _begin(run: Run) -> Split | Switchback:
             weights=dict(state.candidate or {}),
             valid_from_wall_s=begin,
             valid_until_wall_s=until,
-            block_s=60.0,
+            block_s=_SPLIT_S,
             seed=seed,
             share=share,
         )
-    assert state.thresholds is not None  # noqa: S101 - no trial begins without a baseline
     probation = state.phase == "probation"
     return Switchback(
         id=name,
@@ -133,7 +147,7 @@ def _begin(run: Run) -> Split | Switchback:
         weights=dict((state.previous if probation else state.candidate) or {}),
         valid_from_wall_s=begin,
         valid_until_wall_s=until,
-        block_s=block_s(stages, state.thresholds),
+        block_s=_stage_block_s(run),
         seed=seed,
         drop_share=stages.drop_share,
         every=stages.probation_every if probation else 1,

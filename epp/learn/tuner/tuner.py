@@ -183,6 +183,7 @@ class Tuner:
         clock: the time.
         report: takes sentences for the log.
         files: writes.
+        skew_s: by how much clocks of pickers differ.
     """
 
     def __init__(
@@ -193,7 +194,9 @@ class Tuner:
         clock: Clock,
         report: Callable[[str], None],
         files: Files | None = None,
+        skew_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._skew_s = skew_s
         self.setup, self.rehearsal, self._clock, self._report = setup, rehearsal, clock, report
         self._files = files or Files()
         self._writes = Writes(report, self._files)
@@ -246,7 +249,9 @@ class Tuner:
         setup, before = self.setup, self.memory.feed
         self.feed = SampleFeed(setup.records, policy=setup.policy, report=self._report, state=before)
         self.memory.feed = self.feed.state
-        if before is not None:  # what came while no tuner ran, before the state hears what time it is by now
+        if before is None:  # of a tuner that led before, beside another picker: its open blocks stay open
+            machine.break_schedule(self.state)
+        else:  # what came while no tuner ran, before the state hears what time it is by now
             self._observe()
             while self.feed.behind:
                 self._observe()
@@ -268,9 +273,13 @@ class Tuner:
 
     def close(self) -> None:
         """Give up what runs beside, and write the memory."""
+        self.drop()
+        self.save()
+
+    def drop(self) -> None:
+        """Give up what runs beside, and write nothing."""
         if self.rehearsal is not None:
             self.rehearsal.stop()
-        self.save()
 
     def handle(self, event: Event) -> None:
         """Take one event, and note what follows from it."""
@@ -348,7 +357,7 @@ class Tuner:
         give_up_s = late_s(state, self.setup.rules.settings)
         samples = list(self.feed.new(now_wall_s, give_up_s=give_up_s))
         heard_wall_s = min(state.clock_wall_s, now_wall_s) if self.feed.behind else now_wall_s
-        self.handle(Observed(heard_wall_s, samples))
+        self.handle(Observed(heard_wall_s, samples, self._skew_s()))
 
     def _read_overrides(self) -> None:
         pins, problem = self.state.pins, ""

@@ -39,6 +39,9 @@
 {{- end -}}
 {{- if .Values.cluster.url -}}
 {{- $_ := set $config "cluster" (dict "url" .Values.cluster.url) -}}
+{{- if .Values.shared.existingClaim -}}
+{{- $_ := set $config.cluster "lead" false -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.relays.regions -}}
 {{- $certificates := "/etc/epp-relay" -}}
