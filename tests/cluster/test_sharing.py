@@ -126,6 +126,22 @@ def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
     assert len(message.facts) == 4
 
 
+def test_a_flush_that_comes_early_loses_no_change(bus: Bus) -> None:
+    link, woken = bus.links["a"], list[float]()
+    link.flush()
+    bus.pick("a", 1, blocks=10)
+    wait_s = link._due_s - bus.clock.mono_s()
+    link._wake = woken.append
+    bus.sent.clear()
+    bus.clock.advance(wait_s / 2)
+    link.flush()
+    assert woken == [pytest.approx(wait_s / 2)]
+    assert not bus.sent
+    bus.clock.advance(wait_s / 2 - 0.0005)
+    link.flush()
+    assert len(bus.sent) == 1
+
+
 def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
     at = bus.pick("a", 1).chosen
     also = bus.pick("b", 2)
