@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from epp.signals.fleet import Fleet
 
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
+#: Timers count whole milliseconds: a flush may come too early by this.
+EARLY_S = 0.001
 #: Uncached tokens of a promise that goes at once.
 URGENT_TOKENS = 2000
 #: A peer that was silent for so long counts no more.
@@ -186,10 +188,9 @@ class Sharing:
         if whole:
             self._forget_silent(now_s)
             self._join(now_s)
-        if whole or now_s >= self._due_s:
+        if whole or now_s >= self._due_s - EARLY_S:
             self._send(now_s, whole=whole)
-        elif self._due_s < math.inf:
-            # uvloop's timers are up to a millisecond early, and another wake may have replaced this one.
+        elif self._due_s < math.inf:  # another wake replaced this one's timer
             self._wake(self._due_s - now_s)
         for _ in range(len(self._snapshots)):
             self._send_piece()

@@ -13,9 +13,11 @@ from epp.signals.ledger import ROWS
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.types import Floats
+
+_NONE = (0.0,) * ROWS
 
 
 class PeerLoad:
@@ -38,22 +40,27 @@ class PeerLoad:
     def recount(self) -> None:
         """Add up anew: the endpoints of the pool or their slots have changed."""
         self.block[:] = 0.0
-        self._add_up({address for gauges in self._gauges.values() for address in gauges})
+        for gauges in self._gauges.values():
+            for address, row in gauges.items():
+                self._add(address, row)
 
     def update(self, origin: str, gauges: Mapping[str, Sequence[float]], *, whole: bool) -> None:
         """Take an origin's gauges: all of them, or those that changed."""
-        before = self._gauges.get(origin, {})
-        now = dict(gauges) if whole else {**before, **gauges}
-        self._gauges[origin] = {address: row for address, row in now.items() if any(row)}
-        self._add_up({*before, *gauges} if whole else gauges)
+        held = self._gauges.setdefault(origin, {})
+        if whole:
+            gauges = {**dict.fromkeys(held, _NONE), **gauges}
+        for address, row in gauges.items():
+            self._add(address, np.subtract(row, held.pop(address, _NONE)))
+            if any(row):
+                held[address] = row
 
     def drop(self, origin: str) -> None:
         """Count an origin no more."""
-        self._add_up(self._gauges.pop(origin, {}))
+        self.update(origin, {}, whole=True)
+        del self._gauges[origin]
 
-    def _add_up(self, addresses: Iterable[str]) -> None:
-        for address in addresses:
-            slot = self._slot_of(address)
-            if slot is not None:
-                rows = [gauges[address] for gauges in self._gauges.values() if address in gauges]
-                self.block[:, slot] = np.sum(rows, axis=0) if rows else 0.0
+    def _add(self, address: str, row: Sequence[float] | Floats) -> None:
+        # Gauges are whole numbers: differences sum up exactly, and at one cost beside any number of peers.
+        slot = self._slot_of(address)
+        if slot is not None:
+            self.block[:, slot] += row

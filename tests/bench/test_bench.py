@@ -14,7 +14,7 @@ from epp.cli import main
 from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
-from epp.lab.bench import command, core, index, recorded, server
+from epp.lab.bench import cluster, command, core, index, recorded, server
 from epp.lab.bench.bare import NOBODY, answer
 from epp.lab.bench.figures import GOALS, Figures, load
 from epp.lab.bench.processes import bare, held
@@ -119,6 +119,13 @@ async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.Mo
 def test_an_index_of_conversations_needs_far_less_than_a_hash_a_token() -> None:
     found = index.figures(150_000)
     assert 8 / 64 < found["bytes per token"] < 1.0
+
+
+def test_messages_are_measured_by_what_is_in_them() -> None:
+    found = cluster.costs()
+    assert all(value > 0.0 for value in found["promise"])
+    assert found["fact"][2] > 8 * cluster.NEW, "a hash for each new block"
+    assert found["message"][2] < 200.0
 
 
 def test_a_goal_stands_beside_the_median() -> None:

@@ -41,6 +41,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "gorgo-paper": ("Apr 7 ts 3", ("gorgo", "least-request")),
     "network": ("busy / 200 ms / changing", ("gorgo", "no queue term")),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
+    "pickers": ("256 in 20 ms / gorgo-ms", ("1 picker", "4")),
 }
 
 #: A model soon, and a trial of it soon.

@@ -11,16 +11,19 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.demo.nats import Nats
+from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
     import argparse
 
     from epp.lab.bench.figures import Figures
+    from epp.lab.bench.processes import Server
 
 PICKERS, ENDPOINTS, TOKENS = 4, 8, 2000
 #: Conversations a second to each picker, sent a few at a time.
@@ -50,7 +53,14 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
                 if name == "shared":
                     nats_ms = (cpu_s(nats.pid) - before_s[1]) / sum(counts) * 1e3
                     found.add("pickers/NATS", "ms CPU", nats_ms)
+                    ages_s = [_age_s(server) for server, _ in fleet]
+                    found.add("pickers/change age p99", "ms", max(ages_s) * 1e3, "of the worst picker")
             found.add("pickers/shared of alone", "ratio", spent_ms["shared"] / spent_ms["alone"])
+
+
+def _age_s(server: Server) -> float:
+    with urlopen(f"http://{server.http}/metrics") as answer:  # our own address
+        return Page(answer.read().decode()).total("epp_cluster_change_age_seconds", quantile="0.99")
 
 
 async def _drive(proxy: Proxy, seed: int) -> int:

@@ -136,6 +136,7 @@ class FleetSim:
             endpoints=tuple(self.replicas),
             counters=tuple(replica.counters() for replica in self.replicas.values()),
             duration_ms=self.loop.now_ms - self.start_ms,
+            messages=self._pickers.sent,
         )
 
     def body_bytes(self, index: int) -> int:

@@ -62,6 +62,12 @@ class PickerGroup:
         count = len(self.all)
         return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
 
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Messages that they sent, and their bytes."""
+        counts = [link.counts for link in self._links.values()]
+        return sum(one.sent for one in counts), sum(one.sent_bytes for one in counts)
+
     def _link(self, name: str, picker: Picker) -> None:
         def publish(to: str, data: bytes) -> None:
             self._publish(name, to, data)

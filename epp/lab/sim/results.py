@@ -5,7 +5,7 @@ Values only. Times are milliseconds of virtual time; those of requests count fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -76,6 +76,7 @@ class WindowResult:
         endpoints: addresses, in the order of the specification.
         counters: what each replica's engine counted; of a restarted one, all its lives together.
         duration_ms: until the last answer.
+        messages: those that pickers sent each other, and their bytes; in no digest.
     """
 
     policy: str
@@ -84,6 +85,7 @@ class WindowResult:
     endpoints: tuple[str, ...]
     counters: tuple[Counters, ...]
     duration_ms: float
+    messages: tuple[int, int] = field(default=(0, 0), repr=False)
 
     def digest(self) -> str:
         """Return a hash of everything above, equal for equal runs on any machine."""
