@@ -94,7 +94,9 @@ class NatsLink:
         self._decision = decision
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        #: When it fires, which uvloop's handles of the next turn cannot say.
+        self._timer_s = 0.0
         self._problem = ""
         self.dropped = 0
         self.on_content: Callable[[str, bytes | None], None] = lambda *_: None
@@ -152,10 +154,11 @@ class NatsLink:
 
     def _wake(self, in_s: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._timer is None or self._timer.when() > loop.time() + in_s:
+        at_s = loop.time() + in_s
+        if self._timer is None or self._timer_s > at_s:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_later(in_s, self._flush)
+            self._timer, self._timer_s = loop.call_later(in_s, self._flush), at_s
 
     def _flush(self) -> None:
         self._timer = None

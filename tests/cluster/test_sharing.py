@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import uvloop
 from msgspec.structs import replace
 
 from epp.cluster.messages import MAX_BLOCKS, Group, Message, decode, encode
+from epp.cluster.nats_link import NatsLink
 from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_FACTS, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
+from epp.config.schema import Cluster
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
 from tests.kit.clock import ManualClock
@@ -134,6 +139,20 @@ def test_a_flush_before_its_time_holds_nothing_back(bus: Bus) -> None:
     bus.links["a"].flush()
     bus.run(0.06)
     assert sum(bus.promised("b", RUNNING)) == 1.0
+
+
+def test_a_timer_that_is_due_at_once_is_asked_for_again() -> None:
+    """Uvloop's handle of such a timer does not know when it fires."""
+
+    async def wake() -> int:
+        settings, fleet = Cluster(url="nats://127.0.0.1:1"), picker_of(prefix="a").fleet
+        link = NatsLink(settings, GROUP, fleet, ManualClock(), base=Path(), source="", decision=lambda _: b"")
+        for in_s in (0.02, 0.0, 0.0, 0.0001):
+            link._wake(in_s)
+        await asyncio.sleep(0.005)
+        return link.sharing.counts.sent
+
+    assert uvloop.run(wake()) == 1
 
 
 def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
