@@ -126,8 +126,7 @@ class App:
             base=base,
         )
         self._cluster = self._build_cluster()
-        self._lead: LeadFeed | None = None
-        self._peers = self._build_peers(hasher)
+        self._peers, self._lead = self._build_peers(hasher)
         self._restore = self._build_restore(hasher)
         self._files = self._watched_files()
         self._tls = Certificates(base, source)
@@ -194,10 +193,10 @@ class App:
             clock=self._clock,
         )
 
-    def _build_peers(self, hasher: BlockHasher) -> NatsLink | None:
+    def _build_peers(self, hasher: BlockHasher) -> tuple[NatsLink | None, LeadFeed | None]:
         config = self._config
         if not config.cluster.url:
-            return None
+            return None, None
         from epp.cluster.messages import Group  # noqa: PLC0415  # only where it is configured
 
         try:
@@ -221,12 +220,13 @@ class App:
             decision=self._decision_json,
             term=lead.read_lead(records).term if led else None,
         )
-        if led and self._recorder is not None:
-            files = lead.followed_files(config, self._base)
-            self._lead = lead.LeadFeed(files, records, link.leading, link.publish_content, self._clock)
-            link.on_content, link.on_records = self._lead.take, self._recorder.add
-            self._recorder.on_lines = link.publish_records
-        return link
+        if not led or self._recorder is None:
+            return link, None
+        files = lead.followed_files(config, self._base)
+        feed = lead.LeadFeed(files, records, link.leading, link.publish_content, self._clock)
+        link.on_content, link.on_records = feed.take, self._recorder.add
+        self._recorder.on_lines = link.publish_records
+        return link, feed
 
     def _decision_json(self, decision_id: str) -> bytes:
         found = self.core.recent.get(decision_id)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.lead import Turn, lead_of
-from epp.learn.sidecar.process import process_lock, reported_files, run_until_stopped
+from epp.learn.sidecar.process import process_lock, reported_files
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_state
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import argparse
 
     from epp.learn.reward_model.setup import Setup
-    from epp.server.lead import LeadFile
 
 log = logging.getLogger("epp.learn.reward_model")
 
@@ -112,9 +112,7 @@ def _status(setup: Setup) -> int:
 def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
     clock = SystemClock()
-
-    def lead() -> LeadFile:
-        return lead_of(setup.config, setup.records)
+    lead = partial(lead_of, setup.config, setup.records)
 
     def begin() -> Loop:
         loop = Loop(
@@ -142,10 +140,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
         if setup.trial is not None:
             held.enter_context(process_lock(setup.trial.paths.lock, "tuner"))
         os.nice(_NICE)
-        turn = Turn(begin, lead, log.info)
-        turn.look()
-        run_until_stopped(turn.tick, every_s)
-        turn.close()
+        Turn(begin, lead, log.info).run(every_s)
     log.info("stopped; the state is kept")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from epp.errors import EppError
+from epp.learn.sidecar.process import run_until_stopped
 from epp.server.lead import LeadFile, is_led, read_lead
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class Turn:
         self._begin, self._lead, self._report = begin, lead, report
         self._work: Work | None = None
         self._waits_for: str | None = None
+
+    def run(self, every_s: float) -> None:
+        """Look every so many seconds, and do the rounds of the work, until stopped."""
+        self.look()
+        run_until_stopped(self.tick, every_s)
+        self.close()
 
     def look(self) -> None:
         """Begin or end the work.

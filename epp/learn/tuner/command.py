@@ -7,12 +7,13 @@ import logging
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.lead import Turn, lead_of, require_lead
-from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files, run_until_stopped
+from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
@@ -25,7 +26,6 @@ from epp.server.process import SystemClock
 if TYPE_CHECKING:
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.tuner import What
-    from epp.server.lead import LeadFile
 
 log = logging.getLogger("epp.learn.tuner")
 
@@ -129,9 +129,7 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
     clock = SystemClock()
-
-    def lead() -> LeadFile:
-        return lead_of(setup.config, setup.records)
+    lead = partial(lead_of, setup.config, setup.records)
 
     def begin() -> Tuner:
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
@@ -142,10 +140,7 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
         return tuner
 
     with process_lock(setup.paths.lock, "tuner"):
-        turn = Turn(begin, lead, log.info)
-        turn.look()
-        run_until_stopped(turn.tick, every_s)
-        turn.close()
+        Turn(begin, lead, log.info).run(every_s)
     log.info("stopped; the state is kept")
     return 0
 
