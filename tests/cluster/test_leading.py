@@ -33,6 +33,9 @@ class Pool:
             self.pickers[name] = Leading(name, self.now_s, term)
             self.obeyed[name] = []
 
+    def split(self, *parts: str) -> None:
+        self.passes = lambda one, other: any({one, other} <= set(part) for part in parts)
+
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
             for name, picker in list(self.pickers.items()):
@@ -128,16 +131,14 @@ def test_a_leader_that_was_away_follows_who_leads_by_now(pool: Pool) -> None:
 def test_after_a_split_the_higher_term_wins_and_of_two_in_one_term_the_first(pool: Pool) -> None:
     pool.join("d")
     pool.run(10)
-    halves = ["ab", "cd"]
-    pool.passes = lambda one, other: any({one, other} <= set(half) for half in halves)
+    pool.split("ab", "cd")
     pool.run(20)
     assert pool.leaders == ["a", "c"]
     pool.passes = lambda *_: True
     pool.run(10)
     pool.check()
     assert pool.leaders == ["c"]
-    halves = ["ac", "bd"]
-    pool.passes = lambda one, other: any({one, other} <= set(half) for half in halves)
+    pool.split("ac", "bd")
     pool.run(3)
     del pool.pickers["c"]
     pool.run(20)
@@ -223,8 +224,7 @@ def test_where_there_is_a_lease_its_holder_leads_whatever_its_name(pool: Pool) -
     pool.run(3)
     pool.check()
     assert pool.leaders == ["c"]
-    halves = ["ab", "c"]
-    pool.passes = lambda one, other: any({one, other} <= set(half) for half in halves)
+    pool.split("ab", "c")
     pool.run(20)
     assert pool.leaders == ["c"], "a split of NATS makes no second leader"
     pool.pickers["c"].lease = False
