@@ -19,9 +19,8 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 
-from epp.cluster.leading import Leading
+from epp.cluster.link import Link
 from epp.cluster.messages import FileContent
-from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.errors import ConfigError
 from epp.schedule.decision import SCHEMA_VERSION
 
@@ -51,7 +50,7 @@ _RECORDS_OUTBOX = 64
 _CONTENTS, _RECORDS = msgspec.msgpack.Decoder(FileContent), msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
-class NatsLink:
+class NatsLink(Link):
     """One picker's connection to its peers.
 
     Args:
@@ -84,41 +83,19 @@ class NatsLink:
         decision: Callable[[str], bytes],
         term: int | None = None,
     ) -> None:
-        self._options = _options(settings, base, source)
-        self._group, self._clock = group, clock
         host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
-        self._origin = f"{host}-{secrets.token_hex(8)}"
+        super().__init__(group, fleet, clock, f"{host}-{secrets.token_hex(8)}", term=term)
+        self._options = _options(settings, base, source)
         subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
         self._all, self._one, self._asked = f"{subject}.all", f"{subject}.to", f"{subject}.decision"
         self._contents, self._records = f"{subject}.file", f"{subject}.records"
         self._decision = decision
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
-        self._timer: asyncio.Handle | None = None
-        #: When it fires, which uvloop's handles of the next turn cannot say.
-        self._timer_s = 0.0
         self._problem = ""
-        self.dropped = 0
         self.on_content: Callable[[str, bytes | None], None] = lambda *_: None
         self.on_records: Callable[[bytes], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.leading = Leading(self._origin, clock.mono_s(), term or 0)
-        if term is None:
-            self.leading.resign()
-        self.sharing = Sharing(
-            fleet,
-            group,
-            self._origin,
-            clock,
-            publish=self._publish,
-            wake=self._wake,
-            leading=self.leading,
-        )
-
-    @property
-    def lease_name(self) -> str:
-        """Name of the pool's Lease in Kubernetes."""
-        return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
 
     @property
     def connected(self) -> bool:
@@ -152,34 +129,17 @@ class NatsLink:
             data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
             self._put(f"{self._records}.{self.leading.leader}", data, _RECORDS_OUTBOX)
 
-    def _wake(self, in_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        at_s = loop.time() + in_s
-        if self._timer is None or self._timer_s > at_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer, self._timer_s = loop.call_later(in_s, self._flush), at_s
-
-    def _flush(self) -> None:
-        self._timer = None
-        self.sharing.flush()
-
     async def run(self) -> None:
         """Connect, and share until cancelled."""
         self._loop = asyncio.get_running_loop()
         connecting = asyncio.create_task(self._connect())
         sending = asyncio.create_task(self._send())
         try:
-            while True:
-                self.leading.tick(self._clock.mono_s(), connected=self.connected)
-                self.sharing.flush()
-                await asyncio.sleep(WHOLE_S)
+            await self._share()
         finally:
             self._loop = None
             connecting.cancel()
             sending.cancel()
-            if self._timer is not None:
-                self._timer.cancel()
             await asyncio.gather(connecting, sending, return_exceptions=True)
             await self._leave()
 

@@ -90,6 +90,7 @@ class EnvoyProcess:
             there is one. What the binary is too old for is left out.
         relay: a region, to run the relay of it instead of the Envoy beside the picker.
         folder: where the configuration and ``envoy.log`` are kept; a temporary folder when None.
+        concurrency: worker threads.
 
     Attributes:
         listener_url: ``http://host:port`` that clients connect to.
@@ -103,8 +104,9 @@ class EnvoyProcess:
         *,
         relay: str = "",
         folder: Path | None = None,
+        concurrency: int = 1,
     ) -> None:
-        self._settings, self._relay = settings, relay
+        self._settings, self._relay, self._concurrency = settings, relay, concurrency
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="epp-envoy-")
@@ -166,7 +168,7 @@ class EnvoyProcess:
                     str(binary),
                     "--config-path", str(config_file),
                     "--admin-address-path", str(address_file),
-                    "--concurrency", "1",
+                    "--concurrency", str(self._concurrency),
                     "--log-level", "warning",
                     "--disable-hot-restart",
                     "--drain-time-s", "1",

@@ -29,8 +29,9 @@ from epp.server.turns import Peers, address_key
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from epp.server.seat import Seat
     from epp.server.turns import Peer, Turn
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ _A_TURN = 16
 _CONNECT_UNITS, _HANDSHAKE_UNITS = 25, 800
 #: The process or the system has nothing left to accept with: so long until it is tried again.
 _PAUSE_S = 1.0
+#: As long as a process leaves a connection to others that have less load.
+_OTHERS_TURN_S = 0.005
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 #: Share of the files that the process may open which the connections of one listener may hold. There are four
@@ -97,6 +100,8 @@ def listening_sockets(address: str) -> list[socket.socket]:
         OSError: one of them cannot be bound.
         ValueError: it is not an address.
     """
+    if address in _early:
+        return [bound.dup() for bound in _early[address]]
     opened: list[socket.socket] = []
     try:
         if address.startswith(UNIX):
@@ -137,6 +142,40 @@ def _unix_socket(path: Path) -> socket.socket:
     return bound
 
 
+#: Of `listening_sockets`, opened before they were asked for, by the address that they really have.
+_early: dict[str, list[socket.socket]] = {}
+
+
+def open_early(address: str) -> str:
+    """Open what `listening_sockets` will return for an address, here and in processes forked from this one.
+
+    Returns:
+        The address with the port that it really has, by which it is to be asked for.
+
+    Raises:
+        OSError: the address cannot be bound.
+        ValueError: it is not an address.
+    """
+    opened = listening_sockets(address)
+    address = _bound_address(address, opened)
+    _early[address] = opened
+    return address
+
+
+def close_early() -> None:
+    """Close this process's part of what was opened early."""
+    for opened in _early.values():
+        for bound in opened:
+            bound.close()
+    _early.clear()
+
+
+def _bound_address(address: str, opened: Sequence[socket.socket]) -> str:
+    if address.startswith(UNIX):
+        return address
+    return join_address(split_address(address)[0], opened[0].getsockname()[1])
+
+
 def allow_files() -> None:
     """Let this process open as many files as it may ask for: what it is given at first is 1,024, often."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -166,6 +205,7 @@ class Acceptor(Generic[P]):
         end_idle: ends one of a peer's connections that is idle, if one is, and returns it; one that has not
             begun is left to be ended here. None where none is to be ended.
         queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
+        seat: says which of several processes takes the next connection; None where there is one.
 
     Attributes:
         open: connections that have begun.
@@ -180,10 +220,11 @@ class Acceptor(Generic[P]):
         on_refused: Callable[[], None],
         end_idle: Callable[[Iterable[P]], P | None] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._on_refused = on_refused
-        self._end_idle, self._queue = end_idle, queue
+        self._end_idle, self._queue, self._seat = end_idle, queue, seat
         self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
@@ -205,9 +246,7 @@ class Acceptor(Generic[P]):
         for bound in self._sockets:
             bound.setblocking(False)
         self._go_on()
-        if address.startswith(UNIX):
-            return address
-        return join_address(split_address(address)[0], self._sockets[0].getsockname()[1])
+        return _bound_address(address, self._sockets)
 
     def close(self) -> None:
         """Take no more, and end handshakes; what is open stays."""
@@ -240,8 +279,12 @@ class Acceptor(Generic[P]):
         self.open.discard(connection)
         self._release(connection)
 
-    def _accept(self, bound: socket.socket) -> None:
-        for _ in range(_A_TURN):
+    def _accept(self, bound: socket.socket, *, left_over: bool = False) -> None:
+        for turn in range(_A_TURN):
+            if self._seat is not None and self._seat.is_others_turn and (turn or not left_over):
+                self._pause()
+                self._retry = self._loop.call_later(_OTHERS_TURN_S, self._accept_left_over)
+                return
             try:
                 accepted, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -253,6 +296,8 @@ class Acceptor(Generic[P]):
                 self._pause()
                 self._retry = self._loop.call_later(_PAUSE_S, self._go_on)
                 return
+            if self._seat is not None:
+                self._seat.took()
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
@@ -268,6 +313,12 @@ class Acceptor(Generic[P]):
             task = self._beginning[connection] = self._loop.create_task(self._connect(connection, accepted))
             # Cancelled before its first step, nobody else would close it.
             task.add_done_callback(partial(self._connected, connection, accepted))
+
+    def _accept_left_over(self) -> None:
+        """Take what no other process has taken: the one whose turn it was is busy."""
+        self._go_on()
+        for bound in self._sockets:
+            self._accept(bound, left_over=True)
 
     def _has_room(self, peer: Peer) -> bool:
         """Whether a peer may have one more place, after an idle connection was ended where none was left."""

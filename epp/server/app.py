@@ -29,6 +29,7 @@ from epp.server.files import AppliedFile, WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
+from epp.server.host import Host
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.poll import SignalFeed
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.clock import Clock
-    from epp.cluster.nats_link import NatsLink
+    from epp.cluster.link import Link
+    from epp.cluster.messages import Group
     from epp.config.schema import Config
     from epp.records.recorder import FileRecorder
     from epp.server.cluster import ClusterFeed
@@ -57,6 +59,7 @@ log = logging.getLogger(__name__)
 
 #: Between two looks at leases that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
+_ALONE = Host()
 
 
 class App:
@@ -67,6 +70,7 @@ class App:
         base: folder that relative paths of the configuration are relative to.
         source: name of the configuration file, for errors.
         clock: the time.
+        host: the other pickers of this host; by default none.
 
     Attributes:
         addresses: of the listeners once they are open, ``""`` for one that is not configured.
@@ -75,10 +79,11 @@ class App:
         ConfigError: a value does not fit the policy or a file that it names is missing.
     """
 
-    def __init__(self, config: Config, base: Path, source: str, clock: Clock) -> None:
+    def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
+        self._host = host
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
-        self._decision_ids = DecisionIds()
+        self._decision_ids = DecisionIds(host.index)
         self.metrics = Metrics()
         self.tasks = Tasks()
         hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
@@ -147,7 +152,8 @@ class App:
             self.metrics.show("peers", self._peers)
 
     def _build_listeners(self) -> None:
-        config = self._config
+        config, host = self._config, self._host
+        reports = host.route(self.core.outcomes, self._decision_ids)
         most = allowed_connections(config.listen.max_connections)
         self._grpc = GrpcServer(
             config,
@@ -155,8 +161,10 @@ class App:
             self.core,
             self.metrics,
             self._source,
+            reports=reports,
             sampler=self._sampler,
             max_connections=most,
+            seat=host.seat,
         )
         self._health = HealthThread(
             config.listen,
@@ -164,9 +172,10 @@ class App:
             self._source,
             metrics=self.metrics,
             max_connections=most,
+            also=host.http,
         )
         refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
-        self._first_tokens = FirstTokenReceiver(self.core.outcomes, max_connections=most, on_refused=refused)
+        self._first_tokens = FirstTokenReceiver(reports, max_connections=most, on_refused=refused)
         self.metrics.receivers["first-token"] = self._first_tokens
 
     def _build_learning(self) -> Learning | None:
@@ -193,12 +202,18 @@ class App:
             clock=self._clock,
         )
 
-    def _build_peers(self, hasher: BlockHasher) -> tuple[NatsLink | None, LeadFeed | None]:
+    def _build_peers(self, hasher: BlockHasher) -> tuple[Link | None, LeadFeed | None]:
         config = self._config
-        if not config.cluster.url:
-            return None, None
-        from epp.cluster.messages import Group  # noqa: PLC0415  # only where it is configured
 
+        def group() -> Group:
+            from epp.cluster.messages import Group  # noqa: PLC0415  # only where there are others
+
+            kubernetes = config.pool.kubernetes
+            pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
+            return Group(pool, config.policy.name, hasher.key_id)
+
+        if not config.cluster.url:
+            return self._host.link(group, self.picker.fleet, self._clock), None
         try:
             from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
         except ImportError:
@@ -207,12 +222,10 @@ class App:
 
         from epp.server import lead  # noqa: PLC0415  # likewise
 
-        kubernetes = config.pool.kubernetes
-        pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
         records, led = self._base / config.records.folder, lead.is_led(config)
         link = NatsLink(
             config.cluster,
-            Group(pool, config.policy.name, hasher.key_id),
+            group(),
             self.picker.fleet,
             self._clock,
             base=self._base,
@@ -367,7 +380,9 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
             elsewhere=None if self._peers is None else self._peers.find,
+            middlewares=self._host.middlewares,
         )
+        self._host.listen()
         http, health = await self._health.start(routes, on_stall)
         first_token, grpc = "", await self._grpc.start()
         if listen.first_token:
@@ -412,6 +427,7 @@ class App:
         reason = self.not_ready()
         self._grpc.set_serving(serving=not reason)
         self._health.publish(reason)
+        self._host.beat()
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
@@ -429,4 +445,5 @@ class App:
         if self._recorder is not None:
             self._recorder.close()  # while the leader can still be sent what it writes
         await self.tasks.stop_all()
+        self._host.close()
         self._tokenizers.close()

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,8 +23,9 @@ from epp.llmd.settings import log_settings, translate
 from epp.server.accepting import allow_files
 from epp.server.app import App
 from epp.server.files import replace_file, required_file
+from epp.server.host import Host
 from epp.server.logs import configure
-from epp.server.process import SystemClock, stop_signals
+from epp.server.process import MAX_WORKERS, SystemClock, stop_signals
 
 if TYPE_CHECKING:
     import argparse
@@ -50,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file, e.g. epp.yaml")
     parser.add_argument(
         "--ready-file", type=Path, help="written once the listeners are open: their addresses, as JSON"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes that share port and load (default: 1)"
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
     group = parser.add_argument_group(
@@ -124,11 +129,24 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in setup.warnings:
         log.warning(warning)
     allow_files()
+    config, host, ready_file = setup.config, Host(), arguments.ready_file
+    if not 1 <= arguments.workers <= MAX_WORKERS:
+        problem, fix = f"is {arguments.workers}", f"a number from 1 to {MAX_WORKERS}: one for each core"
+        raise ConfigError("command line", "--workers", problem, fix)
+    if arguments.workers > 1:
+        from epp.server.siblings import Siblings  # noqa: PLC0415  # only where it is asked for
+        from epp.server.workers import Workers  # noqa: PLC0415  # likewise
+
+        workers = Workers(config, arguments.workers, setup.source, partial(_write_ready, ready_file))
+        worker = workers.run()
+        if isinstance(worker, int):
+            return worker
+        config, host, ready_file = workers.config, Siblings(worker), None
     # Tokenizers may take half a minute to come from the hub, and nothing else ends process 1 of a container.
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        app = App(setup.config, setup.base, setup.source, SystemClock())
-        uvloop.run(serve(app, arguments.ready_file))
+        app = App(config, setup.base, setup.source, SystemClock(), host)
+        uvloop.run(serve(app, ready_file))
     except ConfigError as error:
         _raise_all(setup.config, setup.base, setup.source, error.errors)
     finally:
@@ -183,8 +201,7 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
         # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
         gc.collect()
         gc.freeze()
-        if ready_file is not None:
-            _write_ready(ready_file, app)
+        _write_ready(ready_file, app.addresses)
     except ConfigError:
         await app.stop(0.0)
         raise
@@ -202,9 +219,11 @@ async def serve(app: App, ready_file: Path | None = None) -> None:
     await app.stop(0.0)
 
 
-def _write_ready(file: Path, app: App) -> None:
+def _write_ready(file: Path | None, addresses: Mapping[str, str]) -> None:
+    if file is None:
+        return
     try:
-        replace_file(file, json.dumps(app.addresses).encode())
+        replace_file(file, json.dumps(addresses).encode())
     except OSError as error:
         why = f"{file} cannot be written: {error.strerror}"
         raise ConfigError(

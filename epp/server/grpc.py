@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.extproc.body_budget import Share
+    from epp.server.access_log import Reports
     from epp.server.core import Core
     from epp.server.grpcio_server import GrpcioServer
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
+    from epp.server.seat import Seat
     from epp.server.tls import Certificates
     from epp.transport.messages import Room
 
@@ -51,8 +53,10 @@ class GrpcServer:
         core: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
+        reports: takes what Envoy's access log says.
         sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
+        seat: this process's part among several that listen; None where there is one.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -66,8 +70,10 @@ class GrpcServer:
         metrics: Metrics,
         source: str,
         *,
+        reports: Reports,
         sampler: Sampler,
         max_connections: int,
+        seat: Seat | None = None,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
         self._sampler = sampler
@@ -80,7 +86,7 @@ class GrpcServer:
         self._grpcio_share = bodies.share()
         self._bodies = bodies
         metrics.show("bodies", bodies)
-        self.access_log = AccessLogReceiver(core.outcomes)
+        self.access_log = AccessLogReceiver(reports)
         metrics.receivers["access-log"] = self.access_log
         self._health = HealthState()
         self._started = False
@@ -109,6 +115,7 @@ class GrpcServer:
                 bodiless=BODILESS,
                 on_closed=lambda reason: metrics.value("epp_connections_closed_total", "grpc", reason).inc(),
                 on_throttled=metrics.value("epp_connections_throttled_seconds_total").inc,
+                seat=seat,
             )
 
     async def start(self) -> str:

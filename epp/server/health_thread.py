@@ -26,7 +26,9 @@ from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from aiohttp.typedefs import Middleware
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -87,6 +89,7 @@ class HealthThread:
         source: name of the configuration file, for errors.
         metrics: counted into.
         max_connections: to each listener at once; those beyond are closed as they come.
+        also: a second address of `listen.http`, without TLS; none when empty.
     """
 
     def __init__(
@@ -97,7 +100,9 @@ class HealthThread:
         *,
         metrics: Metrics,
         max_connections: int,
+        also: str = "",
     ) -> None:
+        self._also = also
         self._listen, self._tls, self._source = listen, tls, source
         self._metrics, self._max_connections = metrics, max_connections
         self._tick_s = min(_TICK_S, listen.stall_limit_s / 4)
@@ -107,7 +112,7 @@ class HealthThread:
         self._not_ready = self._published = "starting"
         self._beaten = False
         self._clock: StallClock | None = None
-        self._acceptor: Acceptor[Watched] | None = None
+        self._acceptors: list[Acceptor[Watched]] = []
 
     async def start(
         self, routes: web.Application, on_stall: Callable[[float, str], None] | None
@@ -149,13 +154,19 @@ class HealthThread:
 
     async def _start_http(self, tls: ssl.SSLContext | None) -> str:
         await self._runner.setup()
-        self._acceptor = watching(
+        if self._also:
+            self._listen_http(self._also, None)
+        return self._listen_http(self._listen.http, tls)
+
+    def _listen_http(self, address: str, tls: ssl.SSLContext | None) -> str:
+        acceptor = watching(
             cast("web.Server", self._runner.server),
             most=self._max_connections,
             tls=tls,
             on_refused=lambda: self._closed("http", "limit"),
         )
-        return self._acceptor.listen(self._listen.http)
+        self._acceptors.append(acceptor)
+        return acceptor.listen(address)
 
     def _closed(self, listener: str, reason: str) -> None:
         self._metrics.value("epp_connections_closed_total", listener, reason).inc()
@@ -217,8 +228,8 @@ class HealthThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _close(self) -> None:
-        if self._acceptor is not None:
-            self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         await self._runner.cleanup()  # once the open requests have their answers
         # Last, so that readiness is answered for as long as the picker drains.
         await self._health.stop(0)
@@ -271,6 +282,7 @@ def build_app(
     decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
+    middlewares: Sequence[Middleware] = (),
 ) -> web.Application:
     """The routes.
 
@@ -281,6 +293,7 @@ def build_app(
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
         elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
+        middlewares: see `aiohttp.web`.
     """
 
     async def page(_: web.Request) -> web.Response:
@@ -312,7 +325,7 @@ def build_app(
         verdict(given, time.time())
         return web.json_response({"recorded": given.id}, status=202)
 
-    app = web.Application(client_max_size=MAX_VERDICT_BYTES)
+    app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=middlewares)
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),

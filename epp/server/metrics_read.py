@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from epp.cluster.nats_link import NatsLink
+    from epp.cluster.link import Link
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed, Shadow
     from epp.server.response_sampling import Sampler
@@ -212,7 +212,7 @@ def reports(receivers: Mapping[str, Receiver]) -> Samples:
         yield (name, "failed"), receiver.failed
 
 
-def peer_messages(link: NatsLink) -> Samples:
+def peer_messages(link: Link) -> Samples:
     """Read what became of messages."""
     counts = link.sharing.counts
     results = {"sent": counts.sent, "dropped": link.dropped, "received": counts.received, "lost": counts.lost}
@@ -220,7 +220,7 @@ def peer_messages(link: NatsLink) -> Samples:
     return [((result,), float(count)) for result, count in results.items()]
 
 
-def change_ages(link: NatsLink) -> Samples:
+def change_ages(link: Link) -> Samples:
     """Read quantiles of the ages of changes."""
     ages_s = sorted(link.sharing.counts.staleness_s)
     quantiles = ("0.5", "0.99") if ages_s else ()

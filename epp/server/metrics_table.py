@@ -20,7 +20,7 @@ from epp.server.tokenizers import REASONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.cluster.nats_link import NatsLink
+    from epp.cluster.link import Link
     from epp.server.metrics_read import PickerState, Samples
 
 #: Labels of a request.
@@ -96,7 +96,7 @@ def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], S
     return _read("picker", name, labels, text, how)
 
 
-def _of_peers(name: str, labels: str, text: str, how: Callable[[NatsLink], Samples]) -> Row:
+def _of_peers(name: str, labels: str, text: str, how: Callable[[Link], Samples]) -> Row:
     return _read("peers", name, labels, text, how)
 
 
@@ -255,8 +255,8 @@ TABLE: tuple[Row, ...] = (
     _counter(
         "epp_connections_closed_total",
         "listener reason",
-        "Connections closed by the picker: over a limit, idle, for room, or for a flood of work.",
-        "grpc limit,http limit,first_token limit,grpc idle,grpc room,grpc flood",
+        "Connections closed by the picker: over a limit, idle, for room, balance, or a flood of work.",
+        "grpc limit,http limit,first_token limit,grpc idle,grpc room,grpc flood,grpc balance",
     ),
     _counter(
         "epp_connections_throttled_seconds_total",
@@ -430,7 +430,12 @@ TABLE: tuple[Row, ...] = (
         read.token_counters,
     ),
     # Other pickers.
-    _of_peers("epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)),
+    _of_peers(
+        "epp_cluster_connected",
+        "",
+        "1 while NATS is there.",
+        read.one(lambda link: link.connected),
+    ),
     _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.sharing.peers)),
     _of_peers(
         "epp_cluster_index_complete",

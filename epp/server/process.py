@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Workers of a host: a decision's id names its worker in two digits.
+MAX_WORKERS = 256
+#: Key of block hashes of this process and those forked from it, where the deployment has none.
+_OWN_SECRET = secrets.token_bytes(32)
+
 
 class SystemClock:
     """`epp.clock.Clock` of this machine."""
@@ -27,11 +32,23 @@ class SystemClock:
 
 
 class DecisionIds:
-    """Ids of this process: a random prefix, by which they are unique over processes, and a counter."""
+    """Ids of this process: a prefix, by which they are unique over processes, and a counter.
 
-    def __init__(self) -> None:
-        self._prefix = secrets.token_hex(8)
+    Args:
+        worker: of several on this host; their number ends the prefix, the rest is random.
+    """
+
+    def __init__(self, worker: int = 0) -> None:
+        self._prefix = f"{secrets.token_hex(7)}{worker:02x}"
         self._last = 0
+
+    @staticmethod
+    def worker_of(decision_id: str) -> int | None:
+        """Tell which worker of a host made an id; None where it is no id."""
+        try:
+            return int(decision_id[14:16], 16)
+        except ValueError:
+            return None
 
     def __call__(self) -> str:
         """Make the next id."""
@@ -60,7 +77,7 @@ def hash_secret(config: Config, base: Path, source: str) -> bytes:
         if config.records.folder:
             lost.append("the prefix index cannot be restored from records")
         log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
-        return secrets.token_bytes(32)
+        return _OWN_SECRET
     try:
         secret = (base / name).read_bytes().strip()
     except OSError as error:

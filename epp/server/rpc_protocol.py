@@ -243,6 +243,11 @@ class RpcConnection(asyncio.Protocol):
         self.refuse_more()
 
     @property
+    def calls(self) -> int:
+        """How many streams have begun on it."""
+        return (self._last_number + 1) // 2
+
+    @property
     def was_used(self) -> bool:
         """Whether a stream has begun on it."""
         return self._last_number > 0

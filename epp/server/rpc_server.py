@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.accepting import Acceptor
 from epp.server.rpc_protocol import RpcConnection
+from epp.server.seat import TICK_S
 from epp.server.turns import Peer, Turns
 from epp.transport.connection import Connection
 from epp.transport.messages import UNBOUNDED
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from epp.extproc.body_budget import Reclaim
     from epp.server.handlers import Serve
+    from epp.server.seat import Seat
     from epp.server.turns import Turn
     from epp.transport.messages import BodilessLimit, Room
 
@@ -47,8 +49,10 @@ class RpcServer:
         max_connections: at once; those beyond are closed as they come.
         bodiless: limit of messages without a body, None for none of its own.
         on_closed: called with why a connection is closed: ``limit``, ``idle``, ``room`` (its place was
-            needed) or ``flood`` (its peer was over its budget, and it went on).
+            needed), ``flood`` (its peer was over its budget, and it went on) or ``balance`` (another worker
+            has less to do).
         on_throttled: called with the seconds for which a connection is not read.
+        seat: this process's part among several that listen; None where there is one.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class RpcServer:
         bodiless: BodilessLimit | None = None,
         on_closed: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
+        seat: Seat | None = None,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
         self.methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
@@ -71,6 +76,8 @@ class RpcServer:
         self.on_closed, self.on_throttled = on_closed, on_throttled
         self._turns, self._turning = Turns(), False
         self._sweep: asyncio.TimerHandle | None = None
+        self._seat = seat
+        self._balancing: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor[RpcConnection] | None = None
         self._stopping = False
         self._gone: asyncio.Event | None = None
@@ -88,7 +95,10 @@ class RpcServer:
             on_refused=partial(self.on_closed, "limit"),
             end_idle=self._end_idle,
             queue=self.queue,
+            seat=self._seat,
         )
+        if self._seat is not None:
+            self._balance(self._seat)
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
         return self._acceptor.listen(address)
 
@@ -99,8 +109,9 @@ class RpcServer:
         self._stopping, self._gone = True, asyncio.Event()
         if self._acceptor is not None:
             self._acceptor.close()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._balancing):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self._connections):
             connection.drain()
         await self._wait(min(grace_s, _HEARD_WITHIN_S))
@@ -193,3 +204,9 @@ class RpcServer:
             else:  # it has not answered since the sweep before
                 connection.end()
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
+
+    def _balance(self, seat: Seat) -> None:
+        moved = seat.tick({connection: connection.calls for connection in self._connections})
+        if moved is not None and moved.drain():
+            self.on_closed("balance")
+        self._balancing = asyncio.get_running_loop().call_later(TICK_S, self._balance, seat)

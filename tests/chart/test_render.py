@@ -148,6 +148,10 @@ def test_the_picker_may_read_what_it_needs_and_no_more(settings: tuple[str, ...]
     assert not kinds(objects) & {"ClusterRole", "ClusterRoleBinding"}
 
 
+def test_workers_are_asked_for() -> None:
+    assert container(rendered(APP, "workers=3"), "picker")["args"][-4:-2] == ["--workers", "3"]
+
+
 def test_nodes_are_read_only_for_regions() -> None:
     objects = rendered(APP, "endpoints.regionFromNodeLabel=true")
     role = find(objects, "ClusterRole", "inference-gorgo-epp")

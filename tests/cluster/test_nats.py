@@ -343,6 +343,8 @@ async def test_in_kubernetes_who_holds_the_lease_leads(tmp_path: Path, nats: Nat
             return found[0] if len(found) == 1 else None
 
         await until(leader, 20)
+        for picker in pickers:  # who has not heard of a term takes it again, until it hears of it
+            await picker.until_metric("epp_cluster_term", lambda value: value == 1)
         killed = leader()
         assert killed is not None
         await killed.kill()

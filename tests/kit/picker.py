@@ -49,13 +49,23 @@ class PickerProcess:
     Args:
         folder: holds its configuration and files.
         program: what is run instead of `epp`.
+        options: further words of its command line.
         config: sections laid over `CONFIG`.
     """
 
-    def __init__(self, folder: Path, *, program: tuple[str, ...] = EPP, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, *, program: tuple[str, ...] = EPP, options: Sequence[str] = (), **config: Any
+    ) -> None:
         self.folder = folder
         self.config: dict[str, Any] = {**CONFIG, **config}
-        words = ["serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(folder / "ready.json")]
+        words = [
+            "serve",
+            "--config",
+            str(folder / "epp.yaml"),
+            "--ready-file",
+            str(folder / "ready.json"),
+            *options,
+        ]
         self._child = Child("picker", words, folder, program)
         self.grpc = self.http = self.first_token = ""
 
@@ -171,6 +181,8 @@ class Serving:
         variant: which Envoy configuration; Envoy follows the pool, but with `original-dst`.
         envoy: fields laid over the Envoy settings.
         program: see `PickerProcess`.
+        options: likewise.
+        concurrency: worker threads of Envoy.
         config: sections laid over the picker's `CONFIG`.
     """
 
@@ -183,13 +195,16 @@ class Serving:
         variant: Variant = Variant.STANDALONE,
         envoy: Mapping[str, Any] | None = None,
         program: tuple[str, ...] = EPP,
+        options: Sequence[str] = (),
+        concurrency: int = 1,
         **config: Any,
     ) -> None:
+        self._concurrency = concurrency
         eds_path = "" if variant is Variant.ORIGINAL_DST else str(folder / "eds.json")
         self.folder, self._changes = folder, {"variant": variant, "eds_path": eds_path, **(envoy or {})}
         self.replicas = [] if upstreams else [SimReplica(replica) for replica in replicas]
         self._upstreams = upstreams or self.replicas
-        self.picker = PickerProcess(folder, program=program, **config)
+        self.picker = PickerProcess(folder, program=program, options=options, **config)
         self._exit = AsyncExitStack()
         self.url = ""
 
@@ -205,7 +220,8 @@ class Serving:
             stack.push_async_callback(self.picker.stop)
             await self.picker.start()
             settings = self.picker.envoy_settings(self.specs(), **self._changes)
-            self.envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=self.folder / "envoy"))
+            envoy = EnvoyProcess(settings, folder=self.folder / "envoy", concurrency=self._concurrency)
+            self.envoy = await stack.enter_async_context(envoy)
             self.url = self.envoy.listener_url
             self.http = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))

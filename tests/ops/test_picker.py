@@ -188,3 +188,14 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
     assert "ejected: c:1" in told
     assert any(what.startswith("no metrics from a:1/metrics") for what in told)
     assert "3 endpoints from the cluster, as the picker tells them" in noted(report)
+
+
+def test_workers_count_as_one_picker() -> None:
+    found = Page(
+        "# TYPE a gauge\n"
+        'a{worker="0",endpoint="x"} 2\na{worker="1",endpoint="x"} 3\n'
+        "# TYPE b_total counter\n"
+        'b_total{worker="0"} 2\nb_total{worker="1"} 3\n'
+    )
+    assert found.by("a", "endpoint") == {"x": 3.0}
+    assert found.total("b_total") == 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -31,17 +32,25 @@ _WHEN_READY = {
 
 
 class Page:
-    """A metrics page by name.
+    """A metrics page by name; of several workers the sums of counters and the highest gauges.
 
     Raises:
         ValueError: it is no exposition.
     """
 
     def __init__(self, text: str) -> None:
-        self._samples: dict[str, list[tuple[_Labels, float]]] = {}
+        series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+                found = series.setdefault(sample.name, {})
+                labels = frozenset(sample.labels.items() - {("worker", sample.labels.get("worker", ""))})
+                if family.type == "gauge":
+                    found[labels] = max(found.get(labels, -math.inf), sample.value)
+                else:
+                    found[labels] = found.get(labels, 0.0) + sample.value
+        self._samples: dict[str, list[tuple[_Labels, float]]] = {
+            name: [(dict(labels), value) for labels, value in found.items()] for name, found in series.items()
+        }
 
     def __contains__(self, name: object) -> bool:
         return name in self._samples

@@ -80,6 +80,9 @@
 {{- else -}}
 {{- $args = list "--config" "/etc/epp/epp.yaml" -}}
 {{- end -}}
+{{- if gt (int .Values.workers) 1 -}}
+{{- $args = concat $args (list "--workers" (toString .Values.workers)) -}}
+{{- end -}}
 {{- toYaml (concat $args (list "--zap-encoder" "json")) -}}
 {{- end -}}
 

@@ -1,0 +1,142 @@
+"""The workers of one host: datagrams from process to process, without a broker.
+
+Owns a worker's socket and what waits for others to read. A datagram is dropped where its reader has gone or
+too much waits for it; what is shared heals by the next message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from epp.cluster.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from epp.clock import Clock
+    from epp.cluster.messages import Group
+    from epp.signals.fleet import Fleet
+
+#: Room for the longest message of `epp.cluster.sharing`, of which Linux grants twice `net.core.wmem_max`.
+_SEND_BYTES = 512 * 1024
+#: Linux takes ten datagrams for a reader by default: the rest waits here, so many at most.
+_WAITING, _RETRY_S = 1000, 0.002
+#: Datagrams read in one turn of the event loop.
+_A_TURN = 32
+SHARED = b"S"
+
+
+class Mailbox:
+    """One worker's datagram socket.
+
+    Args:
+        folder: of the workers' sockets.
+        index: of this worker.
+        count: of all workers.
+
+    Attributes:
+        handlers: take what comes, by its kind, one byte.
+    """
+
+    def __init__(self, folder: Path, index: int, count: int) -> None:
+        self.index, self._folder, self._count = index, folder, count
+        self.handlers: dict[bytes, Callable[[bytes], None]] = {}
+        self._waiting: defaultdict[int, deque[bytes]] = defaultdict(deque)
+        self._retry: asyncio.TimerHandle | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        self._path(index).unlink(missing_ok=True)  # of the worker that this one replaces
+        self._socket.bind(str(self._path(index)))
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"{index}.mail"
+
+    @property
+    def others(self) -> list[int]:
+        """Indices of the other workers."""
+        return [index for index in range(self._count) if index != self.index]
+
+    def listen(self) -> None:
+        """Read from now on."""
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        """Read and send no more."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._socket.close()
+
+    def send(self, to: int, kind: bytes, data: bytes) -> bool:
+        """Send a worker something; False where it is dropped."""
+        waiting = self._waiting[to]
+        if len(waiting) >= _WAITING:
+            return False
+        waiting.append(kind + data)
+        return self._send_waiting(to)
+
+    def _send_waiting(self, to: int) -> bool:
+        waiting = self._waiting[to]
+        while waiting:
+            try:
+                self._socket.sendto(waiting[0], str(self._path(to)))
+            except BlockingIOError:
+                if self._retry is None:
+                    self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._send_again)
+                return True
+            except OSError:  # it is being replaced
+                waiting.clear()
+                return False
+            waiting.popleft()
+        return True
+
+    def _send_again(self) -> None:
+        self._retry = None
+        for to in self.others:
+            self._send_waiting(to)
+
+    def _read(self) -> None:
+        for _ in range(_A_TURN):
+            try:
+                data = self._socket.recv(2 * _SEND_BYTES)
+            except BlockingIOError:
+                return
+            self.handlers[data[:1]](data[1:])
+
+
+class HostLink(Link):
+    """A worker's link to the others of its host.
+
+    Args:
+        mailbox: carries it.
+        group: whom this picker understands.
+        fleet: its signals.
+        clock: the time.
+    """
+
+    def __init__(self, mailbox: Mailbox, group: Group, fleet: Fleet, clock: Clock) -> None:
+        self._mailbox = mailbox
+        super().__init__(group, fleet, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
+        mailbox.handlers[SHARED] = self.sharing.receive
+
+    @property
+    def connected(self) -> bool:
+        """Whether peers can be reached."""
+        return True
+
+    async def run(self) -> None:
+        """Share until cancelled."""
+        try:
+            await self._share()
+        finally:
+            self.sharing.leave()
+
+    def _publish(self, to: str, data: bytes) -> None:
+        for index in [int(to.partition("-")[0])] if to else self._mailbox.others:
+            self.dropped += not self._mailbox.send(index, SHARED, data)

@@ -1,0 +1,95 @@
+"""One picker's link to its peers, whatever carries it: when it sends, and who leads as far as it heard.
+
+Owns the timer of `Sharing`. What carries messages is a subclass's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from epp.cluster.leading import Leading
+from epp.cluster.sharing import WHOLE_S, Sharing
+
+if TYPE_CHECKING:
+    from epp.clock import Clock
+    from epp.cluster.messages import Group
+    from epp.signals.fleet import Fleet
+
+
+class Link(ABC):
+    """Shares while `run` runs.
+
+    Args:
+        group: whom this picker understands.
+        fleet: its signals.
+        clock: the time.
+        origin: name of this process, another one at each start.
+        term: the highest that this picker knew before it started; None of one that never leads.
+
+    Attributes:
+        sharing: what is said and heard.
+        leading: who leads.
+        dropped: messages that could not be sent.
+    """
+
+    def __init__(
+        self, group: Group, fleet: Fleet, clock: Clock, origin: str, *, term: int | None = None
+    ) -> None:
+        self._group, self._clock, self._origin = group, clock, origin
+        self._timer: asyncio.Handle | None = None
+        #: When it fires, which uvloop's handles of the next turn cannot say.
+        self._timer_s = 0.0
+        self.dropped = 0
+        self.leading = Leading(origin, clock.mono_s(), term or 0)
+        if term is None:
+            self.leading.resign()
+        self.sharing = Sharing(
+            fleet, group, origin, clock, publish=self._publish, wake=self._wake, leading=self.leading
+        )
+
+    @property
+    def lease_name(self) -> str:
+        """Name of the pool's Lease in Kubernetes."""
+        return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
+
+    @property
+    @abstractmethod
+    def connected(self) -> bool:
+        """Whether peers can be reached."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Share until cancelled."""
+
+    async def find(self, decision_id: str) -> bytes:  # noqa: ARG002  # of subclasses that can ask
+        """Ask the others for a decision; JSON, empty where none answers."""
+        return b""
+
+    @abstractmethod
+    def _publish(self, to: str, data: bytes) -> None:
+        """Send a message to a peer, ``""`` for all."""
+
+    async def _share(self) -> None:
+        try:
+            while True:
+                self.leading.tick(self._clock.mono_s(), connected=self.connected)
+                self.sharing.flush()
+                await asyncio.sleep(WHOLE_S)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wake(self, in_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + in_s
+        if self._timer is None or self._timer_s > at_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_s = loop.call_later(in_s, self._flush), at_s
+
+    def _flush(self) -> None:
+        self._timer = None
+        self.sharing.flush()

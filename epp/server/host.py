@@ -1,0 +1,51 @@
+"""What a picker process knows of others on its host: nothing, where it is alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiohttp.typedefs import Middleware
+
+    from epp.clock import Clock
+    from epp.cluster.link import Link
+    from epp.cluster.messages import Group
+    from epp.server.access_log import Reports
+    from epp.server.process import DecisionIds
+    from epp.server.seat import Seat
+    from epp.signals.fleet import Fleet
+
+
+class Host:
+    """Of a process that is alone; `epp.server.siblings` has that of a worker.
+
+    Attributes:
+        index: of this process among the workers.
+        seat: its part in the balance of connections.
+        http: a second address of `listen.http`, for the others.
+        middlewares: of `listen.http`.
+    """
+
+    index = 0
+    seat: Seat | None = None
+    http = ""
+    middlewares: Sequence[Middleware] = ()
+
+    def link(self, group: Callable[[], Group], fleet: Fleet, clock: Clock) -> Link | None:  # noqa: ARG002  # of a worker
+        """Make what shares with the others."""
+        return None
+
+    def route(self, own: Reports, ids: DecisionIds) -> Reports:  # noqa: ARG002  # of a worker
+        """Make what takes Envoy's reports, of which ``own`` takes this process's."""
+        return own
+
+    def listen(self) -> None:
+        """Hear the others from now on."""
+
+    def beat(self) -> None:
+        """Show that this process goes on."""
+
+    def close(self) -> None:
+        """Hear them no more."""

@@ -1,0 +1,187 @@
+"""What a worker does for the others of its host: reports, /metrics and decisions that are theirs.
+
+A report of Envoy's goes to the worker that made the decision, which its id names. /metrics shows the series
+of all workers, told apart by the label ``worker``; a decision, and a verdict on one, is looked for at each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from functools import partial
+from http import HTTPStatus
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from epp.cluster.host_link import HostLink, Mailbox
+from epp.config.address import UNIX
+from epp.server.access_log import Report
+from epp.server.host import Host
+from epp.server.seat import Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from aiohttp.typedefs import Handler
+
+    from epp.clock import Clock
+    from epp.cluster.link import Link
+    from epp.cluster.messages import Group
+    from epp.server.access_log import Reports
+    from epp.server.process import DecisionIds
+    from epp.server.workers import Worker
+    from epp.signals.fleet import Fleet
+
+_FIRST_TOKEN, _STORED, _FINISHED = b"F", b"I", b"R"
+_STORED_FORM, _REPORT = msgspec.msgpack.Decoder(tuple[str, str]), msgspec.msgpack.Decoder(Report)
+#: Marks what one worker asks another: the answer is that worker's own.
+_ASKED = "x-epp-worker"
+_ANSWER_S = 3.0
+_FAMILY = re.compile(rb"^# HELP (\S+)", re.MULTILINE)
+_SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", re.MULTILINE)
+
+
+class RoutedReports:
+    """Takes Envoy's reports, and passes on those about decisions of other workers.
+
+    Args:
+        own: takes this worker's.
+        ids: tell whose a decision is.
+        mailbox: carries those of others.
+    """
+
+    def __init__(self, own: Reports, ids: DecisionIds, mailbox: Mailbox) -> None:
+        self._own, self._ids, self._mailbox = own, ids, mailbox
+        mailbox.handlers[_FIRST_TOKEN] = lambda data: own.first_token(data.decode())
+        mailbox.handlers[_STORED] = lambda data: own.stored(*_STORED_FORM.decode(data))
+        mailbox.handlers[_FINISHED] = lambda data: own.finished(_REPORT.decode(data))
+
+    def _other(self, decision_id: str) -> int | None:
+        worker = self._ids.worker_of(decision_id)
+        return worker if worker in self._mailbox.others else None
+
+    def first_token(self, decision_id: str) -> None:
+        """Take or pass on a first token."""
+        if (other := self._other(decision_id)) is None:
+            self._own.first_token(decision_id)
+        else:
+            self._mailbox.send(other, _FIRST_TOKEN, decision_id.encode())
+
+    def stored(self, decision_id: str, response_id: str) -> None:
+        """Take or pass on the id of a stored response."""
+        if (other := self._other(decision_id)) is None:
+            self._own.stored(decision_id, response_id)
+        else:
+            self._mailbox.send(other, _STORED, msgspec.msgpack.encode((decision_id, response_id)))
+
+    def finished(self, report: Report) -> None:
+        """Take or pass on the end of a request."""
+        if (other := self._other(report.decision_id)) is None:
+            self._own.finished(report)
+        else:
+            self._mailbox.send(other, _FINISHED, msgspec.msgpack.encode(report))
+
+
+class Siblings(Host):
+    """The other workers, as one of them sees them.
+
+    Args:
+        worker: which one.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.index = worker, worker.index
+        self._mailbox = Mailbox(worker.folder, worker.index, worker.count)
+        self.seat, self.http = Seat(worker.board, worker.index), f"{UNIX}{self._http(worker.index)}"
+        self.middlewares = (self._with_others,)
+
+    def _http(self, index: int) -> Path:
+        return self._worker.folder / f"{index}.http"
+
+    def link(self, group: Callable[[], Group], fleet: Fleet, clock: Clock) -> Link:
+        """Make what shares with the others."""
+        return HostLink(self._mailbox, group(), fleet, clock)
+
+    def route(self, own: Reports, ids: DecisionIds) -> Reports:
+        """Make what takes Envoy's reports, of which ``own`` takes this worker's."""
+        return RoutedReports(own, ids, self._mailbox)
+
+    def listen(self) -> None:
+        """Hear the others from now on."""
+        self._mailbox.listen()
+
+    def beat(self) -> None:
+        """Show the parent that this worker goes on; without a parent it ends in order."""
+        self._worker.board.beat(self.index)
+        if os.getppid() != self._worker.parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        """Hear them no more."""
+        self._mailbox.close()
+
+    @web.middleware
+    async def _with_others(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _ASKED not in request.headers:
+            if request.path == "/metrics":
+                return await self._page(request, handler)
+            if request.path.startswith("/decisions/"):
+                return await self._found(request, handler)
+        return await handler(request)
+
+    async def _page(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        others = self._mailbox.others
+        asked = asyncio.gather(*(self._ask(index, request) for index in others))
+        own = await handler(request)
+        found = dict(zip(others, await asked, strict=True))
+        if isinstance(own, web.Response) and own.status == HTTPStatus.OK and isinstance(own.body, bytes):
+            pages = {index: page for index, (status, page) in found.items() if status == HTTPStatus.OK}
+            own.body = merged({self.index: own.body, **pages})
+        return own
+
+    async def _found(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer = await handler(request)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            for index in self._mailbox.others:
+                status, content = await self._ask(index, request)
+                if status not in (0, HTTPStatus.NOT_FOUND):
+                    return web.Response(status=status, body=content, content_type="application/json")
+        return answer
+
+    async def _ask(self, index: int, request: web.Request) -> tuple[int, bytes]:
+        """Ask a worker the same; status 0 where it does not answer."""
+        body = await request.read()
+        connector, limit = aiohttp.UnixConnector(str(self._http(index))), aiohttp.ClientTimeout(_ANSWER_S)
+        url = f"http://worker{request.rel_url}"
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=limit) as http,
+                http.request(request.method, url, data=body, headers={_ASKED: "1"}) as answer,
+            ):
+                return answer.status, await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return 0, b""
+
+
+def merged(pages: Mapping[int, bytes]) -> bytes:
+    """Join pages of /metrics: each family once, its series with the label ``worker``."""
+    families: dict[bytes, list[bytes]] = {}
+    for index, page in sorted(pages.items()):
+        labelled = partial(_labelled, b'worker="%d"' % index)
+        for start, end in pairwise([*(found.start() for found in _FAMILY.finditer(page)), len(page)]):
+            helps, kind, samples = page[start:end].split(b"\n", 2)
+            family = families.setdefault(helps, [helps + b"\n" + kind + b"\n"])
+            family.append(_SAMPLE.sub(labelled, samples))
+    return b"".join(part for family in families.values() for part in family)
+
+
+def _labelled(label: bytes, sample: re.Match[bytes]) -> bytes:
+    name, labels = sample.groups()
+    return b"%s{%s} " % (name, b",".join(filter(None, (label, labels))))

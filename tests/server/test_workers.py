@@ -1,0 +1,202 @@
+"""`epp serve --workers`: several processes behind one port, seen through a real Envoy of several threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.cluster.host_link import Mailbox
+from epp.errors import EppError
+from epp.records.schema import join
+from epp.server.seat import Board, Seat
+from epp.server.siblings import merged
+from tests.kit.picker import CONFIG, PickerProcess, Serving
+from tests.kit.records import recorded
+from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKERS = 4
+
+
+def pids(serving: Serving) -> dict[int, int]:
+    """The newest process of each worker."""
+    found = re.findall(r"worker (\d) is process (\d+)", serving.picker.log())
+    return {int(index): int(pid) for index, pid in found}
+
+
+async def by_worker(serving: Serving, name: str) -> Counter[int]:
+    """Sums of a metric by worker."""
+    sums: Counter[int] = Counter()
+    for index, value in re.findall(
+        rf'^{name}{{worker="(\d)".*}} (\S+)$', await serving.picker.metrics(), re.MULTILINE
+    ):
+        sums[int(index)] += round(float(value))
+    return sums
+
+
+async def ask_many(serving: Serving, clients: int, each: int) -> list[int]:
+    """Statuses of that many clients, one request of each after the other."""
+
+    async def ask(client: int) -> list[int]:
+        return [(await serving.chat(f"{client} says {number}"))[0] for number in range(each)]
+
+    found = await asyncio.gather(*(ask(client) for client in range(clients)))
+    return [status for statuses in found for status in statuses]
+
+
+@pytest.mark.envoy
+async def test_workers_share_port_load_prefixes_and_pages(tmp_path: Path) -> None:
+    async with Serving(
+        tmp_path, options=("--workers", str(WORKERS)), concurrency=4, policy={"name": "prefix-cache"}
+    ) as serving:
+        picker = serving.picker
+        assert set(await ask_many(serving, 64, 10)) == {200}
+        # A first share that Envoy's connections happened to have is balanced within some seconds.
+        before = await by_worker(serving, "epp_decisions_total")
+        assert set(await ask_many(serving, 64, 20)) == {200}
+        decided = await by_worker(serving, "epp_decisions_total")
+        decided.subtract(before)
+        assert len(decided) == WORKERS
+        assert max(decided.values()) <= 2 * sum(decided.values()) / WORKERS, decided
+        await until(lambda: idle(serving), 10)
+        assert sum((await by_worker(serving, "epp_late_reports_total")).values()) == 0
+
+        text = "tell me more " * 400
+        await serving.chat(text)
+        for _ in range(8):
+            # A holder with more requests under way than the others would be passed over.
+            await until(lambda: idle(serving), 10)
+            await asyncio.sleep(0.1)  # a change reaches the others within 50 ms
+            _, body = await serving.chat(text)
+            assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+        decisions = [request.decision for request in join(recorded(tmp_path / "records"))]
+        assert {int(decision["id"][14:16], 16) for decision in decisions} == set(range(WORKERS))
+        for decision in decisions[-20:]:
+            async with serving.http.get(f"http://{picker.http}/decisions/{decision['id']}") as answer:
+                assert (await answer.json())["id"] == decision["id"]
+            verdict = {"correct": True}
+            url = f"http://{picker.http}/decisions/{decision['id']}/feedback"
+            async with serving.http.post(url, json=verdict) as answer:
+                assert answer.status == 202
+
+
+async def idle(serving: Serving) -> bool:
+    return not any((await by_worker(serving, "epp_requests_in_flight")).values())
+
+
+@pytest.mark.envoy
+async def test_dead_and_stopped_workers_are_replaced(tmp_path: Path) -> None:
+    listen = {
+        "grpc": "127.0.0.1:0",
+        "http": "127.0.0.1:0",
+        "first_token": "127.0.0.1:0",
+        "stall_limit_s": 1.0,
+    }
+    async with Serving(tmp_path, options=("--workers", "3"), concurrency=3, listen=listen) as serving:
+        assert set(await ask_many(serving, 12, 5)) == {200}
+        before = pids(serving)
+        os.kill(before[0], signal.SIGKILL)
+        os.kill(before[1], signal.SIGSTOP)
+
+        async def whole() -> bool:
+            now = pids(serving)
+            told = await by_worker(serving, "epp_cluster_connected")
+            return now[0] != before[0] and now[1] != before[1] and len(told) == 3
+
+        await until(whole, 20)
+        assert set(await ask_many(serving, 12, 5)) == {200}
+        assert pids(serving)[2] == before[2]
+
+
+@pytest.mark.parametrize(
+    ("section", "mistake"),
+    [("policy", {"name": "none"}), ("listen", {"transport": "grpcio"}), ("listen", {"grpc": "192.0.2.1:1"})],
+)
+async def test_a_mistake_in_the_configuration_is_said_once(
+    tmp_path: Path, section: str, mistake: dict[str, str]
+) -> None:
+    config: dict[str, Any] = {section: {**CONFIG.get(section, {}), **mistake}}
+    picker = PickerProcess(tmp_path, options=("--workers", "3"), **config)
+    with pytest.raises(EppError):
+        await picker.start()
+    assert picker.log().count(f"{section}.{next(iter(mistake))}") == 1
+    assert "Traceback" not in picker.log()
+
+
+def test_a_connection_goes_to_the_worker_with_the_least_load() -> None:
+    board = Board(2)
+    seats = [Seat(board, index) for index in range(2)]
+    board.beat(0)
+    assert not seats[0].is_others_turn, "the other is not there yet"
+    board.beat(1)
+    seats[0].took()
+    assert seats[0].is_others_turn
+    assert not seats[1].is_others_turn
+    seats[1].took()
+    assert seats[0].tick({"a": 100}) is None
+    assert not seats[1].is_others_turn
+    assert seats[0].is_others_turn
+
+
+@pytest.mark.parametrize(
+    ("calls", "other", "moved"),
+    [
+        ({"a": 100, "b": 80}, 0, "a"),
+        ({"a": 100}, 0, None),  # the other would have as much
+        ({"a": 100, "b": 90}, 180, None),
+        ({"a": 60, "b": 50, "c": 10}, 80, None),  # too little to be worth it
+        ({"a": 90, "b": 0}, 0, None),
+        ({}, 50, None),
+    ],
+)
+def test_a_busy_worker_gives_a_connection_away(
+    calls: dict[str, int], other: float, moved: str | None
+) -> None:
+    board = Board(2)
+    for index in range(2):
+        board.beat(index)
+    board.tell(1, other, 2)
+    seat = Seat(board, 0)
+    assert seat.tick(calls) == moved
+    doubled = {name: 2 * count for name, count in calls.items()}
+    assert seat.tick(doubled) is None, "the one before has had no time"
+
+
+async def test_mail_waits_for_a_busy_worker_and_is_dropped_without_one(tmp_path: Path) -> None:
+    boxes = [Mailbox(tmp_path, index, 3) for index in range(2)]
+    got: list[bytes] = []
+    boxes[1].handlers[b"x"] = got.append
+    sent = [str(number).encode() for number in range(200)]
+    assert all(boxes[0].send(1, b"x", data) for data in sent), "Linux takes some ten of them"
+    assert not boxes[0].send(2, b"x", b"nobody")
+    for box in boxes:
+        box.listen()
+    await until(lambda: len(got) == len(sent), 5)
+    assert got == sent
+    for box in boxes:
+        box.close()
+
+
+def test_pages_are_merged_by_family() -> None:
+    page = b'# HELP a One.\n# TYPE a gauge\na 1.0\n# HELP b Two.\n# TYPE b counter\nb{name="x} y"} 2.0\nb{name="z"} 3.0\n'
+    assert merged({1: page, 0: page}).decode().splitlines() == [
+        "# HELP a One.",
+        "# TYPE a gauge",
+        'a{worker="0"} 1.0',
+        'a{worker="1"} 1.0',
+        "# HELP b Two.",
+        "# TYPE b counter",
+        'b{worker="0",name="x} y"} 2.0',
+        'b{worker="0",name="z"} 3.0',
+        'b{worker="1",name="x} y"} 2.0',
+        'b{worker="1",name="z"} 3.0',
+    ]
