@@ -219,6 +219,7 @@ class Sharing:
         for sent in (self._changed_slots, self._ejected, self._paused):
             sent.clear()
         self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
+        self._peer_load.sent(self._fleet.ledger.block)
         if whole:
             self._whole_s = now_s
         self._say("", message)
@@ -280,7 +281,8 @@ class Sharing:
             if message.sequence >= 0:
                 self._follow(message, peer)
             if self._load:
-                self._peer_load.update(message.origin, message.load, whole=message.whole)
+                own = self._fleet.ledger.block
+                self._peer_load.update(message.origin, message.load, own, whole=message.whole)
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))

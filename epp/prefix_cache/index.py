@@ -424,10 +424,14 @@ class PrefixIndex:
         if keep <= 0 or segment.holders.bit_count() > _MAX_SPLIT_HOLDERS:
             self._drop(slot, holdings, segment)
             return
-        lower = self._split(segment, keep)
-        self._drop(slot, holdings, lower)
-        if not lower.holders:
-            segment.leaf = lower.leaf
+        if segment.holders == 1 << slot:
+            before_tokens, cut = segment.tokens, len(segment.hashes) - keep
+            segment.hashes, segment.answers = segment.hashes[:keep], None
+            self.distinct_blocks -= cut
+            self.distinct_tokens -= before_tokens - segment.tokens
+            holdings.tokens -= before_tokens - segment.tokens
+            return
+        self._drop(slot, holdings, self._split(segment, keep))
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Take a segment from the slot; one without holders is gone."""

@@ -380,8 +380,8 @@ class App:
             decided=self._decision_ids.__contains__,
             verdict=None if self._recorder is None else self._recorder.verdict,
             elsewhere=None if self._peers is None else self._peers.find,
-            middlewares=self._host.middlewares,
         )
+        routes.middlewares.extend(self._host.middlewares)
         self._host.listen()
         http, health = await self._health.start(routes, on_stall)
         first_token, grpc = "", await self._grpc.start()

@@ -26,9 +26,7 @@ from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-
-    from aiohttp.typedefs import Middleware
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -282,7 +280,6 @@ def build_app(
     decided: Callable[[str], bool],
     verdict: Callable[[Verdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
-    middlewares: Sequence[Middleware] = (),
 ) -> web.Application:
     """The routes.
 
@@ -293,7 +290,6 @@ def build_app(
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
         elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
-        middlewares: see `aiohttp.web`.
     """
 
     async def page(_: web.Request) -> web.Response:
@@ -325,7 +321,7 @@ def build_app(
         verdict(given, time.time())
         return web.json_response({"recorded": given.id}, status=202)
 
-    app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=middlewares)
+    app = web.Application(client_max_size=MAX_VERDICT_BYTES)
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),

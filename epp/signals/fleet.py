@@ -345,7 +345,7 @@ class Fleet:
     def promised(self, rows: Rows) -> Floats:
         """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
         own: Floats = self.ledger.block[:, rows]
-        return own if self.peer_load is None else own + self.peer_load.block[:, rows]
+        return own if self.peer_load is None else own + self.peer_load.promised(rows, own)
 
     def count_peers(self, peer_load: PeerLoad) -> None:
         """Count what other pickers promise from now on."""

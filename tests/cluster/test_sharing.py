@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,18 @@ def bus() -> Bus:
         made.join(name)
     made.run(ALONE_S + WHOLE_S)
     return made
+
+
+def test_a_burst_is_expected_to_reach_all_pickers(bus: Bus) -> None:
+    first = bus.pick("a", 1).chosen
+    assert bus.promised("a", RUNNING)[first] == 1.0, "one request is no burst"
+    requests = Counter([first, *(bus.pick("a", 1).chosen for _ in range(7))])
+    at, count = max(requests.items(), key=lambda item: item[1])
+    assert bus.promised("a", RUNNING)[at] > count
+    bus.run(0.2)
+    bus.pick("a", 2)
+    bus.run(0.2)
+    assert sum(bus.promised("a", RUNNING)) == 9.0, "the others had none"
 
 
 def test_promises_and_prefixes_of_one_are_seen_by_all(bus: Bus) -> None:
