@@ -156,6 +156,8 @@ def open_early(address: str) -> str:
         OSError: the address cannot be bound.
         ValueError: it is not an address.
     """
+    if address in _early:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     opened = listening_sockets(address)
     address = _bound_address(address, opened)
     _early[address] = opened
@@ -281,7 +283,8 @@ class Acceptor(Generic[P]):
 
     def _accept(self, bound: socket.socket, *, left_over: bool = False) -> None:
         for turn in range(_A_TURN):
-            if self._seat is not None and self._seat.is_others_turn and (turn or not left_over):
+            seat = self._seat
+            if seat is not None and seat.is_others_turn and (turn or not left_over or not seat.is_ready):
                 self._pause()
                 self._retry = self._loop.call_later(_OTHERS_TURN_S, self._accept_left_over)
                 return
@@ -296,8 +299,8 @@ class Acceptor(Generic[P]):
                 self._pause()
                 self._retry = self._loop.call_later(_PAUSE_S, self._go_on)
                 return
-            if self._seat is not None:
-                self._seat.took()
+            if seat is not None:
+                seat.took()
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS

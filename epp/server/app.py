@@ -407,14 +407,14 @@ class App:
             self._learning.start(self.tasks)
         if self._restore is not None:
             self.tasks.start("restore the index", self._restored(self._restore))
-        self._publish_readiness()
-        self.tasks.start("heartbeats", self._health.heartbeats(self._publish_readiness))
+        self._beat()
+        self.tasks.start("heartbeats", self._health.heartbeats(self._beat))
         self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
         log.info("ext_proc on %s, metrics on %s", grpc, http)
 
     async def _restored(self, restore: IndexRestore) -> None:
         await restore.run()
-        self._publish_readiness()
+        self._beat()
         await restore.forget_later()
 
     async def _housekeeping(self) -> None:
@@ -423,18 +423,21 @@ class App:
             self.core.outcomes.expire()
             await asyncio.sleep(HOUSEKEEPING_S)
 
-    def _publish_readiness(self) -> None:
-        reason = self.not_ready()
+    def _show_readiness(self, reason: str) -> None:
         self._grpc.set_serving(serving=not reason)
         self._health.publish(reason)
-        self._host.beat()
+
+    def _beat(self) -> None:
+        reason = self.not_ready()
+        others = self._host.beat(ready=not reason)
+        self._show_readiness("" if others and not self._draining else reason)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Readiness off, let streams finish for at most ``drain_s``, then close everything."""
         self._draining = True
         if self._peers is not None:
             self._peers.leading.resign()
-        self._publish_readiness()
+        self._show_readiness(self.not_ready())
         left_s = self._config.drain_s if drain_s is None else drain_s
         accept_s = min(self._config.drain_accept_s, left_s)
         await asyncio.sleep(accept_s)

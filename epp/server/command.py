@@ -20,7 +20,7 @@ from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
-from epp.server.accepting import allow_files
+from epp.server.accepting import allow_files, close_early
 from epp.server.app import App
 from epp.server.files import replace_file, required_file
 from epp.server.host import Host
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         app = App(config, setup.base, setup.source, SystemClock(), host)
-        uvloop.run(serve(app, ready_file))
+        uvloop.run(serve(app, ready_file, host.one_signal_s))
     except ConfigError as error:
         _raise_all(setup.config, setup.base, setup.source, error.errors)
     finally:
@@ -177,27 +177,35 @@ def _end_stalled(stalled_s: float, stack: str) -> NoReturn:
     os._exit(STALLED)
 
 
-async def serve(app: App, ready_file: Path | None = None) -> None:
+async def serve(app: App, ready_file: Path | None = None, one_signal_s: float = 0.0) -> None:
     """Run an application until a signal asks it to stop.
 
     Args:
         app: the application.
         ready_file: gets ``{"grpc": "host:port", "http": ..., "first_token": ..., "health": ...}``, once
             they are open.
+        one_signal_s: signals within so long are one.
 
     Raises:
         ConfigError: a listener's address cannot be used, or the ready file not be written.
     """
     stop, hurry = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+    loop, first_s = asyncio.get_running_loop(), 0.0
 
-    loop = asyncio.get_running_loop()
+    def on_signal() -> None:
+        nonlocal first_s
+        if not stop.is_set():
+            first_s = loop.time()
+            stop.set()
+        elif loop.time() - first_s >= one_signal_s:
+            hurry.set()
+
     for number in stop_signals():
         loop.add_signal_handler(number, on_signal)
     try:
         await app.start(_end_stalled)
+        close_early()  # its listeners have them
         # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
         gc.collect()
         gc.freeze()

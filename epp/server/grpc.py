@@ -76,7 +76,7 @@ class GrpcServer:
         seat: Seat | None = None,
     ) -> None:
         self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._sampler = sampler
+        self._sampler, self._seat = sampler, seat
         self._max_body_bytes = config.request.max_body_bytes
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         max_send_bytes = min(longest, LONGEST_MESSAGE_BYTES)
@@ -144,12 +144,18 @@ class GrpcServer:
         stopping = asyncio.ensure_future(self._listener.stop(grace_s))
         deadline_s = asyncio.get_running_loop().time() + grace_s
         # A drain is rare and short: polling spares every request an event.
-        while self._core.picker.in_flight and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
+        while self._in_flight and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_S)
         await asyncio.sleep(min(grace_s, _LAST_REPORTS_S))
         self.access_log.end_streams()
         self._health.end_watches()
         await stopping
+
+    @property
+    def _in_flight(self) -> float:
+        """Count requests in flight: other workers' may be reported here."""
+        own = self._core.picker.in_flight
+        return own if self._seat is None else self._seat.in_flight(own)
 
     def _new_exchange(self, room: Room) -> Exchange:
         stream = Stream(

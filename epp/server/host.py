@@ -26,12 +26,14 @@ class Host:
         seat: its part in the balance of connections.
         http: a second address of `listen.http`, for the others.
         middlewares: of `listen.http`.
+        one_signal_s: signals within so long are one, told by several.
     """
 
     index = 0
     seat: Seat | None = None
     http = ""
     middlewares: Sequence[Middleware] = ()
+    one_signal_s = 0.0
 
     def link(self, group: Callable[[], Group], fleet: Fleet, clock: Clock) -> Link | None:  # noqa: ARG002  # of a worker
         """Make what shares with the others."""
@@ -44,8 +46,9 @@ class Host:
     def listen(self) -> None:
         """Hear the others from now on."""
 
-    def beat(self) -> None:
-        """Show that this process goes on."""
+    def beat(self, *, ready: bool) -> bool:  # noqa: ARG002  # of a worker
+        """Show that this process goes on; whether another one is ready for requests."""
+        return False
 
     def close(self) -> None:
         """Hear them no more."""

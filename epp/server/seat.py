@@ -22,49 +22,44 @@ _WORTH = 0.25
 #: Ticks from one such connection to the next: a proxy opens the next one with its next request.
 _REST_TICKS = 3
 
+#: Cells of a worker.
+BEATS, READY, IN_FLIGHT, CALLS, CONNECTIONS = range(5)
+
 C = TypeVar("C")
 
 
 class Board:
-    """What each worker tells all: beats of its heart, calls a second, connections. In memory shared by fork.
+    """What each worker tells all, in memory shared by fork.
+
+    Beats of its heart since it serves, whether it is ready, requests in flight, calls a second, connections.
 
     Args:
         count: number of workers.
     """
 
-    _FIELDS = 3
+    _FIELDS = 5
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._cells = memoryview(mmap.mmap(-1, count * self._FIELDS * 8)).cast("d")
 
-    def beats(self, index: int) -> float:
-        """Beats of a worker since it was ready; 0 before."""
-        return self._cells[index * self._FIELDS]
+    def __getitem__(self, index: int) -> memoryview[float]:
+        """The cells of a worker."""
+        return self._cells[index * self._FIELDS : (index + 1) * self._FIELDS]
 
     def load(self, index: int) -> tuple[float, float]:
         """Calls a second of a worker, and connections."""
-        at = index * self._FIELDS
-        return self._cells[at + 1], self._cells[at + 2]
-
-    def beat(self, index: int) -> None:
-        """Count a beat."""
-        self._cells[index * self._FIELDS] += 1.0
-
-    def tell(self, index: int, calls_per_s: float, connections: float) -> None:
-        """Replace a worker's load."""
-        at = index * self._FIELDS
-        self._cells[at + 1], self._cells[at + 2] = calls_per_s, connections
+        calls_per_s, connections = self[index][CALLS:]
+        return calls_per_s, connections
 
     def clear(self, index: int) -> None:
         """Forget a worker that has ended."""
-        self.tell(index, 0.0, 0.0)
-        self._cells[index * self._FIELDS] = 0.0
+        for cell in range(self._FIELDS):
+            self[index][cell] = 0.0
 
-    @property
-    def ready(self) -> list[int]:
-        """Workers that take connections."""
-        return [index for index in range(self.count) if self.beats(index)]
+    def having(self, cell: int) -> list[int]:
+        """Workers of which a cell is not 0."""
+        return [index for index in range(self.count) if self[index][cell]]
 
 
 class Seat:
@@ -76,16 +71,31 @@ class Seat:
     """
 
     def __init__(self, board: Board, index: int) -> None:
-        self._board, self._index = board, index
+        self._board, self._index, self._own = board, index, board[index]
         self._calls: dict[object, tuple[int, float]] = {}  # how many, and how many a second
         self._rest = 0
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests may come here: this worker is ready, or none is."""
+        return bool(self._own[READY]) or not self._board.having(READY)
+
+    @property
     def is_others_turn(self) -> bool:
-        """Whether another worker has less load, and takes the next connection."""
-        board = self._board
-        own = board.load(self._index)
-        return any(board.load(index) < own for index in board.ready)
+        """Whether another worker takes the next connection: it has less load, or this one is not ready."""
+        board, own = self._board, self._board.load(self._index)
+        return not self.is_ready or any(board.load(index) < own for index in board.having(READY))
+
+    def beat(self, *, ready: bool) -> bool:
+        """Show that this worker goes on; whether another one is ready."""
+        self._own[BEATS] += 1.0
+        self._own[READY] = float(ready)
+        return any(index != self._index for index in self._board.having(READY))
+
+    def in_flight(self, own: int) -> float:
+        """Tell the requests in flight of this worker; those of all."""
+        self._own[IN_FLIGHT] = own
+        return sum(self._board[index][IN_FLIGHT] for index in range(self._board.count))
 
     def took(self) -> None:
         """Count a connection, as one like the mean of all until it is known."""
@@ -93,7 +103,8 @@ class Seat:
         loads = [board.load(index) for index in range(board.count)]
         all_calls, all_connections = (sum(column) for column in zip(*loads, strict=True))
         calls, connections = board.load(self._index)
-        board.tell(self._index, calls + all_calls / max(all_connections, 1.0), connections + 1.0)
+        self._own[CALLS] = calls + all_calls / max(all_connections, 1.0)
+        self._own[CONNECTIONS] = connections + 1.0
 
     def tick(self, calls: Mapping[C, int]) -> C | None:
         """Tell the load of the last second.
@@ -111,9 +122,8 @@ class Seat:
             rates[connection] = rate + _NEWEST * ((count - before) / TICK_S - rate)
             self._calls[connection] = (count, rates[connection])
         own = sum(rates.values())
-        board = self._board
-        board.tell(self._index, own, len(calls))
-        loads = [board.load(index)[0] for index in board.ready] or [own]
+        self._own[CALLS], self._own[CONNECTIONS] = own, len(calls)
+        loads = [self._board[index][CALLS] for index in self._board.having(READY)] or [own]
         least, self._rest = min(loads), self._rest - 1
 
         def gain(connection: C) -> float:

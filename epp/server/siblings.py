@@ -96,11 +96,15 @@ class Siblings(Host):
         worker: which one.
     """
 
+    one_signal_s = 1.0  # a terminal, or systemd, tells all processes, and so does the parent
+
     def __init__(self, worker: Worker) -> None:
         self._worker, self.index = worker, worker.index
         self._mailbox = Mailbox(worker.folder, worker.index, worker.count)
-        self.seat, self.http = Seat(worker.board, worker.index), f"{UNIX}{self._http(worker.index)}"
+        self.seat: Seat = Seat(worker.board, worker.index)
+        self.http = f"{UNIX}{self._http(worker.index)}"
         self.middlewares = (self._with_others,)
+        self._orphaned = False
 
     def _http(self, index: int) -> Path:
         return self._worker.folder / f"{index}.http"
@@ -117,11 +121,12 @@ class Siblings(Host):
         """Hear the others from now on."""
         self._mailbox.listen()
 
-    def beat(self) -> None:
-        """Show the parent that this worker goes on; without a parent it ends in order."""
-        self._worker.board.beat(self.index)
-        if os.getppid() != self._worker.parent:
+    def beat(self, *, ready: bool) -> bool:
+        """Show that this worker goes on; without a parent it ends in order. Whether another one is ready."""
+        if os.getppid() != self._worker.parent and not self._orphaned:
+            self._orphaned = True
             os.kill(os.getpid(), signal.SIGTERM)
+        return self.seat.beat(ready=ready)
 
     def close(self) -> None:
         """Hear them no more."""

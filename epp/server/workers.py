@@ -23,7 +23,7 @@ from epp.errors import ConfigError
 from epp.server.accepting import close_early, located, open_early
 from epp.server.lead import is_led
 from epp.server.process import stop_signals
-from epp.server.seat import Board
+from epp.server.seat import BEATS, Board
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,8 +117,7 @@ class Workers:
                 return worker
             found = signal.sigtimedwait(signals, LOOK_S)
             if found is not None and found.si_signo in stops:
-                # A terminal has told the workers itself.
-                self._end(0, found.si_signo if found.si_pid else 0)
+                self._end(0, found.si_signo)
             self._reap()
             self._look()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -131,12 +130,18 @@ class Workers:
         if self._status is not None:
             return None
         # At first one alone, so that what is wrong with the configuration is said once.
-        first = self._on_ready is not None and not self._board.ready
+        first = self._on_ready is not None and not self._board.having(BEATS)
         count, now_s = 1 if first else self._board.count, time.monotonic()
         for index in range(count):
             if index in self._processes or now_s < self._not_before_s.get(index, 0.0):
                 continue
-            parent, pid = os.getpid(), os.fork()
+            parent = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                log.error("worker %d cannot be started: %s", index, error)  # noqa: TRY400
+                self._not_before_s[index] = now_s + _SHORTEST_LIFE_S
+                continue
             if pid == 0:
                 return Worker(index, self._board.count, self._folder, self._board, parent)
             log.info("worker %d is process %d", index, pid)
@@ -144,7 +149,7 @@ class Workers:
         return None
 
     def _end(self, status: int, number: int = signal.SIGTERM) -> None:
-        """End all workers by a signal (0: they know), in order, or at once where that was asked before."""
+        """End all workers by a signal, in order, or at once where that was asked before."""
         if self._status is None:
             self._status = status
             close_early()  # theirs are closed when they have drained
@@ -156,7 +161,7 @@ class Workers:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
             if not pid:
                 continue
-            was_ready = self._board.beats(index) > 0.0
+            was_ready = self._board[index][BEATS] > 0.0
             del self._processes[index]
             self._board.clear(index)
             if self._status is not None:
@@ -175,13 +180,13 @@ class Workers:
             return
         self._looked_s = now_s
         for index, process in self._processes.items():
-            beats = self._board.beats(index)
+            beats = self._board[index][BEATS]
             process.still = process.still + 1 if beats and beats == process.beats else 0
             process.beats = beats
             if process.still > self._most_still:
                 log.error("worker %d stands still and is killed", index)
                 os.kill(process.pid, signal.SIGKILL)
-        if self._on_ready is not None and len(self._board.ready) == self._board.count:
+        if self._on_ready is not None and len(self._board.having(BEATS)) == self._board.count:
             try:
                 self._on_ready(self._addresses)
             except ConfigError as error:
