@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,7 @@ from epp.kube.api import KubeApi
 from epp.kube.lease import DURATION_S, LOOK_S, LeaseFeed
 from tests.kit.clock import ManualClock
 from tests.kit.kubefollow import kubeconfig, nowhere
+from tests.kit.kubereal import ADMIN, RealKube, binaries
 from tests.kit.kubeserver import KubeServer
 
 if TYPE_CHECKING:
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
 class Holders:
     """Pickers that may hold the Lease, and what each believes."""
 
-    def __init__(self, server: KubeServer, api: KubeApi) -> None:
-        self.server, self.clock = server, ManualClock()
+    def __init__(self, server: KubeServer | RealKube, api: KubeApi, name: str) -> None:
+        self.server, self.clock, self._api, self._name = server, ManualClock(), api, name
         self.able = {"a", "b"}
         self.held: dict[str, bool | None] = {}
         self._feeds = {name: self._feed(api, name) for name in ("a", "b")}
@@ -31,7 +34,7 @@ class Holders:
         return LeaseFeed(
             api,
             "default",
-            "gorgo-epp-pool",
+            self._name,
             holder=name,
             clock=self.clock,
             able=lambda: name in self.able,
@@ -46,32 +49,39 @@ class Holders:
                 await self._feeds[name]._look()
         return self.held
 
-    @property
-    def spec(self) -> dict[str, object]:
-        (lease,) = self.server.store.objects["coordination.k8s.io", "leases"].values()
-        found: dict[str, object] = lease["spec"]
-        return found
+    async def history(self) -> tuple[str, int]:
+        """Who holds it, and how often it was taken."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{self._name}"
+        spec = json.loads(await self._api.get(path, {}))["spec"]
+        return spec["holderIdentity"], spec["leaseTransitions"]
 
 
-@pytest.fixture
-async def holders(tmp_path: Path) -> AsyncIterator[Holders]:
-    server = KubeServer()
-    await server.start()
-    path = kubeconfig(tmp_path / "config", server.url)
+@pytest.fixture(params=["kit", "real"] if binaries() else ["kit"])
+async def holders(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Holders]:
+    """The same cases on the kit's server and, where there is one, on a real one."""
+    server: KubeServer | RealKube
+    if request.param == "real":
+        server = request.getfixturevalue("real_kube")
+        path = kubeconfig(tmp_path / "config", f"https://127.0.0.1:{server.port}", token=ADMIN)
+    else:
+        server = KubeServer()
+        await server.start()
+        path = kubeconfig(tmp_path / "config", server.url)
     api = KubeApi(Kubernetes(pool_name="pool", kubeconfig=str(path)), nowhere(tmp_path))
-    yield Holders(server, api)
+    yield Holders(server, api, f"gorgo-epp-{secrets.token_hex(4)}")
     await api.close()
-    await server.stop()
+    if isinstance(server, KubeServer):
+        await server.stop()
 
 
 async def test_one_holds_it_and_the_other_takes_it_when_it_is_not_renewed(holders: Holders) -> None:
     assert await holders.look("a", "b", times=10) == {"a": True, "b": False}
-    assert (holders.spec["holderIdentity"], holders.spec["leaseTransitions"]) == ("a", 1)
+    assert await holders.history() == ("a", 1)
     killed_s = holders.clock.mono_s()
     while not holders.held["b"]:
         await holders.look("b")
     assert holders.clock.mono_s() - killed_s <= DURATION_S + 2 * LOOK_S
-    assert (holders.spec["holderIdentity"], holders.spec["leaseTransitions"]) == ("b", 2)
+    assert await holders.history() == ("b", 2)
     assert await holders.look("a") == {"a": False, "b": True}, (
         "one that was stopped knows it at its next look"
     )
@@ -105,16 +115,19 @@ async def test_of_two_that_find_it_free_the_second_is_refused(holders: Holders) 
     assert holders.held == {"a": True, "b": False}
 
 
+@pytest.mark.parametrize("holders", ["kit"], indirect=True)
 async def test_without_an_answer_it_is_lost_in_time_and_without_rights_there_is_none(
     holders: Holders, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    server = holders.server
+    assert isinstance(server, KubeServer)
     await holders.look("a")
-    holders.server.tokens = {"other"}
+    server.tokens = {"other"}
     assert (await holders.look("a"))["a"] is True
     assert (await holders.look("a", times=int(DURATION_S / LOOK_S)))["a"] is False
-    holders.server.tokens = None
-    holders.server.denied = {"leases"}
+    server.tokens = None
+    server.denied = {"leases"}
     assert (await holders.look("a", "b", times=3)) == {"a": None, "b": None}
     assert caplog.text.count("cannot be taken or renewed") == 3, (
         "once for each kind of trouble at each picker"
