@@ -2,10 +2,11 @@
 
 Replicas are like its own: 0.0938 ms of prefill per token on top of 150 ms, and a decode step of 12.5 ms where
 ten requests spread over three replicas (Table 2) and of 16.1 ms where nine stay at one (Table 5). Prompts and
-answers are as short as WildChat's, ten requests are in flight, and replicas admit all ten. This shows the
-network: which policy goes far, and whether it need. The tables' tails of 18 and 20 s (least load, prefix
-trie) came from overload on machines of which nothing else is known, and are not reproduced. Nor is the least
-TTFT of 297 ms under decentralised GORGO (Table 4), 140 ms more than a local request takes.
+answers are as short as WildChat's, ten requests are in flight, and replicas admit all ten. As there, what has
+ended within 60 s counts. This shows the network: which policy goes far, and whether it need. The tables'
+tails of 18 and 20 s (least load, prefix trie) came from overload on machines of which nothing else is known,
+and are not reproduced. Nor is the least TTFT of 297 ms under decentralised GORGO (Table 4), 140 ms more than
+a local request takes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ REGIONS = (("us-west", 3.0), ("israel", 183.0), ("germany", 281.0))
 FLEET = FleetSpec(
     tuple(ReplicaSpec(f"{region}:8000", A100, NetworkPath(rtt_ms), region) for region, rtt_ms in REGIONS)
 )
+_WINDOW_MS = 60_000.0
 #: The paper's policies by the table's name: ours, and weights. It names geographic routing without a table.
 TABLES: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "gorgo-proxy": ("gorgo", {"rtt_weight": 1.0, "prefill_weight": 0.0938, "queue_weight": 195.75 / 4200}),
@@ -85,10 +87,12 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:  # noqa: ARG001 -
     options = WindowOptions(
         max_in_flight=10, config=Config(scrape=Scrape(interval_s=5.0), pool=Pool(warmup_s=0.0))
     )
-    requests = run_window(wildchat_like(seed), FLEET, policy, weights, seed=seed, options=options).requests
+    result = run_window(wildchat_like(seed), FLEET, policy, weights, seed=seed, options=options)
+    requests = [one for one in result.requests if one.e2e_ms <= _WINDOW_MS]  # all are due at 0
     itl_ms = [one.itl_ms for one in requests if one.itl_ms is not None]
     ttft_ms = np.array([one.ttft_ms - one.slip_ms for one in requests if one.ttft_ms is not None])
     return {
+        "requests": float(len(requests)),
         "TTFT p50 ms": float(np.median(ttft_ms)),
         "TTFT p99 ms": float(np.percentile(ttft_ms, 99)),
         "E2E p50 s": float(np.median([one.e2e_ms - one.slip_ms for one in requests])) / 1e3,
@@ -101,8 +105,8 @@ EXPERIMENT = Experiment(
     question="How soon do the cross-region paper's policies answer over its three regions?",
     cells=("three regions",),
     entries=tuple(TABLES),
-    measures=("TTFT p50 ms", "TTFT p99 ms", "E2E p50 s", "ITL p50 ms", "local share"),
+    measures=("requests", "TTFT p50 ms", "TTFT p99 ms", "E2E p50 s", "ITL p50 ms", "local share"),
     run=run,
-    seeds=20,
-    minutes=0.5,
+    seeds=30,
+    minutes=0.7,
 )
