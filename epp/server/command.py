@@ -137,7 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
         from epp.server.siblings import Siblings  # noqa: PLC0415  # only where it is asked for
         from epp.server.workers import Workers  # noqa: PLC0415  # likewise
 
-        workers = Workers(config, arguments.workers, setup.source, partial(_write_ready, ready_file))
+        on_ready = (lambda _: None) if ready_file is None else partial(_write_ready, ready_file)
+        workers = Workers(config, arguments.workers, setup.source, on_ready)
         worker = workers.run()
         if isinstance(worker, int):
             return worker
@@ -209,7 +210,8 @@ async def serve(app: App, ready_file: Path | None = None, one_signal_s: float = 
         # What the start has made stays, and no collection walks it again: a full one took 30 ms of waiting.
         gc.collect()
         gc.freeze()
-        _write_ready(ready_file, app.addresses)
+        if ready_file is not None:
+            _write_ready(ready_file, app.addresses)
     except ConfigError:
         await app.stop(0.0)
         raise
@@ -227,9 +229,7 @@ async def serve(app: App, ready_file: Path | None = None, one_signal_s: float = 
     await app.stop(0.0)
 
 
-def _write_ready(file: Path | None, addresses: Mapping[str, str]) -> None:
-    if file is None:
-        return
+def _write_ready(file: Path, addresses: Mapping[str, str]) -> None:
     try:
         replace_file(file, json.dumps(addresses).encode())
     except OSError as error:
