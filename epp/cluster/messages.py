@@ -14,6 +14,7 @@ import msgspec
 
 from epp.prefix_cache.prefix import Prefix, Run
 from epp.signals.line import Learned  # noqa: TC001  # msgspec reads the annotation at run time
+from epp.signals.paths import LearnedPath  # noqa: TC001  # likewise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +142,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         hits: what its hit ratios rest on, by endpoint.
         leaves: the sender ends.
         lead: who leads; None of a picker that cannot.
+        paths: what its paths rest on, by region or endpoint (`epp.signals.paths.PathTable.learned`).
     """
 
     group: Group
@@ -159,6 +161,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     hits: dict[str, tuple[_Tokens, _Tokens]] = {}
     leaves: bool = False
     lead: Lead | None = None
+    paths: dict[str, LearnedPath] = {}
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)

@@ -376,12 +376,14 @@ class Sharing:
     def _end_of_snapshot(self) -> Message:
         fleet = self._fleet
         hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
-        return Message(self._group, self._origin, TO_ONE, last=True, rates=fleet.rates.learned, hits=hits)
+        rates, paths = fleet.rates.learned, fleet.paths.learned
+        return Message(self._group, self._origin, TO_ONE, last=True, rates=rates, paths=paths, hits=hits)
 
     def _adopt(self, message: Message) -> None:
         """Start from what a peer has learned."""
         fleet = self._fleet
         fleet.rates.adopt(message.rates)
+        fleet.paths.adopt(message.paths)
         for address, (reported, predicted) in message.hits.items():
             if (slot := fleet.slot_of(address)) is not None:
                 fleet.calibration.adopt(slot, reported, predicted)

@@ -26,6 +26,8 @@ from epp.signals.slots import grown
 from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epp.signals.slots import Rows
     from epp.types import Floats
 
@@ -77,6 +79,26 @@ class PathFigures(NamedTuple):
     cold_ms: float
 
 
+class LearnedPath(NamedTuple):
+    """What a path rests on: by class requests, cold ones and median rounds; connect, mean body, counts."""
+
+    requests: tuple[float, ...]
+    colds: tuple[float, ...]
+    rounds: tuple[float, ...]
+    connect_ms: float
+    body_bytes: float
+    counts: tuple[int, int]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether these can be numbers of a path."""
+        columns = self.requests, self.colds, self.rounds
+        numbers = (self.body_bytes, *self.requests, *self.colds, *self.rounds)
+        return all(len(column) == _CLASSES for column in columns) and all(
+            0.0 <= each < 1e12 for each in numbers
+        )
+
+
 class _Path:
     """What is known of one path.
 
@@ -112,6 +134,23 @@ class _Path:
         if not math.isnan(rounds):
             self._rounds[idle].append(rounds)
             self.rounds[idle] = median(self._rounds[idle])
+
+    @property
+    def learned(self) -> LearnedPath:
+        columns = tuple(self._requests), tuple(self._colds), tuple(self.rounds)
+        return LearnedPath(*columns, self.connect_ms, self.body_bytes, (self.requests, self.cold))
+
+    def adopt(self, learned: LearnedPath) -> None:
+        """Take another's samples in the place of its own, where those are more."""
+        requests, cold = learned.counts
+        if requests <= self.requests or not learned.is_sound:
+            return
+        self.requests, self.cold = requests, cold
+        self._requests, self._colds, self.rounds = (list(column) for column in learned[:3])
+        self.body_bytes = learned.body_bytes
+        if 0.0 <= learned.connect_ms <= _ABSURD_MS:
+            self.connect_ms = learned.connect_ms
+            self._connects.append(self.connect_ms)
 
     def chance(self) -> list[float]:
         """Estimate the chance of a cold connection, by class; the prior before any request."""
@@ -218,6 +257,19 @@ class PathTable:
         if not self.known:
             self.known = True
             self._changed.update(self._paths.values())
+
+    @property
+    def learned(self) -> dict[str, LearnedPath]:
+        """Return what the paths rest on that carried requests."""
+        return {name: path.learned for name, path in self._paths.items() if path.requests}
+
+    def adopt(self, learned: Mapping[str, LearnedPath]) -> None:
+        """Take another picker's samples of the paths here, where those are more."""
+        for name, samples in learned.items():
+            if name in self._paths:
+                self._paths[name].adopt(samples)
+                self.known = True
+        self._changed.update(self._paths.values())
 
     def fill(self, columns: Floats, rows: Rows, rtt_ms: Floats, now_s: float) -> None:
         """Write ``[3, rows]``: chance of a cold connection, ms to open one, upload rounds on a warm one.

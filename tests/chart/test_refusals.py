@@ -33,6 +33,7 @@ REFUSALS = [
     ((*LIST, "config.relays.compression=gzip"), "config.relays.compression reaches no Envoy"),
     ((*RELAYED, "tier=relay", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
     ((APP, "cluster.url=nats://n"), "cluster.url needs prefixSecret"),
+    ((APP, "cluster.url=nats://n", "cluster.nats.enabled=true", "prefixSecret=s"), "one of them says where NATS is"),
     ((APP, "cluster.url=nats://n", "prefixSecret=s", "endpointPickerConfig.kind=EndpointPickerConfig"), "epp-settings"),
     (("tier=relay", APP), 'region "" has no relay'),
     ((*RELAYED, "endpoints.list[0].region=us"), "which has no relay"),

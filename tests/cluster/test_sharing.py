@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_FACTS, MAX_PEERS, SILENT_S
 from epp.config.schema import Cluster
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
+from epp.signals.paths import ConnectionTiming
 from tests.kit.clock import ManualClock
 from tests.kit.records import POOL, WALL_S, ask_of, picker_of, prompt_of
 
@@ -237,6 +239,8 @@ def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
     for number in range(300):
         fleet.rates.observe_prefill(0, ended_s=float(number), requests=1.0, tokens=4000.0, ttft_ms=900.0)
         fleet.calibration.observe(1, 1000.0, 300.0)
+        timing = ConnectionTiming(number % 3 > 0, 40.0, 90.0)
+        fleet.paths.observe(0, 2, timing, rtt_ms=30.0, body_bytes=70_000)
     bus.join("d")
     bus.run(5.0)
     found = bus.pickers["d"].fleet
@@ -244,6 +248,31 @@ def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
         assert found.rates.of(slot) == pytest.approx(fleet.rates.of(slot))
     assert found.calibration.hit_ratio[:3] == pytest.approx(fleet.calibration.hit_ratio[:3])
     assert found.calibration.hit_ratio[1] < 0.5
+    columns = {name: np.zeros((3, len(POOL))) for name in ("a", "d")}
+    for name, rows in columns.items():
+        bus.pickers[name].fleet.paths.fill(rows, slice(0, len(POOL)), np.full(len(POOL), 30.0), 1.0)
+    assert columns["d"].tolist() == columns["a"].tolist()
+    assert columns["d"][1, 0] == 40.0
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"requests": (1.0,)},
+        {"colds": (math.nan,) * 7},
+        {"rounds": (-1.0,) * 7},
+        {"body_bytes": math.inf},
+    ],
+)
+def test_nonsense_about_a_path_is_not_adopted(bus: Bus, nonsense: dict[str, Any]) -> None:
+    paths = bus.pickers["a"].fleet.paths
+    paths.observe(0, 2, ConnectionTiming(True, 40.0, 90.0), rtt_ms=30.0, body_bytes=70_000)
+    ((name, sound),) = paths.learned.items()
+    more = sound._replace(counts=(1000, 10))
+    paths.adopt({name: more._replace(**nonsense), "unknown": more})
+    assert paths.learned == {name: sound}
+    paths.adopt({name: more})
+    assert paths.learned == {name: more}
 
 
 def test_the_first_is_warm_when_nobody_is_there() -> None:

@@ -37,8 +37,10 @@
 {{- if .Values.prefixSecret -}}
 {{- $_ := set $config "prefix" (dict "secret_file" "/etc/epp-secret/secret") -}}
 {{- end -}}
-{{- if .Values.cluster.url -}}
-{{- $_ := set $config "cluster" (dict "url" .Values.cluster.url) -}}
+{{- with include "gorgo-epp.clusterUrl" . -}}
+{{- $_ := set $config "cluster" (dict "url" .) -}}
+{{- end -}}
+{{- if $config.cluster -}}
 {{- if .Values.shared.existingClaim -}}
 {{- $_ := set $config.cluster "lead" false -}}
 {{- end -}}

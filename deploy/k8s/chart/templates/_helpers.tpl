@@ -43,6 +43,15 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* Servers of NATS by commas, the chart's own or others; empty for one picker. */}}
+{{- define "gorgo-epp.clusterUrl" -}}
+{{- if .Values.cluster.nats.enabled -}}
+nats://{{ include "gorgo-epp.fullname" . }}-nats:4222
+{{- else -}}
+{{ .Values.cluster.url }}
+{{- end -}}
+{{- end -}}
+
 {{/* An image's reference: (list image defaultTag). */}}
 {{- define "gorgo-epp.image" -}}
 {{- $image := index . 0 -}}
@@ -113,10 +122,13 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (has $e.from (list "inferencePool" "selector")) (not $e.matchLabels) (or (eq $e.from "selector") .Values.inferencePool.create) -}}
 {{- fail "endpoints.matchLabels is empty: write the labels of the engines' pods, e.g. --set endpoints.matchLabels.app=vllm, or inferencePool.create=false and inferencePool.name to follow a pool that exists" -}}
 {{- end -}}
-{{- if and .Values.cluster.url (not .Values.prefixSecret) -}}
+{{- if and .Values.cluster.url .Values.cluster.nats.enabled -}}
+{{- fail "cluster.url and cluster.nats.enabled: one of them says where NATS is" -}}
+{{- end -}}
+{{- if and (include "gorgo-epp.clusterUrl" .) (not .Values.prefixSecret) -}}
 {{- fail "cluster.url needs prefixSecret: pickers that share name prompts by one key" -}}
 {{- end -}}
-{{- if and .Values.cluster.url (include "gorgo-epp.llmd" .) -}}
+{{- if and (include "gorgo-epp.clusterUrl" .) (include "gorgo-epp.llmd" .) -}}
 {{- fail "cluster.url goes without endpointPickerConfig: name cluster and prefix in it (epp-settings)" -}}
 {{- end -}}
 {{- if and .Values.kernel.enabled (not .Values.standalone.enabled) -}}
