@@ -40,11 +40,13 @@ class Mailbox:
         count: of all workers.
 
     Attributes:
+        others: indices of the other workers.
         handlers: take what comes, by its kind, one byte.
     """
 
     def __init__(self, folder: Path, index: int, count: int) -> None:
-        self.index, self._folder, self._count = index, folder, count
+        self.index, self._folder = index, folder
+        self.others = [other for other in range(count) if other != index]
         self.handlers: dict[bytes, Callable[[bytes], None]] = {}
         self._waiting: defaultdict[int, deque[bytes]] = defaultdict(deque)
         self._retry: asyncio.TimerHandle | None = None
@@ -56,11 +58,6 @@ class Mailbox:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"{index}.mail"
-
-    @property
-    def others(self) -> list[int]:
-        """Indices of the other workers."""
-        return [index for index in range(self._count) if index != self.index]
 
     def listen(self) -> None:
         """Read from now on."""

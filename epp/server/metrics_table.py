@@ -430,7 +430,7 @@ TABLE: tuple[Row, ...] = (
         read.token_counters,
     ),
     # Other pickers.
-    _of_peers("epp_cluster_connected", "", "1 while NATS is there.", read.one(lambda link: link.connected)),
+    _of_peers("epp_cluster_connected", "", "1 unless NATS is away.", read.one(lambda link: link.connected)),
     _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.sharing.peers)),
     _of_peers(
         "epp_cluster_index_complete",

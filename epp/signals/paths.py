@@ -92,11 +92,10 @@ class LearnedPath(NamedTuple):
     @property
     def is_sound(self) -> bool:
         """Whether these can be numbers of a path."""
-        columns = self.requests, self.colds, self.rounds
-        numbers = (self.body_bytes, *self.requests, *self.colds, *self.rounds)
-        return all(len(column) == _CLASSES for column in columns) and all(
-            0.0 <= each < 1e12 for each in numbers
-        )
+        if {_CLASSES} != {len(column) for column in self[:3]} or not 0.0 <= self.body_bytes < math.inf:
+            return False
+        rows = zip(self.colds, self.requests, self.rounds, strict=True)
+        return all(0.0 <= cold <= count < math.inf and 0.0 <= rounds <= 1.0 for cold, count, rounds in rows)
 
 
 class _Path:

@@ -43,7 +43,7 @@ class PeerLoad:
         #: What this picker had promised when it heard of each, `_EXPECTED` by slot, and the sum.
         self._own: dict[str, Floats] = {}
         self._own_sum: Floats = np.zeros((len(_EXPECTED), 0), np.float64)
-        self._sent, self._heard = self._own_sum, set[str]()
+        self._sent, self._heard = self._own_sum.copy(), set[str]()
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""

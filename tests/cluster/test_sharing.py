@@ -260,6 +260,7 @@ def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
     [
         {"requests": (1.0,)},
         {"colds": (math.nan,) * 7},
+        {"colds": (5.0,) * 7},
         {"rounds": (-1.0,) * 7},
         {"body_bytes": math.inf},
     ],
