@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from epp.config.federation import MAX_REGIONS, Federation
 from epp.config.kubernetes import Kubernetes  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
@@ -328,6 +329,7 @@ class Config(Section, frozen=True):
     overrides_file: str = ""
     regions: list[RegionRule] = []
     relays: Relays = Relays()
+    federation: Federation = Federation()
     request: Request = Request()
     protocol: Protocol = Protocol()
     tokens: Tokens = Tokens()
@@ -346,3 +348,16 @@ class Config(Section, frozen=True):
         """Pickers that share hash alike."""
         if self.cluster.url and not self.prefix.secret_file:
             raise ValueError("cluster.url needs prefix.secret_file, the same bytes for every picker")
+        if self.federation.region:
+            self._check_federation()
+
+    def _check_federation(self) -> None:
+        own, relays = self.federation.region, self.relays.regions
+        wrong = [
+            f"federation.region: {own!r} is not in relays.regions" if own not in relays else "",
+            "" if len(relays) <= MAX_REGIONS else f"relays.regions: more than {MAX_REGIONS} regions",
+            "" if self.federation.key_file else "federation.key_file is needed: it signs forwarded requests",
+            "" if self.cluster.url else "cluster.url is needed: regions tell each other their load over NATS",
+        ]
+        if any(wrong):
+            raise ValueError("\n".join(filter(None, wrong)))

@@ -1,0 +1,39 @@
+"""Regions as peers: what a picker and its Envoy must know of their own region and of the others."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from epp.config.section import NotNegative, Section
+
+_Degrees = Annotated[float, msgspec.Meta(ge=-180, le=180)]
+#: Envoy and kernels take any port up to 65535; a region's is this far above the first at most.
+MAX_REGIONS = 64
+#: Domain of the certificates that regions' Envoys show each other, each for its own name below it.
+DOMAIN = "region.epp.internal"
+
+
+class Federation(Section, frozen=True):
+    """A picker and an Envoy in each region of `relays.regions`, which hand each other requests.
+
+    Attributes:
+        region: the own one, a name of `relays.regions`; empty where regions do not cooperate. Then
+            `relays.cert_file` is valid for ``REGION.region.epp.internal``.
+        key_file: file whose bytes sign forwarded requests, the same in all regions.
+        max_hops: how often a request may be forwarded.
+        forward_port: first of the loopback ports at which the own Envoy takes requests for other regions, one
+            a region in the order of `relays.regions`.
+        coordinates: region -> [latitude, longitude] in degrees, for `epp envoy render --entry`.
+        prices: region -> [per GB that leaves it, per million tokens computed there], in any unit of money.
+        ms_per_unit: what a unit of money weighs, in milliseconds of latency.
+    """
+
+    region: str = ""
+    key_file: str = ""
+    max_hops: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    forward_port: Annotated[int, msgspec.Meta(ge=1, le=65535 - MAX_REGIONS)] = 9100
+    coordinates: dict[str, tuple[_Degrees, _Degrees]] = {}
+    prices: dict[str, tuple[NotNegative, NotNegative]] = {}
+    ms_per_unit: NotNegative = 0.0
