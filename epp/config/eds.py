@@ -14,11 +14,10 @@ import msgspec
 
 from epp.config.address import is_ip, spell_ipv6, split_address
 from epp.errors import ConfigError
+from epp.types import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from epp.types import Endpoint
+    from collections.abc import Collection, Iterable
 
 REPLICAS = "replicas"
 """Name of the cluster of endpoints."""
@@ -69,20 +68,30 @@ def socket_name(endpoint: Endpoint) -> str:
     return f"ip:{name}" if is_ip(name) else "name"
 
 
-def load_assignment(endpoints: Iterable[Endpoint], plaintext: str = "") -> dict[str, Any]:
+def load_assignment(
+    endpoints: Iterable[Endpoint], plaintext: str = "", forwards: Collection[str] = ()
+) -> dict[str, Any]:
     """The pool as Envoy's `ClusterLoadAssignment`; draining endpoints take no new requests.
 
     Args:
         endpoints: the pool.
         plaintext: transport socket of endpoints without TLS, the cluster's own when empty.
+        forwards: addresses of the way to peer regions, which picks alone find: Envoy's own choice takes neither
+            draining hosts nor a lower priority.
     """
-    return {
-        "cluster_name": REPLICAS,
-        "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint, plaintext) for endpoint in endpoints]}],
-    }
+    groups: list[dict[str, Any]] = [
+        {"lb_endpoints": [lb_endpoint(each, plaintext) for each in endpoints if each.address not in forwards]}
+    ]
+    if forwards:
+        hosts = [lb_endpoint(Endpoint(address, draining=True), plaintext) for address in forwards]
+        for host in hosts:
+            host["endpoint"]["health_check_config"] = {"disable_active_health_check": True}
+        groups.append({"priority": 1, "lb_endpoints": hosts})
+    return {"cluster_name": REPLICAS, "endpoints": groups}
 
 
-def _lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
+def lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
+    """One endpoint as Envoy's `LbEndpoint`; see `load_assignment`."""
     host, port = split(endpoint.address)
     address = {"socket_address": {"address": host, "port_value": port}}
     found: dict[str, Any] = {"endpoint": {"address": address, "hostname": peer_name(endpoint)}}
@@ -93,8 +102,8 @@ def _lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
     return found
 
 
-def eds_content(endpoints: Iterable[Endpoint]) -> bytes:
-    """The EDS file of these endpoints, JSON.
+def eds_content(endpoints: Iterable[Endpoint], forwards: Collection[str] = ()) -> bytes:
+    """The EDS file of these endpoints and of the way to peer regions, JSON.
 
     Raises:
         ConfigError: a host name: EDS takes addresses only.
@@ -105,5 +114,10 @@ def eds_content(endpoints: Iterable[Endpoint]) -> bytes:
             raise ConfigError(
                 "endpoints", endpoint.address, "a host name cannot be in an EDS file", "write its address"
             )
-    resource = {"@type": _ASSIGNMENT, **load_assignment(pool, PLAINTEXT)}
+    return eds_file(load_assignment(pool, PLAINTEXT, forwards))
+
+
+def eds_file(assignment: dict[str, Any]) -> bytes:
+    """The EDS file of an assignment, JSON."""
+    resource = {"@type": _ASSIGNMENT, **assignment}
     return msgspec.json.format(msgspec.json.encode({"resources": [resource]})) + b"\n"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from epp.config.section import NotNegative, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _Degrees = Annotated[float, msgspec.Meta(ge=-180, le=180)]
 #: Envoy and kernels take any port up to 65535; a region's is this far above the first at most.
 MAX_REGIONS = 64
 #: Domain of the certificates that regions' Envoys show each other, each for its own name below it.
 DOMAIN = "region.epp.internal"
+#: Request headers: the signed token of a pick that may be forwarded; the regions that it may go to, by commas; DNS
+#: names in the client certificate of who forwarded, which Envoy sets on the listener for peers, and removes elsewhere.
+HOP_HEADER, FORWARD_HEADER, PEER_HEADER = "x-epp-hop", "x-epp-forward-to", "x-epp-peer"
+
+#: DNS name in the certificate of the Envoy before all regions.
+ENTRY_NAME = "entry.epp.internal"
 
 
 class Federation(Section, frozen=True):
@@ -37,3 +46,12 @@ class Federation(Section, frozen=True):
     coordinates: dict[str, tuple[_Degrees, _Degrees]] = {}
     prices: dict[str, tuple[NotNegative, NotNegative]] = {}
     ms_per_unit: NotNegative = 0.0
+
+    def forwards(self, regions: Iterable[str]) -> dict[str, str]:
+        """Peer region -> loopback address at which the own Envoy takes requests for it.
+
+        Args:
+            regions: all regions, in the order of `relays.regions`.
+        """
+        ports = enumerate(regions, self.forward_port)
+        return {region: f"127.0.0.1:{port}" for port, region in ports if region != self.region}

@@ -6,12 +6,18 @@ writes: no header, so no client, can choose.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from epp.config.address import is_ip
+from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
 from epp.envoy import messages as api
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.envoy.sockets import trusts_nobody, upstream_tls
 from epp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PICKER = "picker"
 NOWHERE = "nowhere"
@@ -21,6 +27,9 @@ DESTINATION_NAMESPACE = "envoy.lb"
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
+
+FORWARD_NAMESPACE = "epp.forward"
+"""Dynamic metadata: the headers of a forward, on their way from the picker to the host chosen."""
 
 CONNECT_TIMEOUT_S = 2.0
 """Longest TCP (and TLS) connect to an endpoint before the next one is tried."""
@@ -45,7 +54,7 @@ def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[ap
         type=api.cluster.ClusterDiscoveryType.STATIC,
         load_assignment=api.endpoint.ClusterLoadAssignment(cluster_name=NOWHERE),
     )
-    closed = settings.variant is Variant.ORIGINAL_DST
+    closed = settings.variant is Variant.ORIGINAL_DST or settings.federation is not None
     return [endpoints, picker(settings), *([nowhere] if closed else [])]
 
 
@@ -72,7 +81,9 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         name=REPLICAS,
         connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=1024 * 1024,
-        typed_extension_protocol_options=protocol(http1, settings.upstream_idle_timeout_s),
+        typed_extension_protocol_options=protocol(
+            http1, settings.upstream_idle_timeout_s, forwarded_headers(settings)
+        ),
         circuit_breakers=limits(),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
@@ -83,16 +94,40 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
 
 
 def protocol(
-    http: api.upstream_http.HttpProtocolOptionsExplicitHttpConfig, idle_timeout_s: float | None = None
+    http: api.upstream_http.HttpProtocolOptionsExplicitHttpConfig,
+    idle_timeout_s: float | None = None,
+    filters: Sequence[api.hcm.HttpFilter] = (),
 ) -> dict[str, api.protobuf.Any]:
-    """Say how a cluster's hosts are spoken to, and for how long idle connections stay (0 for ever)."""
+    """Say how a cluster's hosts are spoken to, and for how long idle connections stay (0 for ever).
+
+    Each attempt passes ``filters``, once its host is chosen.
+    """
     idle = None
     if idle_timeout_s is not None:
         idle = api.core.HttpProtocolOptions(idle_timeout=api.seconds(idle_timeout_s))
     options = api.upstream_http.HttpProtocolOptions(
-        common_http_protocol_options=idle, explicit_http_config=http
+        common_http_protocol_options=idle, explicit_http_config=http, http_filters=list(filters)
     )
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": api.pack(options)}
+
+
+def forwarded_headers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
+    """The filters that let the way to peer regions alone see the headers of a forward; none without peers."""
+    if not settings.forwards:
+        return []
+    mutation, changes = api.mutation_rules.HeaderMutation, []
+    to_peer = f"upstream.address in {list(settings.forwards.values())}"
+    for name in (HOP_HEADER, FORWARD_HEADER):
+        value = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
+        # Attempts share their headers: what the one before was given goes first.
+        changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
+    mutations = api.header_mutation.HeaderMutation(
+        mutations=api.header_mutation.Mutations(request_mutations=changes)
+    )
+    return [
+        api.http_filter("envoy.filters.http.header_mutation", mutations),
+        api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec()),
+    ]
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:
@@ -168,7 +203,7 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
         cluster.type = api.discovery(split(endpoint.address)[0] for endpoint in settings.endpoints)
         if cluster.type is api.cluster.ClusterDiscoveryType.STRICT_DNS:
             cluster.dns_lookup_family = api.cluster.ClusterDnsLookupFamily.V4_PREFERRED
-        assignment = load_assignment(settings.endpoints)
+        assignment = load_assignment(settings.endpoints, forwards=settings.forwards.values())
         cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
     if settings.health_check_path:
         check = api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path)
@@ -217,13 +252,18 @@ def _policy(
     )
 
 
-def health_check(check: api.core.HealthCheckHttpHealthCheck, timeout_s: float) -> api.core.HealthCheck:
-    """Ask a host every two seconds whether it is there; two failures take it out, one answer is enough."""
+def health_check(
+    check: api.core.HealthCheckHttpHealthCheck,
+    timeout_s: float,
+    interval_s: float = _HEALTH_CHECK_S,
+    failures: int = 2,
+) -> api.core.HealthCheck:
+    """Ask a host now and then whether it is there; so many failures take it out, one answer is enough."""
     return api.core.HealthCheck(
         timeout=api.seconds(timeout_s),
-        interval=api.seconds(_HEALTH_CHECK_S),
-        no_traffic_interval=api.seconds(_HEALTH_CHECK_S),
-        unhealthy_threshold=2,
+        interval=api.seconds(interval_s),
+        no_traffic_interval=api.seconds(interval_s),
+        unhealthy_threshold=failures,
         healthy_threshold=1,
         http_health_check=check,
     )

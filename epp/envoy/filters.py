@@ -25,16 +25,24 @@ which a client it takes for internal could set timeouts, retries or an original 
 id, which upstreams may log."""
 
 
-def early_mutations() -> list[api.core.TypedExtensionConfig]:
-    """Removes reserved headers as soon as they are read: before routes, ext_proc and everything else."""
+def early_mutations(
+    prefixes: Sequence[str] = RESERVED_PREFIXES, *added: api.core.HeaderValueOption
+) -> list[api.core.TypedExtensionConfig]:
+    """Removes reserved headers as soon as they are read: before routes, ext_proc and everything else.
+
+    Args:
+        prefixes: what their names begin with.
+        added: set afterwards.
+    """
     mutations = [
         api.mutation_rules.HeaderMutation(
             remove_on_match=api.mutation_rules.HeaderMutationRemoveOnMatch(
                 key_matcher=api.matcher.StringMatcher(prefix=prefix, ignore_case=True)
             )
         )
-        for prefix in RESERVED_PREFIXES
+        for prefix in prefixes
     ]
+    mutations += [api.mutation_rules.HeaderMutation(append=header) for header in added]
     return [
         api.extension(
             "envoy.http.early_header_mutation.header_mutation",
@@ -74,7 +82,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
     request without a pick has no route but the one to nowhere (503). Failing in the filter would cut answers
     in flight as well, beside which their streams stay open until the end.
     """
-    by_route = settings.variant is Variant.ORIGINAL_DST
+    by_route = settings.variant is Variant.ORIGINAL_DST or settings.federation is not None
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
     return api.ext_proc.ExternalProcessor(
         stat_prefix=PICKER,
@@ -84,7 +92,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
         message_timeout=api.ms(settings.message_timeout_ms),
         failure_mode_allow=True,
-        # The destination decides the route of original-dst, and a pick must never meet a cached route.
+        # The destination decides the route of original-dst and between regions, and a pick must never meet a cached route.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
         if by_route
         else api.ext_proc.ExternalProcessorRouteCacheAction.DEFAULT,

@@ -8,16 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.eds import REPLICAS, known_as
+from epp.config.federation import FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
-from epp.envoy.filters import EXT_PROC, early_mutations, http_filters
+from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http_filters
 from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
 from epp.envoy.retry import ASKED, DECISION_HEADER, TOLD, decision_headers
 from epp.envoy.settings import EnvoySettings, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+CLIENTS = "requests"
+"""Name of the listener."""
 
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 """Failures before an endpoint has seen the request. Later ones are not repeated: the work may be done."""
@@ -33,14 +37,16 @@ _SLOW_READER_BYTES = 1024 * 1024
 _INT64_END = (1 << 63) - 1
 
 
-def listener(settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]) -> api.listener.Listener:
-    """The client-facing listener."""
+def listener(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter], routes: Sequence[api.route.Route] = ()
+) -> api.listener.Listener:
+    """The client-facing listener; with other routes than the replicas' where given."""
     keepalive = api.core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
     return api.listener.Listener(
-        name="requests",
+        name=CLIENTS,
         address=api.socket_address(settings.listener_host, settings.listener_port),
         per_connection_buffer_limit_bytes=_buffer_bytes(settings),
-        filter_chains=[api.filter_chain(_connection_manager(settings, observers))],
+        filter_chains=[api.filter_chain(connection_manager(settings, observers, routes))],
         tcp_keepalive=keepalive if settings.envoy_version >= _KEEPALIVE_SINCE else None,
     )
 
@@ -55,17 +61,17 @@ def _buffer_bytes(settings: EnvoySettings) -> int:
     return max(_SLOW_READER_BYTES, settings.max_body_bytes)
 
 
-def _connection_manager(
-    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]
+def connection_manager(
+    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter], routes: Sequence[api.route.Route] = ()
 ) -> api.hcm.HttpConnectionManager:
     """Edge settings: paths normalised, client addresses not believed, no limit on a request's duration."""
     hcm = api.hcm
     return hcm.HttpConnectionManager(
         stat_prefix="requests",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
-        early_header_mutation_extensions=early_mutations(),
+        early_header_mutation_extensions=early_mutations([*RESERVED_PREFIXES, *forward_names(settings)]),
         http_filters=http_filters(settings, observers),
-        route_config=route_configuration(settings),
+        route_config=route_configuration(settings, routes),
         access_log=access_logs(settings),
         use_remote_address=True,
         preserve_external_request_id=True,
@@ -90,11 +96,20 @@ def _connection_manager(
     )
 
 
-def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration:
+def forward_names(settings: EnvoySettings) -> tuple[str, ...]:
+    """Name the headers that pickers and Envoys of peer regions alone may set; none without peers."""
+    return (HOP_HEADER, FORWARD_HEADER, PEER_HEADER) if settings.federation else ()
+
+
+def route_configuration(
+    settings: EnvoySettings, others: Sequence[api.route.Route] = ()
+) -> api.route.RouteConfiguration:
     """Too long: 413. Otherwise to the replicas; original-dst only with an allowed destination, else 503."""
     routes = [_too_long(settings)]
-    if settings.variant is Variant.ORIGINAL_DST:
-        routes += [_picked(settings), _not_picked(settings)]
+    if others:
+        routes += others
+    elif settings.variant is Variant.ORIGINAL_DST:
+        routes += [_picked(settings), nowhere(settings, api.route.RouteMatch(prefix="/"))]
     else:
         routes.append(to_replicas(settings, api.route.RouteMatch(prefix="/")))
     return api.route.RouteConfiguration(
@@ -107,7 +122,7 @@ def route_configuration(settings: EnvoySettings) -> api.route.RouteConfiguration
                 # Removed first: what an upstream calls so is not ours.
                 response_headers_to_remove=_engines_headers(settings),
                 response_headers_to_add=decision_headers(settings),
-                request_headers_to_remove=list(ASKED),
+                request_headers_to_remove=[*ASKED, *forward_names(settings)[2:]],
             )
         ],
         validate_clusters=True,
@@ -123,17 +138,21 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
         f"{DESTINATION_KEY}-subset",
         f"{DESTINATION_KEY}-scores",
     ]
+    if settings.federation:
+        return [*names, SERVED_HEADER, UNSERVED_HEADER]
     return names if settings.relays else [*names, SERVED_HEADER]
 
 
-def to_replicas(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+def to_replicas(
+    settings: EnvoySettings, match: api.route.RouteMatch, cluster: str = REPLICAS
+) -> api.route.Route:
     """The route to endpoints, or to the relays before them."""
     return api.route.Route(
-        name="replicas",
+        name=cluster,
         match=match,
         request_body_buffer_limit=settings.max_body_bytes,
         route=api.route.RouteAction(
-            cluster=REPLICAS,
+            cluster=cluster,
             # 0 is no limit: an answer may take as long as it takes while bytes still flow.
             timeout=api.seconds(0),
             idle_timeout=api.seconds(settings.stream_idle_timeout_s),
@@ -195,23 +214,30 @@ def _picked(settings: EnvoySettings) -> api.route.Route:
         texts.append(api.matcher.StringMatcher(safe_regex=regex))
     one, *others = [api.matcher.ValueMatcher(string_match=text) for text in texts]
     anyone = api.matcher.ValueMatcher(or_match=api.matcher.OrMatcher(value_matchers=[one, *others]))
+    return to_replicas(settings, destined(anyone if others else one))
+
+
+def destined(
+    value: api.matcher.ValueMatcher, prefix: str = "/", headers: Sequence[api.route.HeaderMatcher] = ()
+) -> api.route.RouteMatch:
+    """Match requests by what the picker chose for them."""
     destination = api.matcher.MetadataMatcher(
         filter=DESTINATION_NAMESPACE,
         path=[api.matcher.MetadataMatcherPathSegment(key=DESTINATION_KEY)],
-        value=anyone if others else one,
+        value=value,
     )
-    return to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[destination]))
+    return api.route.RouteMatch(prefix=prefix, headers=list(headers), dynamic_metadata=[destination])
 
 
-def _not_picked(settings: EnvoySettings) -> api.route.Route:
-    """Where every request of original-dst begins: a cluster without hosts, 503, until a pick moves it away.
+def nowhere(settings: EnvoySettings, match: api.route.RouteMatch) -> api.route.Route:
+    """Where every request that needs a pick begins: a cluster without hosts, 503, until a pick moves it away.
 
     Not a direct response: Envoy takes a request's buffer limit from a route that forwards, and this is the
     route in force while the body is read.
     """
     return api.route.Route(
         name="not-picked",
-        match=api.route.RouteMatch(prefix="/"),
+        match=match,
         request_body_buffer_limit=settings.max_body_bytes,
         route=api.route.RouteAction(cluster=NOWHERE, timeout=api.seconds(0)),
     )

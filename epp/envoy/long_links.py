@@ -33,7 +33,7 @@ PING_S, PING_TIMEOUT_S = 2.0, 4.0
 trip and a lost packet's repeat."""
 
 
-def http2() -> api.core.Http2ProtocolOptions:
+def http2(ping_s: float = PING_S, timeout_s: float = PING_TIMEOUT_S) -> api.core.Http2ProtocolOptions:
     """HTTP/2 between the tiers, for either side."""
     return api.core.Http2ProtocolOptions(
         allow_connect=True,  # WebSockets over HTTP/2 (RFC 8441)
@@ -41,8 +41,8 @@ def http2() -> api.core.Http2ProtocolOptions:
         initial_stream_window_size=STREAM_WINDOW_BYTES,
         initial_connection_window_size=CONNECTION_WINDOW_BYTES,
         connection_keepalive=api.core.KeepaliveSettings(
-            interval=api.seconds(PING_S),
-            timeout=api.seconds(PING_TIMEOUT_S),
+            interval=api.seconds(ping_s),
+            timeout=api.seconds(timeout_s),
             # Many connections opened in one burst would be asked in one burst.
             interval_jitter=api.envoy_type.Percent(value=15),
         ),

@@ -36,9 +36,12 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.envoy.extensions.filters.http.compressor import v3 as compressor
     from envoy_data_plane.envoy.extensions.filters.http.decompressor import v3 as decompressor
     from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+    from envoy_data_plane.envoy.extensions.filters.http.header_mutation import v3 as header_mutation
     from envoy_data_plane.envoy.extensions.filters.http.header_to_metadata import v3 as header_to_metadata
     from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
     from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+    from envoy_data_plane.envoy.extensions.filters.http.upstream_codec import v3 as upstream_codec
+    from envoy_data_plane.envoy.extensions.filters.listener.tls_inspector import v3 as tls_inspector
     from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
     from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import (
         v3 as early_mutation,
@@ -50,6 +53,7 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     )
     from envoy_data_plane.envoy.extensions.resource_monitors.fixed_heap import v3 as fixed_heap
     from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
+    from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import v3 as previous_priorities
     from envoy_data_plane.envoy.extensions.transport_sockets.raw_buffer import v3 as raw_buffer
     from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
     from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
@@ -84,6 +88,7 @@ __all__ = [
     "gunzip",
     "gzip",
     "hcm",
+    "header_mutation",
     "header_to_metadata",
     "http_filter",
     "least_request",
@@ -99,6 +104,7 @@ __all__ = [
     "override_host",
     "pack",
     "previous_hosts",
+    "previous_priorities",
     "protobuf",
     "raw_buffer",
     "route",
@@ -109,8 +115,10 @@ __all__ = [
     "socket_address",
     "stream_log",
     "tls",
+    "tls_inspector",
     "tls_socket",
     "tracing",
+    "upstream_codec",
     "upstream_http",
 ]
 

@@ -20,6 +20,7 @@ import aiohttp
 
 from epp.config.eds import eds_content
 from epp.envoy.launch import stop, tied_to_parent
+from epp.envoy.listener import CLIENTS
 from epp.envoy.render import render, render_relay, write
 from epp.errors import EppError
 
@@ -185,7 +186,7 @@ class EnvoyProcess:
 
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the EDS file (settings with `eds_path` only)."""
-        write(Path(self._settings.eds_path), eds_content(endpoints).decode())
+        write(Path(self._settings.eds_path), eds_content(endpoints, self._settings.forwards.values()).decode())
 
     async def _until_ready(self) -> None:
         """Poll: Envoy announces readiness nowhere else."""
@@ -197,6 +198,8 @@ class EnvoyProcess:
             await self._pause()
         statuses = (await self.admin_json("/listeners"))["listener_statuses"]
         for status in statuses:
+            if len(statuses) > 1 and status["name"] != CLIENTS:
+                continue
             address = status["local_address"]["socket_address"]
             host = address["address"]
             # A wildcard is a place to listen on, not one to connect to.

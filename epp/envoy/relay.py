@@ -27,6 +27,8 @@ from epp.envoy.sockets import downstream_tls
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from epp.config.relays import Relays
 
 _UNREACHED_FLAGS = ("UF", "UH", "UO", "DF")
@@ -66,19 +68,32 @@ def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Boots
 
 
 def _listener(settings: EnvoySettings, relays: Relays, region: str) -> api.listener.Listener:
-    """One listener on a port for each connection; mutual TLS or nothing."""
-    first, *others = [split(address)[1] for address in relays.addresses(region)]
+    """Mutual TLS or nothing."""
     files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
     chain = api.filter_chain(_connection_manager(settings, relays), downstream_tls(files, GLOBAL_NAME))
-    host = settings.listener_host
+    return relay_listener("relayed", settings.listener_host, relays.addresses(region), [chain])
+
+
+def relay_listener(
+    name: str, host: str, addresses: Iterable[str], chains: list[api.listener.FilterChain]
+) -> api.listener.Listener:
+    """One listener on a port for each connection.
+
+    Args:
+        name: of the listener.
+        host: where it listens.
+        addresses: under which it is known.
+        chains: who may speak, and what becomes of it.
+    """
+    first, *others = [split(address)[1] for address in addresses]
     return api.listener.Listener(
-        name="relayed",
+        name=name,
         address=api.socket_address(host, first),
         additional_addresses=[
             api.listener.AdditionalAddress(address=api.socket_address(host, port)) for port in others
         ],
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
-        filter_chains=[chain],
+        filter_chains=chains,
     )
 
 
@@ -91,7 +106,7 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
         http_filters=[_destination_filter(), *decompressors(relays.compression), router_filter()],
         route_config=_routes(settings),
         access_log=access_logs(settings),
-        local_reply_config=_local_replies(),
+        local_reply_config=unserved_replies(),
         # The address before the last is the client's; the last is the global Envoy's, appended there.
         skip_xff_append=True,
         preserve_external_request_id=True,
@@ -118,19 +133,23 @@ def _destination_filter() -> api.hcm.HttpFilter:
     return api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(request_rules=[rule]))
 
 
-def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
-    ready = api.route.Route(
+def ready() -> api.route.Route:
+    """The route of health checks between tiers."""
+    return api.route.Route(
         name="ready",
         match=api.route.RouteMatch(path=READY_PATH),
         direct_response=api.route.DirectResponseAction(status=200),
     )
+
+
+def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
     return api.route.RouteConfiguration(
         name="relayed",
         virtual_hosts=[
             api.route.VirtualHost(
                 name="all",
                 domains=["*"],
-                routes=[ready, to_replicas(settings, api.route.RouteMatch(prefix="/"))],
+                routes=[ready(), to_replicas(settings, api.route.RouteMatch(prefix="/"))],
                 # What an engine calls so is not ours.
                 response_headers_to_remove=[SERVED_HEADER, UNSERVED_HEADER],
                 response_headers_to_add=[api.set_header(SERVED_HEADER, "%UPSTREAM_REMOTE_ADDRESS%")],
@@ -140,7 +159,8 @@ def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
     )
 
 
-def _local_replies() -> api.hcm.LocalReplyConfig:
+def unserved_replies() -> api.hcm.LocalReplyConfig:
+    """Mark Envoy's own answers to requests that no endpoint has seen."""
     flags = api.accesslog.ResponseFlagFilter(flags=list(_UNREACHED_FLAGS))
     return api.hcm.LocalReplyConfig(
         mappers=[

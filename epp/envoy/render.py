@@ -15,13 +15,17 @@ import yaml
 
 from epp.envoy import messages as api
 from epp.envoy.clusters import clusters, replicas
+from epp.envoy.entry import entry_parts
 from epp.envoy.listener import listener
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.overload import overload_manager, watchdogs
+from epp.envoy.regions import region_parts
 from epp.envoy.relay import relay_bootstrap
 from epp.envoy.relays import relay_cluster, relay_filters
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import betterproto2
 
     from epp.envoy.settings import EnvoySettings
@@ -29,13 +33,24 @@ if TYPE_CHECKING:
 _HEADER = "# Rendered by `epp envoy render` (variant: {variant}). Change the settings, not this file.\n"
 
 
-def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
+def bootstrap(settings: EnvoySettings, order: Sequence[str] = ()) -> api.bootstrap.Bootstrap:
     """The whole configuration of one Envoy.
+
+    Args:
+        settings: what it is to do.
+        order: for the entry before all regions: `entry_parts`; as configured when empty.
 
     Raises:
         ConfigError: settings that contradict each other.
     """
-    upstream = relay_cluster(settings, settings.relays) if settings.relays else replicas(settings)
+    if settings.federation is None:
+        upstream = relay_cluster(settings, settings.relays) if settings.relays else replicas(settings)
+        listeners = [listener(settings, [*observers(settings), *relay_filters(settings)])]
+        all_clusters = [*clusters(settings, upstream), *observer_clusters(settings)]
+    elif settings.federation.region:
+        listeners, all_clusters = region_parts(settings)
+    else:
+        listeners, all_clusters = entry_parts(settings, order or list(settings.forwards))
     return api.bootstrap.Bootstrap(
         # EDS asks under a name, even from a file.
         node=api.core.Node(id="epp-envoy", cluster="epp"),
@@ -43,19 +58,18 @@ def bootstrap(settings: EnvoySettings) -> api.bootstrap.Bootstrap:
         overload_manager=overload_manager(settings),
         watchdogs=watchdogs(),
         static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=[listener(settings, [*observers(settings), *relay_filters(settings)])],
-            clusters=[*clusters(settings, upstream), *observer_clusters(settings)],
+            listeners=listeners, clusters=all_clusters
         ),
     )
 
 
-def render(settings: EnvoySettings) -> str:
-    """The bootstrap as YAML.
+def render(settings: EnvoySettings, order: Sequence[str] = ()) -> str:
+    """The bootstrap as YAML; see `bootstrap`.
 
     Raises:
         ConfigError: settings that contradict each other.
     """
-    return _HEADER.format(variant=settings.variant) + _yaml(bootstrap(settings))
+    return _HEADER.format(variant=settings.variant) + _yaml(bootstrap(settings, order))
 
 
 def render_relay(settings: EnvoySettings, region: str) -> str:

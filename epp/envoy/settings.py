@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
+    from epp.config.federation import Federation
     from epp.config.relays import Relays
+    from epp.config.schema import RegionRule
     from epp.types import Endpoint
 
 MIB = 1024 * 1024
@@ -108,6 +110,9 @@ class EnvoySettings:
         served_model_header: whether responses name the model that served them, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
+        federation: regions are peers: this Envoy is `federation.region`'s, `relays` has the addresses of all
+            regions' Envoys, and the pool is the own region's. Without a region it is the entry before them all.
+        region_rules: with `federation`: rules that bind requests to regions.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -143,6 +148,8 @@ class EnvoySettings:
     strip_accept_encoding: bool = False
     served_model_header: bool = False
     relays: Relays | None = None
+    federation: Federation | None = None
+    region_rules: tuple[RegionRule, ...] = ()
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property
@@ -162,6 +169,13 @@ class EnvoySettings:
         In full duplex answers pass the picker, which does that.
         """
         return self.variant is not Variant.FULL_DUPLEX
+
+    @property
+    def forwards(self) -> dict[str, str]:
+        """Peer region -> loopback address of the way there; none where regions are no peers."""
+        if self.federation is None or self.relays is None:
+            return {}
+        return self.federation.forwards(self.relays.regions)
 
     def __post_init__(self) -> None:
         """Reject what Envoy would reject later, or accept and then fail on.

@@ -14,22 +14,27 @@ SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 """Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
 
 
-def downstream_tls(files: TlsFiles, peer: str) -> api.core.TransportSocket:
-    """The listener's certificate; clients need one for the name ``peer``."""
+def downstream_tls(files: TlsFiles, *peers: str) -> api.core.TransportSocket:
+    """The listener's certificate; clients need one for a name of ``peers``."""
     common = api.tls.CommonTlsContext(
         alpn_protocols=["h2", "http/1.1"],
         tls_certificates=[_certificate(files)],
-        validation_context=_trust(files.ca_file, peer),
+        validation_context=_trust(files.ca_file, *peers),
     )
     return api.tls_socket(
         api.tls.DownstreamTlsContext(common_tls_context=common, require_client_certificate=True)
     )
 
 
-def upstream_tls(files: TlsFiles, peer: str, alpn: str = "http/1.1") -> api.core.TransportSocket:
-    """TLS that verifies the peer: by the host's own name when ``peer`` is empty, else by this name or IP."""
+def upstream_tls(
+    files: TlsFiles, peer: str, alpn: str = "http/1.1", sni: str = ""
+) -> api.core.TransportSocket:
+    """TLS that verifies the peer: by the host's own name when ``peer`` is empty, else by this name or IP.
+
+    ``sni`` asks for another name than the one verified.
+    """
     context = api.tls.UpstreamTlsContext(
-        sni="" if not peer or is_ip(peer) else peer,
+        sni=sni or ("" if not peer or is_ip(peer) else peer),
         auto_host_sni=not peer,
         auto_sni_san_validation=not peer,
         common_tls_context=api.tls.CommonTlsContext(
@@ -55,13 +60,17 @@ def _certificate(files: TlsFiles) -> api.tls.TlsCertificate:
     )
 
 
-def _trust(ca_file: str, peer: str) -> api.tls.CertificateValidationContext:
-    """Who must have signed the peer's certificate, and the name or address that it must be valid for."""
+def _trust(ca_file: str, *peers: str) -> api.tls.CertificateValidationContext:
+    """Who must have signed the peer's certificate, and names or addresses of which it must be valid for one."""
     san = api.tls.SubjectAltNameMatcherSanType
-    name = api.tls.SubjectAltNameMatcher(
-        san_type=san.IP_ADDRESS if is_ip(peer) else san.DNS, matcher=api.matcher.StringMatcher(exact=peer)
-    )
+    names = [
+        api.tls.SubjectAltNameMatcher(
+            san_type=san.IP_ADDRESS if is_ip(peer) else san.DNS, matcher=api.matcher.StringMatcher(exact=peer)
+        )
+        for peer in peers
+        if peer
+    ]
     return api.tls.CertificateValidationContext(
         trusted_ca=api.core.DataSource(filename=ca_file),
-        match_typed_subject_alt_names=[name] if peer else [],
+        match_typed_subject_alt_names=names,
     )
