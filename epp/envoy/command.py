@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from epp.config.address import UNIX, is_ip, split_address
 from epp.config.eds import eds_content
 from epp.config.load import salvage_config, stated
 from epp.config.pool import parse_pool
+from epp.envoy.entry import entry_eds, measured_order
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, gather, raise_all
@@ -57,12 +60,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="VARIANT",
         help=f"one of {', '.join(Variant)} (default: %(default)s)",
     )
-    parser.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--tier",
         default=GLOBAL,
         metavar="TIER",
         help="where the configuration has relays: 'global', the Envoy beside the picker, or 'relay:REGION'"
         " (default: %(default)s)",
+    )
+    place.add_argument(
+        "--region",
+        default="",
+        metavar="NAME",
+        help="where regions are peers: the Envoy of this one (default: federation.region of the config)",
+    )
+    place.add_argument(
+        "--entry",
+        action="store_true",
+        help="where regions are peers: the Envoy before them all; regions are tried by round trip from this"
+        " machine where a request does not say from where it comes",
     )
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument("--listen", help="host:port for clients (default: 127.0.0.1:8080)")
@@ -155,15 +171,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "<arguments>", "--tier", f"{arguments.tier!r} is no tier", "global, or relay:REGION"
         )
-    endpoints = settings.endpoints
+    endpoints, order = settings.endpoints, list[str]()
+    if arguments.entry and settings.relays:
+        order = measured_order(settings.relays.regions)
+        print(f"epp: regions by round trip from here: {', '.join(order)}", file=sys.stderr)
     if arguments.tier == GLOBAL:
-        text = render(settings)
+        text = render(settings, order)
     else:
         region = arguments.tier.removeprefix(RELAY)
         text = render_relay(settings, region)
         endpoints = tuple(endpoint for endpoint in endpoints if endpoint.region == region)
     if arguments.eds:
-        _write("--eds", arguments.eds, eds_content(endpoints).decode())
+        eds = entry_eds(settings, order) if order else eds_content(endpoints, settings.forwards.values())
+        _write("--eds", arguments.eds, eds.decode())
     elif settings.eds_path and not Path(settings.eds_path).exists():
         print(f"epp: start the picker before Envoy: it writes {settings.eds_path}", file=sys.stderr)
     if arguments.eds_only:
@@ -189,10 +209,10 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    settings = _configured(arguments.config, arguments.variant)
+    settings = _configured(arguments.config, arguments.variant, arguments.region, entry=arguments.entry)
     changes: dict[str, Any] = {
         "variant": Variant(arguments.variant),
-        "observe": not arguments.no_observe,
+        "observe": not (arguments.no_observe or arguments.entry),
         "picker_tls": _towards_picker(settings.picker_tls, arguments),
         "first_token_tls": _towards_picker(settings.first_token_tls, arguments),
     }
@@ -221,8 +241,8 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     return replace(settings, **changes)
 
 
-def _configured(config_file: Path, variant: str) -> EnvoySettings:
-    """What the picker's configuration and its pool say.
+def _configured(config_file: Path, variant: str, region: str, *, entry: bool) -> EnvoySettings:
+    """What the picker's configuration and its pool say; the entry has none.
 
     Raises:
         ConfigError: naming the file, the key and the fix.
@@ -232,13 +252,17 @@ def _configured(config_file: Path, variant: str) -> EnvoySettings:
     pool: dict[str, EndpointSpec] = {}
     with gather(errors):
         _check_renderable(config, variant, str(config_file))
-    if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
+    if not entry and config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
         pool_file = base / config.pool.file
         with gather(errors):
             pool = parse_pool(_read(pool_file), str(pool_file))
     raise_all(errors)
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
-    if variant == Variant.ORIGINAL_DST or config.relays.regions or not config.pool.eds_file:
+    if entry or region:
+        peers = msgspec.structs.replace(config.federation, region=region)
+        settings = replace(settings, federation=peers)
+    two_tiers = config.relays.regions and not settings.federation
+    if variant == Variant.ORIGINAL_DST or entry or two_tiers or not config.pool.eds_file:
         return settings
     return replace(settings, eds_path=str(base / config.pool.eds_file))
 
@@ -286,6 +310,8 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         max_body_bytes=config.request.max_body_bytes,
         served_model_header=config.capability.tell_model,
         relays=config.relays if config.relays.regions else None,
+        federation=config.federation if config.federation.region else None,
+        region_rules=tuple(config.regions),
         first_token_host=_WILDCARDS.get(there, there) if there != host else "",
         first_token_port=first_token_port,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",

@@ -46,6 +46,7 @@ class ExtProcServer:
         leaves: end each stream with status OK and without an answer.
         going: cleared, nothing is answered until it is set again.
         relays: relays to go through, as the picker names them in its metadata.
+        sets: further request headers that it sets with a pick.
         port: where it listens, once started; set it before to listen there again.
         headers: request headers of every exchange, in order.
         body_bytes: request body length of every exchange, in order.
@@ -57,6 +58,7 @@ class ExtProcServer:
     leaves: bool = False
     going: asyncio.Event = field(default_factory=asyncio.Event)
     relays: str = ""
+    sets: dict[str, str] = field(default_factory=dict)
     port: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
     body_bytes: list[int] = field(default_factory=list)
@@ -132,8 +134,13 @@ class ExtProcServer:
         """The pick, in answer to the headers or, when buffered, to the body."""
         common, metadata = ep.CommonResponse(clear_route_cache=True), None
         if self.destination and "header" in self.tells:
-            header = core.HeaderValue(key=_DESTINATION, raw_value=self.destination.encode())
-            common.header_mutation = ep.HeaderMutation(set_headers=[core.HeaderValueOption(header=header)])
+            headers = {_DESTINATION: self.destination, **self.sets}
+            common.header_mutation = ep.HeaderMutation(
+                set_headers=[
+                    core.HeaderValueOption(header=core.HeaderValue(key=name, raw_value=value.encode()))
+                    for name, value in headers.items()
+                ]
+            )
         if self.destination and "metadata" in self.tells:
             metadata = _struct(
                 {

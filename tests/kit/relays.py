@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 GLOBAL_NAME, RELAY_NAME = "global.epp.internal", "relay.epp.internal"
 
 
-def certificates(folder: Path) -> Path:
+def certificates(folder: Path, names: dict[str, str] | None = None) -> Path:
     """Certificates of the global Envoy, of the relays and of a stranger, and a file of those who may speak.
+
+    With ``names``, file to DNS name, of these and of a stranger.
 
     The stranger's is signed by somebody whom everybody trusts, as any other service's in a company is.
     """
-    names = {"global": GLOBAL_NAME, "relay": RELAY_NAME, "stranger": "stranger.epp.internal"}
+    names = names or {"global": GLOBAL_NAME, "relay": RELAY_NAME}
+    names = {**names, "stranger": "stranger.epp.internal"}
     for file, name in names.items():
         self_signed(folder / f"{file}.crt", folder / f"{file}.key", name, alternatives=f"DNS:{name}")
     (folder / "ca.crt").write_text("".join((folder / f"{file}.crt").read_text() for file in names))

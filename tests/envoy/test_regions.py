@@ -1,0 +1,304 @@
+"""Regions as peers on loopback, a real Envoy in each: what leaves a region, who may enter, what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+
+from epp.config.federation import DOMAIN, ENTRY_NAME, FORWARD_HEADER, HOP_HEADER, PEER_HEADER, Federation
+from epp.config.schema import RegionRule
+from epp.envoy.process import EnvoyProcess
+from epp.envoy.relays import UNSERVED_HEADER
+from tests.envoy.conftest import Answer, ask
+from tests.kit.envoy import Replica, ScriptedUpstream, require_envoy, settings
+from tests.kit.ports import free_ports
+from tests.kit.relays import certificates, relays
+from tests.kit.waiting import until
+from tests.observe import answers
+from tests.observe.conftest import ObservedPicker, Told
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from epp.envoy.settings import EnvoySettings
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+US, EU, DOWN = "us", "eu", "ap"
+"""The last has an address, and nobody there."""
+TOKEN = "signed-by-the-picker"  # noqa: S105
+FORGED = {HOP_HEADER: "forged", FORWARD_HEADER: f"{EU},{DOWN}", PEER_HEADER: f"{EU}.{DOMAIN}"}
+RULES = (
+    RegionRule(allow=[EU], header="X-Tenant", value="acme"),
+    RegionRule(allow=[EU], path_prefix="/eu/"),
+    RegionRule(allow=[EU, DOWN], model="eu-*", path_prefix="/models/"),
+)
+BOUND = (("/v1/x", {"x-tenant": "acme"}), ("/eu/v1/x", {}), ("/models/v1/x", {}))
+
+
+@dataclass
+class Region:
+    """One region: two engines, its picker and its Envoy."""
+
+    settings: EnvoySettings
+    picker: ObservedPicker
+    told: Told
+    engines: list[Replica]
+    envoy: EnvoyProcess
+
+    def seen(self) -> int:
+        """Requests that an engine here has had."""
+        return sum(len(engine.requests) for engine in self.engines)
+
+
+@dataclass
+class World:
+    """Both regions, and what the tests do to them."""
+
+    regions: dict[str, Region]
+    folder: Path
+    streams: ScriptedUpstream
+
+    @property
+    def us(self) -> Region:
+        return self.regions[US]
+
+    @property
+    def eu(self) -> Region:
+        return self.regions[EU]
+
+    def pick(self, *destinations: str, to: str = "", at: str = US) -> None:
+        """What a region's picker answers from now on: regions or addresses, and the regions allowed by header."""
+        region = self.regions[at]
+        forwards = region.settings.forwards
+        region.picker.destination = ",".join(forwards.get(each, each) for each in destinations)
+        region.picker.sets = {HOP_HEADER: TOKEN, FORWARD_HEADER: to} if to else {}
+
+    async def ask(self, path: str = "/v1/x", headers: dict[str, str] | None = None) -> Answer:
+        """A client's request in the first region."""
+        return await send(f"{self.us.envoy.listener_url}{path}", headers)
+
+
+async def send(url: str, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None) -> Answer:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+        session.post(url, data=b"{}", headers=headers, ssl=tls or False) as response,
+    ):
+        body = await response.read()
+        assert not {UNSERVED_HEADER, PEER_HEADER} & {name.lower() for name in response.headers} or tls
+        served = msgspec.json.decode(body)["served"] if response.status == 200 else ""
+        return Answer(response.status, served, len(body))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    require_envoy()
+    names = {region: f"{region}.{DOMAIN}" for region in (US, EU, DOWN)} | {"entry": ENTRY_NAME}
+    folder = certificates(tmp_path_factory.mktemp("regions"), names)
+    stream = answers.stream(answers.token("a"), answers.usage(), answers.DONE)
+    async with AsyncExitStack() as stack:
+
+        async def play(_: str, writer: asyncio.StreamWriter) -> None:
+            await stream(writer)
+
+        streams = await stack.enter_async_context(ScriptedUpstream(play))
+        known = relays(folder, (US, EU, DOWN))
+        regions = {}
+        for name in (US, EU):
+            engines = [await stack.enter_async_context(Replica()) for _ in range(2)]
+            told = Told()
+            picker = await stack.enter_async_context(ObservedPicker(told))
+            own = msgspec.structs.replace(
+                known, cert_file=str(folder / f"{name}.crt"), key_file=str(folder / f"{name}.key")
+            )
+            chosen = settings(
+                [*(engine.endpoint for engine in engines), *([streams.endpoint] if name == EU else [])],
+                picker.port,
+                relays=own,
+                federation=Federation(region=name, forward_port=free_ports(3)),
+                region_rules=RULES,
+                message_timeout_ms=2000,
+                report_interval_ms=20,
+                first_token_port=picker.first_token_port,
+                eds_path=str(folder / "us.json") if name == US else "",
+                eject_s=0.1,
+            )
+            envoy = await stack.enter_async_context(EnvoyProcess(chosen, folder=folder / name))
+            regions[name] = Region(chosen, picker, told, engines, envoy)
+        made = World(regions, folder, streams)
+        made.pick(made.eu.engines[0].address, at=EU)
+        made.pick(EU, to=EU)
+        await until(lambda: reaches(made))
+        yield made
+
+
+async def reaches(world: World) -> bool:
+    """Whether the way between the regions is open: health checks have found each other."""
+    return (await world.ask()).status == 200
+
+
+@pytest.fixture(autouse=True)
+def _as_new(world: World) -> None:
+    world.pick(world.eu.engines[0].address, at=EU)
+
+
+async def test_a_forward_is_decided_anew_by_the_peer_and_its_headers_end_there(world: World) -> None:
+    engine = world.eu.engines[1]
+    world.pick(engine.address, at=EU)
+    world.pick(EU, world.us.engines[0].address, to=EU)
+    assert (await world.ask(headers=FORGED)).served == engine.address
+    asked = world.eu.picker.headers[-1]
+    assert (asked[HOP_HEADER], asked[PEER_HEADER]) == (TOKEN, f"{US}.{DOMAIN}")
+    assert FORWARD_HEADER not in asked
+    assert asked["x-request-id"] == world.us.picker.headers[-1]["x-request-id"]
+    assert not FORGED.keys() & engine.headers[-1].keys()
+
+
+async def test_what_nobody_of_the_pick_serves_stays_and_takes_no_token_along(world: World) -> None:
+    """The first is not there, the second's picker refuses, the third is an engine here."""
+    engine = world.us.engines[0]
+    world.pick(at=EU)
+    world.pick(DOWN, EU, engine.address, to=f"{DOWN},{EU}")
+    before = world.eu.seen()
+    assert (await world.ask()).served == engine.address
+    assert not FORGED.keys() & engine.headers[-1].keys()
+    assert world.eu.seen() == before
+
+
+@pytest.mark.parametrize("to", ["", DOWN, f"{DOWN},not-{EU},{EU}-2"])
+async def test_nothing_leaves_for_a_region_that_the_picker_has_not_allowed(world: World, to: str) -> None:
+    """Whatever a client says, and also where a port is taken for another region's."""
+    asked = len(world.eu.picker.headers)
+    world.pick(EU, to=to)
+    assert (await world.ask(headers=FORGED)).status == 503
+    world.pick(EU, world.us.engines[0].address, to=to)
+    assert (await world.ask(headers=FORGED)).served == world.us.engines[0].address
+    assert len(world.eu.picker.headers) == asked
+
+
+async def test_envoy_by_itself_takes_engines_alone(world: World) -> None:
+    """Also with all but one gone, and after the EDS file has changed."""
+    world.pick(EU)
+    world.us.picker.destination = ""
+    await world.us.engines[0].stop()
+    try:
+        for _ in range(20):
+            assert (await world.ask()).served == world.us.engines[1].address
+    finally:
+        await world.us.engines[0].start()
+    world.us.envoy.write_endpoints([world.us.engines[0].endpoint])
+    found = r"cluster\.replicas\.membership_total$"
+
+    async def followed() -> bool:
+        return (await world.us.envoy.stats(found)).popitem()[1] == 3
+
+    await until(followed)
+    assert (await world.ask()).served == world.us.engines[0].address
+    world.pick(EU, to=EU)
+    assert (await world.ask()).served == world.eu.engines[0].address
+    world.us.envoy.write_endpoints(world.us.settings.endpoints)
+
+
+@pytest.mark.parametrize("fault", ["dead", "hung", "undecided"])
+async def test_without_a_pick_bound_requests_end_here_and_others_are_served(world: World, fault: str) -> None:
+    picker, before = world.us.picker, world.eu.seen()
+    world.pick(to=f"{EU},{DOWN}")
+    if fault == "dead":
+        await picker.stop()
+    elif fault == "hung":
+        picker.going.clear()
+    try:
+        here = world.us.seen()
+        for path, headers in BOUND:
+            assert (await world.ask(path, {**headers, **FORGED})).status == 503
+        assert (world.us.seen(), world.eu.seen()) == (here, before)
+        assert (await world.ask(headers=FORGED)).status == 200
+        assert world.eu.seen() == before
+    finally:
+        picker.going.set()
+        if fault == "dead":
+            await picker.start()
+
+
+async def test_a_bound_request_goes_away_or_nowhere(world: World) -> None:
+    world.pick(EU, to=EU)
+    for path, headers in BOUND:
+        assert (await world.ask(path, headers)).served == world.eu.engines[0].address
+    here = world.us.seen()
+    world.pick(at=EU)
+    for path, headers in BOUND:
+        assert (await world.ask(path, headers)).status == 503
+    assert world.us.seen() == here
+
+
+async def test_both_regions_hear_of_first_token_and_usage(world: World) -> None:
+    world.pick(world.streams.endpoint.address, at=EU)
+    world.pick(EU, to=EU)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{world.us.envoy.listener_url}/v1/chat/completions", data=b"{}") as response,
+    ):
+        assert answers.DONE in await response.read()
+        assert response.headers["x-epp-decision-id"] == world.us.picker.ids[-1]
+    for region in (world.us, world.eu):
+        decision = region.picker.ids[-1]
+        report = await region.told.report(decision)
+        assert (report.usage.prompt_tokens, report.status, report.attempts) == (1200, 200, 1)
+        assert decision in region.told.first_tokens
+        assert report.served == region.picker.destination
+
+
+def certified(world: World, who: str) -> ssl.SSLContext:
+    """A client that checks nothing itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if who:
+        context.load_cert_chain(world.folder / f"{who}.crt", world.folder / f"{who}.key")
+    return context
+
+
+@pytest.mark.parametrize("who", ["plaintext", "", "stranger", "entry", EU])
+async def test_a_region_refuses_who_is_no_peer(world: World, who: str) -> None:
+    """Also its own certificate, and the entry's on the peers' side."""
+    address = world.eu.settings.relays.addresses(EU)[0] if world.eu.settings.relays else ""
+    asked, before = len(world.eu.picker.headers), world.eu.seen()
+    url = f"{'http' if who == 'plaintext' else 'https'}://{address}/v1/x"
+    with pytest.raises(aiohttp.ClientError):
+        await send(url, FORGED, None if who == "plaintext" else certified(world, who))
+    assert (len(world.eu.picker.headers), world.eu.seen()) == (asked, before)
+
+
+async def test_a_peer_is_who_its_certificate_says(world: World) -> None:
+    address = world.eu.settings.relays.addresses(EU)[1] if world.eu.settings.relays else ""
+    answer = await send(f"https://{address}/v1/x", {**FORGED, PEER_HEADER: f"{US}.{DOMAIN}"}, certified(world, DOWN))
+    assert answer.status == 200
+    assert world.eu.picker.headers[-1][PEER_HEADER] == f"{DOWN}.{DOMAIN}"
+    world.pick(at=EU)
+    before = world.eu.seen()
+    assert (await send(f"https://{address}/v1/x", FORGED, certified(world, DOWN))).status == 503
+    assert world.eu.seen() == before, "an engine serves no peer without a pick"
+
+
+async def test_a_region_under_another_name_is_not_spoken_to(world: World) -> None:
+    """Its certificate says who it is, not the name that the configuration has for its address."""
+    own = world.us.settings.relays
+    assert own is not None
+    renamed = msgspec.structs.replace(own, regions={US: f"127.0.0.1:{free_ports(2)}", "atlantis": own.regions[EU]})
+    federation = Federation(region=US, forward_port=free_ports(2))
+    chosen = replace(world.us.settings, relays=renamed, federation=federation, eds_path="", region_rules=())
+    asked = len(world.eu.picker.headers)
+    engine = world.us.engines[0]
+    async with EnvoyProcess(chosen) as envoy:
+        world.us.picker.destination = f"{chosen.forwards['atlantis']},{engine.address}"
+        world.us.picker.sets = {HOP_HEADER: TOKEN, FORWARD_HEADER: "atlantis"}
+        assert (await ask(envoy.listener_url)).served == engine.address
+    assert len(world.eu.picker.headers) == asked
