@@ -148,6 +148,8 @@ def _peers_listener(
         manager.stat_prefix = name
         manager.http_filters = [*decompressors(relays.compression), *manager.http_filters]
         manager.local_reply_config = unserved_replies()
+        if manager.route_config:
+            manager.route_config.virtual_hosts[0].response_headers_to_remove.remove(UNSERVED_HEADER)
         manager.http2_protocol_options = http2(_PING_S, _PING_TIMEOUT_S)
         manager.use_remote_address, manager.skip_xff_append = False, True
         manager.common_http_protocol_options = api.core.HttpProtocolOptions(idle_timeout=api.seconds(0))
