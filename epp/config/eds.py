@@ -76,8 +76,8 @@ def load_assignment(
     Args:
         endpoints: the pool.
         plaintext: transport socket of endpoints without TLS, the cluster's own when empty.
-        forwards: addresses of the way to peer regions, which picks alone find: Envoy's own choice takes neither
-            draining hosts nor a lower priority.
+        forwards: addresses of the ways to peer regions, which picks alone find: Envoy's own choice takes
+            neither draining hosts nor those of a lower priority.
     """
     groups: list[dict[str, Any]] = [
         {"lb_endpoints": [lb_endpoint(each, plaintext) for each in endpoints if each.address not in forwards]}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
-from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
+from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.envoy import messages as api
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.envoy.sockets import trusts_nobody, upstream_tls

@@ -1,9 +1,10 @@
 """The Envoy before all regions: each request to the nearest region that is up and may have it.
 
-Owns the order of regions. A script sorts them by the distance from the user's coordinates, where the operator's edge
-has set these, and names in a header those that all rules allow; the loopback listeners of `epp.envoy.regions` let
-nothing else pass, and answer at once for a region that is down, so the next is tried. Without coordinates the
-cluster's priorities are the order: measured round trips, which a new EDS file renews, else the configuration's.
+Owns the order of regions. A script sorts them by the distance from the user's coordinates, where the
+operator's edge has set these, and names those that all rules allow. The loopback listeners of
+`epp.envoy.regions` let nothing else pass, and answer at once for a region that is down: the next is tried.
+Without coordinates the cluster's priorities are the order: measured round trips, which a new EDS file renews,
+else the configuration's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from epp.config.federation import ENTRY_NAME, FORWARD_HEADER
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, FORWARD_NAMESPACE, replicas
 from epp.envoy.filters import router_filter
-from epp.envoy.listener import connection_manager, listener, to_replicas
+from epp.envoy.listener import connection_manager, listener, route_configuration, to_replicas
 from epp.envoy.regions import forwarders, peer_clusters
 from epp.envoy.relays import UNSERVED_HEADER
 from epp.errors import ConfigError
@@ -59,15 +60,16 @@ def entry_parts(
     if not settings.eds_path:
         assignment = _assignment(settings, order)
         cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
-    route = to_replicas(settings, api.route.RouteMatch(prefix="/"))
-    route.route.retry_policy = _retry_policy(len(order))
-    manager = connection_manager(settings, [], [route])
-    script = api.lua_filter("envoy.filters.http.lua", _script(settings), "nearest")
-    manager.http_filters = [script, router_filter()]
+    route = to_replicas(settings, api.route.RouteMatch(prefix="/"), retry=_retry_policy(len(order)))
+    routes = route_configuration(settings, [route])
     # What the retry protocol asks and tells is between clients and regions.
-    host = manager.route_config.virtual_hosts[0]
+    host = routes.virtual_hosts[0]
     host.request_headers_to_remove, host.response_headers_to_add = [], []
     host.response_headers_to_remove = [UNSERVED_HEADER]
+    manager = connection_manager(settings, [])
+    manager.route_config = routes
+    script = api.lua_filter("envoy.filters.http.lua", _script(settings), "nearest")
+    manager.http_filters = [script, router_filter()]
     made = listener(settings, [])
     made.filter_chains = [api.filter_chain(manager)]
     return [made, *forwarders(settings)], [cluster, *peer_clusters(settings, sni=ENTRY_NAME)]

@@ -1,4 +1,4 @@
-"""What is committed under `deploy/envoy/`: one tier in three variants, and two tiers of two regions."""
+"""What is committed under `deploy/envoy/`: one tier in three variants, two tiers, regions as peers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from epp.config.eds import eds_content
+from epp.config.federation import Federation
 from epp.config.relays import Relays
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
@@ -28,6 +29,7 @@ RELAYS = Relays(
     cert_file="/etc/epp-relay/tls.crt",
     key_file="/etc/epp-relay/tls.key",
 )
+COORDINATES = {"eu-central": (50.1, 8.7), "ap-northeast": (35.7, 139.7)}
 
 
 def examples() -> dict[str, str]:
@@ -39,6 +41,11 @@ def examples() -> dict[str, str]:
         found[f"{variant}.yaml"] = render(settings)
     tiers = EnvoySettings(endpoints=REGIONAL_ENDPOINTS, relays=RELAYS)
     found["two-tier/global.yaml"] = render(tiers)
+    peers = Federation(region="eu-central", coordinates=COORDINATES)
+    own = tuple(endpoint for endpoint in REGIONAL_ENDPOINTS if endpoint.region == peers.region)
+    found["regions/eu-central.yaml"] = render(replace(tiers, endpoints=own, federation=peers))
+    entry = Federation(coordinates=COORDINATES)
+    found["regions/entry.yaml"] = render(replace(tiers, endpoints=(), federation=entry, observe=False))
     for region in RELAYS.regions:
         # Open to all addresses, and to one certificate.
         found[f"two-tier/relay-{region}.yaml"] = render_relay(replace(tiers, listener_host="0.0.0.0"), region)

@@ -92,7 +92,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
         message_timeout=api.ms(settings.message_timeout_ms),
         failure_mode_allow=True,
-        # The destination decides the route of original-dst and between regions, and a pick must never meet a cached route.
+        # The destination decides the route of original-dst and between regions; a cached route is older.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
         if by_route
         else api.ext_proc.ExternalProcessorRouteCacheAction.DEFAULT,

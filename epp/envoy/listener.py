@@ -144,9 +144,14 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
 
 
 def to_replicas(
-    settings: EnvoySettings, match: api.route.RouteMatch, cluster: str = REPLICAS
+    settings: EnvoySettings,
+    match: api.route.RouteMatch,
+    cluster: str = REPLICAS,
+    retry: api.route.RetryPolicy | None = None,
 ) -> api.route.Route:
-    """The route to endpoints, or to the relays before them."""
+    """The route to endpoints, or to the relays before them; ``retry`` in place of the settings' retries."""
+    if retry is None and settings.retries:
+        retry = _retry_policy(settings)
     return api.route.Route(
         name=cluster,
         match=match,
@@ -156,7 +161,7 @@ def to_replicas(
             # 0 is no limit: an answer may take as long as it takes while bytes still flow.
             timeout=api.seconds(0),
             idle_timeout=api.seconds(settings.stream_idle_timeout_s),
-            retry_policy=_retry_policy(settings) if settings.retries else None,
+            retry_policy=retry,
         ),
     )
 

@@ -186,7 +186,9 @@ class EnvoyProcess:
 
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the EDS file (settings with `eds_path` only)."""
-        write(Path(self._settings.eds_path), eds_content(endpoints, self._settings.forwards.values()).decode())
+        write(
+            Path(self._settings.eds_path), eds_content(endpoints, self._settings.forwards.values()).decode()
+        )
 
     async def _until_ready(self) -> None:
         """Poll: Envoy announces readiness nowhere else."""

@@ -1,9 +1,9 @@
 """The Envoy of a region among peers: its clients' listener, the way to each peer, the listener for peers.
 
-Owns what may leave a region and who may enter it. A request leaves through a loopback listener of its own for each
-peer, which lets pass what the picker has allowed that region by header, and answers 503 to everything else: so without
-a picker nothing leaves. Peers enter with the certificate of their region, the entry with its own; a peer's request
-needs a pick, which the picker makes of a signed token alone, while the entry's is any client's.
+Owns what may leave a region and who may enter it. Each peer has a loopback listener, which lets pass what the
+picker has allowed that region by header, and answers 503 to everything else: without a picker nothing leaves.
+Peers enter with the certificate of their region, the entry with its own. A peer's request needs a pick, which
+the picker makes of a signed token alone; the entry's is treated as any client's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from epp.envoy import messages as api
 from epp.envoy.clusters import FORWARD_NAMESPACE, clusters, health_check, protocol, replicas
 from epp.envoy.compression import compressors, decompressors
 from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, router_filter
-from epp.envoy.listener import connection_manager, destined, listener, nowhere, to_replicas
+from epp.envoy.listener import (
+    connection_manager,
+    destined,
+    listener,
+    nowhere,
+    route_configuration,
+    to_replicas,
+)
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.relay import ready, relay_listener, unserved_replies
@@ -36,7 +43,7 @@ FORWARDS = "forwards"
 """Cluster of the ways to peers, for requests that may not stay."""
 
 _PING_S, _PING_TIMEOUT_S = 0.5, 1.5
-"""A region that is cut off is known to be within two seconds: a ping and its wait; any frame counts as an answer."""
+"""A region that is cut off is known to be so within two seconds; any frame counts as an answer to a ping."""
 _CHECK_S = 1.0
 
 
@@ -53,8 +60,7 @@ def region_parts(settings: EnvoySettings) -> tuple[list[api.listener.Listener], 
             raise ConfigError("endpoints", endpoint.address, problem, "give each region its own endpoints")
     between = [*observers(settings), _forward_filter()]
     routes = _client_routes(settings)
-    away = replace(settings, endpoints=(), eds_path="")
-    forwards = replicas(away)
+    forwards = replicas(replace(settings, endpoints=(), eds_path=""))
     forwards.name = FORWARDS
     listeners = [
         listener(settings, between, routes),
@@ -131,28 +137,26 @@ def _peers_listener(
     files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
     check = ready()
     check.typed_per_filter_config = {EXT_PROC: api.pack(api.ext_proc.ExtProcPerRoute(disabled=True))}
-    entry = connection_manager(settings, between, [check, *client_routes])
-    picked = destined(api.matcher.ValueMatcher(present_match=True))
-    anything = api.route.RouteMatch(prefix="/")
-    peers = connection_manager(
-        settings,
-        between,
-        [check, *_away(settings), to_replicas(settings, picked), nowhere(settings, anything)],
-    )
+    picked = to_replicas(settings, destined(api.matcher.ValueMatcher(present_match=True)))
+    unpicked = nowhere(settings, api.route.RouteMatch(prefix="/"))
+    entry, peers = connection_manager(settings, between), connection_manager(settings, between)
+    for manager, routes in (
+        (entry, [check, *client_routes]),
+        (peers, [check, *_away(settings), picked, unpicked]),
+    ):
+        manager.route_config = route_configuration(settings, routes)
+        # Whoever sends from elsewhere may try another region.
+        manager.route_config.virtual_hosts[0].response_headers_to_remove.remove(UNSERVED_HEADER)
+        manager.local_reply_config = unserved_replies()
+        manager.http_filters = [*decompressors(relays.compression), *manager.http_filters]
+        manager.http2_protocol_options = http2(_PING_S, _PING_TIMEOUT_S)
+        manager.use_remote_address, manager.skip_xff_append = False, True
+        manager.common_http_protocol_options = api.core.HttpProtocolOptions(idle_timeout=api.seconds(0))
     # Theirs is the token that the picker checks, and no more.
     peers.early_header_mutation_extensions = early_mutations(
         [*RESERVED_PREFIXES, FORWARD_HEADER, PEER_HEADER],
         api.set_header(PEER_HEADER, "%DOWNSTREAM_PEER_DNS_SAN%"),
     )
-    for name, manager in (("peers", peers), ("entry", entry)):
-        manager.stat_prefix = name
-        manager.http_filters = [*decompressors(relays.compression), *manager.http_filters]
-        manager.local_reply_config = unserved_replies()
-        if manager.route_config:
-            manager.route_config.virtual_hosts[0].response_headers_to_remove.remove(UNSERVED_HEADER)
-        manager.http2_protocol_options = http2(_PING_S, _PING_TIMEOUT_S)
-        manager.use_remote_address, manager.skip_xff_append = False, True
-        manager.common_http_protocol_options = api.core.HttpProtocolOptions(idle_timeout=api.seconds(0))
     names = [f"{region}.{DOMAIN}" for region in relays.regions if region != own]
     chains = [
         api.filter_chain(entry, downstream_tls(files, ENTRY_NAME)),
@@ -160,7 +164,7 @@ def _peers_listener(
     ]
     chains[0].filter_chain_match = api.listener.FilterChainMatch(server_names=[ENTRY_NAME])
     # Open to all addresses, and to these certificates.
-    host = "::" if ":" in split(relays.regions[own])[0] else "0.0.0.0"  # noqa: S104
+    host = "::" if ":" in split(relays.regions[own])[0] else "0.0.0.0"
     made = relay_listener("peers", host, relays.addresses(own), chains)
     inspector = api.pack(api.tls_inspector.TlsInspector())
     made.listener_filters = [

@@ -57,9 +57,7 @@ def bootstrap(settings: EnvoySettings, order: Sequence[str] = ()) -> api.bootstr
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         watchdogs=watchdogs(),
-        static_resources=api.bootstrap.BootstrapStaticResources(
-            listeners=listeners, clusters=all_clusters
-        ),
+        static_resources=api.bootstrap.BootstrapStaticResources(listeners=listeners, clusters=all_clusters),
     )
 
 

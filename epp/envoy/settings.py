@@ -111,7 +111,7 @@ class EnvoySettings:
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
         federation: regions are peers: this Envoy is `federation.region`'s, `relays` has the addresses of all
-            regions' Envoys, and the pool is the own region's. Without a region it is the entry before them all.
+            regions' Envoys, and the pool is the own region's. Without a region it is the entry before all.
         region_rules: rules that bind requests to regions, where these are peers.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).

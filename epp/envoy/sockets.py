@@ -61,7 +61,7 @@ def _certificate(files: TlsFiles) -> api.tls.TlsCertificate:
 
 
 def _trust(ca_file: str, *peers: str) -> api.tls.CertificateValidationContext:
-    """Who must have signed the peer's certificate, and names or addresses of which it must be valid for one."""
+    """Who must have signed the peer's certificate, valid for one of these names or addresses."""
     san = api.tls.SubjectAltNameMatcherSanType
     names = [
         api.tls.SubjectAltNameMatcher(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from tests.observe import answers
 from tests.observe.conftest import ObservedPicker, Told
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator
     from pathlib import Path
 
@@ -35,14 +35,18 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 US, EU, DOWN = "us", "eu", "ap"
 """The last has an address, and nobody there."""
-TOKEN = "signed-by-the-picker"  # noqa: S105
+TOKEN = "signed-by-the-picker"
 FORGED = {HOP_HEADER: "forged", FORWARD_HEADER: f"{EU},{DOWN}", PEER_HEADER: f"{EU}.{DOMAIN}"}
 RULES = (
     RegionRule(allow=[EU], header="X-Tenant", value="acme"),
     RegionRule(allow=[EU], path_prefix="/eu/"),
     RegionRule(allow=[EU, DOWN], model="eu-*", path_prefix="/models/"),
 )
-BOUND = (("/v1/x", {"x-tenant": "acme"}), ("/eu/v1/x", {}), ("/models/v1/x", {}))
+BOUND: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/v1/x", {"x-tenant": "acme"}),
+    ("/eu/v1/x", {}),
+    ("/models/v1/x", {}),
+)
 
 
 @dataclass
@@ -83,20 +87,24 @@ class World:
         region.picker.destination = ",".join(forwards.get(each, each) for each in destinations)
         region.picker.sets = {HOP_HEADER: TOKEN, FORWARD_HEADER: to} if to else {}
 
-    async def ask(self, path: str = "/v1/x", headers: dict[str, str] | None = None) -> Answer:
+    async def ask(
+        self, path: str = "/v1/x", headers: dict[str, str] | None = None, body: bytes = b"{}"
+    ) -> Answer:
         """A client's request in the first region."""
-        return await send(f"{self.us.envoy.listener_url}{path}", headers)
+        return await send(f"{self.us.envoy.listener_url}{path}", headers, body=body)
 
 
-async def send(url: str, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None) -> Answer:
+async def send(
+    url: str, headers: dict[str, str] | None = None, tls: ssl.SSLContext | None = None, body: bytes = b"{}"
+) -> Answer:
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
-        session.post(url, data=b"{}", headers=headers, ssl=tls or False) as response,
+        session.post(url, data=body, headers=headers, ssl=tls or False) as response,
     ):
-        body = await response.read()
-        assert not {UNSERVED_HEADER, PEER_HEADER} & {name.lower() for name in response.headers} or tls
-        served = msgspec.json.decode(body)["served"] if response.status == 200 else ""
-        return Answer(response.status, served, len(body))
+        answer = await response.read()
+        assert UNSERVED_HEADER not in response.headers or tls
+        told = msgspec.json.decode(answer) if response.status == 200 else {"served": "", "body_bytes": 0}
+        return Answer(response.status, **told)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -111,7 +119,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             await stream(writer)
 
         streams = await stack.enter_async_context(ScriptedUpstream(play))
-        known = relays(folder, (US, EU, DOWN))
+        known = relays(folder, (US, EU, DOWN), compression="gzip")
         regions = {}
         for name in (US, EU):
             engines = [await stack.enter_async_context(Replica()) for _ in range(2)]
@@ -155,7 +163,10 @@ async def test_a_forward_is_decided_anew_by_the_peer_and_its_headers_end_there(w
     engine = world.eu.engines[1]
     world.pick(engine.address, at=EU)
     world.pick(EU, world.us.engines[0].address, to=EU)
-    assert (await world.ask(headers=FORGED)).served == engine.address
+    body = b"x" * 20_000
+    answer = await world.ask(headers={**FORGED, "content-type": "application/json"}, body=body)
+    assert (answer.served, answer.body_bytes) == (engine.address, len(body))
+    assert world.eu.picker.body_bytes[-1] == len(body), "it reads a body that crossed compressed"
     asked = world.eu.picker.headers[-1]
     assert (asked[HOP_HEADER], asked[PEER_HEADER]) == (TOKEN, f"{US}.{DOMAIN}")
     assert FORWARD_HEADER not in asked
@@ -279,7 +290,9 @@ async def test_a_region_refuses_who_is_no_peer(world: World, who: str) -> None:
 
 async def test_a_peer_is_who_its_certificate_says(world: World) -> None:
     address = world.eu.settings.relays.addresses(EU)[1] if world.eu.settings.relays else ""
-    answer = await send(f"https://{address}/v1/x", {**FORGED, PEER_HEADER: f"{US}.{DOMAIN}"}, certified(world, DOWN))
+    answer = await send(
+        f"https://{address}/v1/x", {**FORGED, PEER_HEADER: f"{US}.{DOMAIN}"}, certified(world, DOWN)
+    )
     assert answer.status == 200
     assert world.eu.picker.headers[-1][PEER_HEADER] == f"{DOWN}.{DOMAIN}"
     world.pick(at=EU)
@@ -292,7 +305,9 @@ async def test_a_region_under_another_name_is_not_spoken_to(world: World) -> Non
     """Its certificate says who it is, not the name that the configuration has for its address."""
     own = world.us.settings.relays
     assert own is not None
-    renamed = msgspec.structs.replace(own, regions={US: f"127.0.0.1:{free_ports(2)}", "atlantis": own.regions[EU]})
+    renamed = msgspec.structs.replace(
+        own, regions={US: f"127.0.0.1:{free_ports(2)}", "atlantis": own.regions[EU]}
+    )
     federation = Federation(region=US, forward_port=free_ports(2))
     chosen = replace(world.us.settings, relays=renamed, federation=federation, eds_path="", region_rules=())
     asked = len(world.eu.picker.headers)

@@ -94,10 +94,11 @@ class ExtProcServer:
             self._server = None
 
     async def _process(self, requests: AsyncIterator[Any], _: object) -> AsyncIterator[Any]:
-        duplex, streams_back, received = False, True, bytearray()
+        duplex, streams_back, whole, received = False, True, False, bytearray()
         async for request in requests:
             if (modes := request.protocol_config) is not None:
                 duplex = modes.request_body_mode.name == "FULL_DUPLEX_STREAMED"
+                whole = modes.request_body_mode.name == "BUFFERED"
                 streams_back = modes.response_body_mode.name == "FULL_DUPLEX_STREAMED"
             if (message := request.request_headers) is not None:
                 self.headers.append(_headers(message))
@@ -111,7 +112,7 @@ class ExtProcServer:
                     yield ep.ProcessingResponse(request_headers=ep.HeadersResponse())
             elif (body := request.request_body) is not None:
                 received += body.body
-                if not body.end_of_stream:
+                if not (body.end_of_stream or whole):  # trailers may follow a whole one
                     continue
                 self.body_bytes.append(len(received))
                 yield self._picked(in_headers=duplex)
