@@ -243,6 +243,8 @@ def peer_clusters(settings: EnvoySettings, sni: str) -> list[api.cluster.Cluster
         only = msgspec.structs.replace(relays, regions={region: relays.regions[region]})
         cluster = relay_cluster(replace(settings, endpoints=()), only)
         cluster.name = _peer(region)
+        # There is another to try, so sooner than a packet lost at the start of a connection is repeated.
+        cluster.connect_timeout = api.seconds(_CHECK_S)
         # Each connection in its turn.
         cluster.load_balancing_policy = None
         # Checks find who is away, and who is back, within a second; an ejection would last longer.
