@@ -39,6 +39,7 @@ class Command:
 
 
 COMMANDS = (
+    Command(("up",), "epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
     Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),

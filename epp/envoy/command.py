@@ -200,11 +200,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.eds:
         changes["eds_path"] = str(arguments.eds.absolute())
     if arguments.listen:
-        host, changes["listener_port"] = _address("--listen", arguments.listen)
-        if not is_ip(host):
-            problem = f"Envoy listens on addresses, not on names such as {host!r}"
-            raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
-        changes["listener_host"] = host
+        changes["listener_host"], changes["listener_port"] = listener_address(arguments.listen)
     if arguments.picker:
         changes["picker_host"], changes["picker_port"] = _address("--picker", arguments.picker)
         # A picker that is elsewhere listens for first tokens there, too.
@@ -219,6 +215,19 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.envoy_version:
         changes["envoy_version"] = _version(arguments.envoy_version)
     return replace(settings, **changes)
+
+
+def listener_address(text: str) -> tuple[str, int]:
+    """Read ``--listen``: host and port.
+
+    Raises:
+        ConfigError: Envoy cannot listen there.
+    """
+    host, port = _address("--listen", text)
+    if not is_ip(host):
+        problem = f"Envoy listens on addresses, not on names such as {host!r}"
+        raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
+    return host, port
 
 
 def _configured(config_file: Path, variant: str) -> EnvoySettings:
