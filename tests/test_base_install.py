@@ -61,6 +61,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
+        ("epp up http://127.0.0.1:1", "envoy"),
         ("epp demo", "envoy"),
         ("epp bench all", "envoy"),
         ("epp bench envoy", "envoy"),

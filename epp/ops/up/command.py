@@ -247,11 +247,8 @@ class Line:
         ended = sum(by_endpoint.values())
         rate_rps = (ended - self._ended) / (now_s - self._at_s) if self._at_s else 0.0
         self._ended, self._at_s = ended, now_s
-        facts = [
-            f"{ended:,.0f} requests",
-            f"{page.total('epp_requests_in_flight'):,.0f} in flight",
-            f"{rate_rps:,.1f}/s",
-            f"{page.total('epp_refusals_total'):,.0f} refused",
-            *(f"{address}: {count:,.0f}" for address, count in by_endpoint.items()),
-        ]
-        return "   ".join(facts)
+        facts = [f"{ended:,.0f} requests", f"{page.total('epp_requests_in_flight'):,.0f} in flight"]
+        if refused := page.total("epp_refusals_total"):
+            facts.append(f"{refused:,.0f} refused")
+        by = (f"{address}: {count:,.0f}" for address, count in by_endpoint.items())
+        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by])
