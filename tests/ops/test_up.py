@@ -155,7 +155,7 @@ async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Lo
         return web.json_response({"data": listed})
 
     async def shown(_: web.Request) -> web.Response:
-        return web.Response(text=metrics, status=200 if metrics else 501)
+        return web.Response(text=metrics, status=401 if metrics == "refused" else 200 if metrics else 501)
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.get("/metrics", shown)])
@@ -178,6 +178,7 @@ async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Lo
         ("vllm", "vllm:num_requests_running 1\n", "is vLLM and serves base, lora"),
         ("sglang", "", "is SGLang and serves base, lora; its queue stays unknown without --enable-metrics"),
         ("llamacpp", "", "is llama.cpp and serves base, lora; its queue stays unknown without --metrics"),
+        ("vllm", "refused", "is vLLM and serves base, lora; its metrics want another key: --key-env NAME"),
         ("me", "", "is an OpenAI server and serves base, lora; its queue stays unknown"),
     ],
 )

@@ -30,6 +30,7 @@ from epp.envoy.render import render, write
 from epp.errors import ConfigError, EppError
 from epp.ops.doctor.picker import Page
 from epp.ops.up.engines import Engines, look, spec_of
+from epp.server.poll import with_credentials_of
 from epp.server.process import Tasks, stop_signals
 
 if TYPE_CHECKING:
@@ -138,14 +139,8 @@ def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
         (folder / "key").write_text(key)
     text = msgspec.yaml.encode(sections)
     (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
-    return _located(parse_config(text, "epp.yaml"), folder)
-
-
-def _located(config: Config, folder: Path) -> Config:
-    """Resolve the key's file, as the picker does."""
-    name = config.scrape.bearer_token_file
-    scrape = msgspec.structs.replace(config.scrape, bearer_token_file=str(folder / name) if name else "")
-    return msgspec.structs.replace(config, scrape=scrape)
+    config = parse_config(text, "epp.yaml")
+    return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
 
 
 async def put_down(wanted: Wanted, folder: Path) -> str:

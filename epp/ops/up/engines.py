@@ -37,6 +37,7 @@ _NAMES = {
     "triton": "Triton",
 }
 _SHOWS_METRICS = {"SGLang": "--enable-metrics", "llama.cpp": "--metrics"}
+_REFUSED = (401, 403)
 _SCHEMES = {"http": 80, "https": 443}
 
 
@@ -81,8 +82,8 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     answer, page = await asyncio.gather(
         ask_endpoint(http, target, "/v1/models"), ask_endpoint(http, target, scrape.path)
     )
-    if {answer.status, page.status} & {401, 403}:
-        key = "another key" if scrape.bearer_token_file else "a key"
+    key = "another key" if scrape.bearer_token_file else "a key"
+    if answer.status in _REFUSED:
         return Look(None, f"wants {key}: --key-env NAME, an environment variable that holds it")
     listed = parse_models(answer.body) if answer.status == 200 else {}
     if not listed:
@@ -93,7 +94,9 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     kind = parse_metrics(page.body).engine if page.status == 200 else ""
     name = _NAMES.get(kind or next(iter(listed.values())).owner, "an OpenAI server")
     words = f"is {name} and serves {', '.join(listed)}"
-    if not kind:
+    if page.status in _REFUSED:
+        words += f"; its metrics want {key}: --key-env NAME"
+    elif not kind:
         flag = _SHOWS_METRICS.get(name)
         words += f"; its queue stays unknown{f' without {flag}' if flag else ''}"
     return Look(msgspec.structs.replace(spec, models=models, adapters=adapters), words)
