@@ -39,6 +39,7 @@ from epp.server.relays import RelayPaths
 from epp.server.response_sampling import Sampler, section_of
 from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
+from epp.threads import in_daemon_thread
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ if TYPE_CHECKING:
     from epp.server.lead import LeadFeed
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
+    from epp.server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 #: Between two looks at leases that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
+#: Longest wait at the end for the collector of spans.
+FLUSH_S = 2.0
 _ALONE = Host()
 
 
@@ -106,7 +110,7 @@ class App:
         )
         shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self._relays = RelayPaths(config.relays) if config.relays.regions else None
-        self._learning = self._build_learning()
+        self._learning, self._tracing = self._build_learning(), self._build_tracing()
         self.core = Core(
             config,
             picker=self.picker,
@@ -118,6 +122,7 @@ class App:
             admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
+            tracing=self._tracing,
             observers=() if self._learning is None else self._learning.observers,
         )
         sink = SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for)
@@ -185,6 +190,16 @@ class App:
         from epp.server.learned import Learning  # noqa: PLC0415  # only where it is configured
 
         return Learning(config, self.picker, self.metrics, self._clock, self._source, base=self._base)
+
+    def _build_tracing(self) -> Tracing | None:
+        if not self._config.tracing:
+            return None
+        try:
+            from epp.server.tracing import Tracing  # noqa: PLC0415  # only where it is configured
+        except ImportError:
+            problem, fix = "needs OpenTelemetry's SDK", "pip install 'gorgo-epp[otel]'"
+            raise ConfigError(self._source, "tracing", problem, fix) from None
+        return Tracing(self._clock)
 
     def _build_cluster(self) -> ClusterFeed | None:
         settings = self._config.pool.kubernetes
@@ -447,6 +462,10 @@ class App:
         await self._health.stop()
         if self._recorder is not None:
             self._recorder.close()  # while the leader can still be sent what it writes
+        if self._tracing is not None:
+            await asyncio.wait(
+                [asyncio.ensure_future(in_daemon_thread(self._tracing.close))], timeout=FLUSH_S
+            )
         await self.tasks.stop_all()
         self._host.close()
         self._tokenizers.close()

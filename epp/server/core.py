@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.tokenizers import Tokenizers
+    from epp.server.tracing import Tracing
     from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
@@ -128,10 +129,12 @@ class Core:
         admission: refuses requests before they are read.
         tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
+        tracing: makes spans, if anything does.
         observers: called with every decision; they take note and do no work.
 
     Attributes:
         resolver: host names to what Envoy knows.
+        tracing: as given.
     """
 
     def __init__(
@@ -147,6 +150,7 @@ class Core:
         admission: Shedding,
         tokenizers: Tokenizers,
         relays: RelayPaths | None,
+        tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
     ) -> None:
         self.picker = picker
@@ -162,7 +166,7 @@ class Core:
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
         self._admission = admission
-        self._relays = relays
+        self._relays, self.tracing = relays, tracing
         self._protocol = config.protocol
         self.resolver = Resolver()
         self.recent = RecentDecisions()
@@ -290,7 +294,10 @@ class Core:
             self._recorder.decision(decision)
         for observe in self._observers:
             observe(decision)
-        return self._pick(request, decision)
+        pick = self._pick(request, decision)
+        if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
+            pick.set_headers["traceparent"] = parent
+        return pick
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
         """Build the answer that carries a decision, its endpoints named as Envoy knows them."""
@@ -405,6 +412,8 @@ class Core:
         models: tuple[str, str] = ("", ""),
     ) -> Refusal:
         self._metrics.requests.refused(status, rule, models, self._admission.priority(request.headers))
+        if self.tracing is not None:
+            self.tracing.refused(request.headers, status, rule)
         make = error_words(request.path) or openai_error  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}

@@ -17,7 +17,7 @@ import epp
 from epp.envoy.launch import tied_to_parent
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, server, soak
+from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, server, soak, tracing
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
@@ -46,14 +46,15 @@ CASES = {
     "soak": Case(1, soak.measure),
     "pickers": Case(3, pickers.measure),
     "cluster": Case(9, cluster.measure),
+    "tracing": Case(5, tracing.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
     "core: the decision alone; policies: by llm-d's profiles and a reward model; server: the ext_proc server "
     "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
-    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; peers: this gateway "
-    "beside others"
+    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
+    "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "policies", "server", "envoy", "index", "idle")
