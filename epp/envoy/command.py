@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from dataclasses import replace
@@ -236,7 +237,7 @@ def _configured(config_file: Path, variant: str) -> EnvoySettings:
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    config, errors = salvage_config(_read(config_file), str(config_file))
+    config, errors = salvage_config(_read(config_file), str(config_file), os.environ)
     base = config_file.resolve().parent  # as `epp serve` has it
     pool: dict[str, EndpointSpec] = {}
     with gather(errors):

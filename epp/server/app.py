@@ -36,6 +36,7 @@ from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
+from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
 from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
@@ -75,6 +76,7 @@ class App:
         source: name of the configuration file, for errors.
         clock: the time.
         host: the other pickers of this host; by default none.
+        file: the configuration's, whose changes are applied; None where it comes from elsewhere.
 
     Attributes:
         addresses: of the listeners once they are open, ``""`` for one that is not configured.
@@ -83,7 +85,16 @@ class App:
         ConfigError: a value does not fit the policy or a file that it names is missing.
     """
 
-    def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
+    def __init__(
+        self,
+        config: Config,
+        base: Path,
+        source: str,
+        clock: Clock,
+        host: Host = _ALONE,
+        *,
+        file: Path | None = None,
+    ) -> None:
         self._host = host
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
@@ -138,7 +149,12 @@ class App:
         self._cluster = self._build_cluster()
         self._peers, self._lead = self._build_peers(hasher)
         self._restore = self._build_restore(hasher)
+        self._reload = Reload(config, source, self.picker, self.core, shedding)
         self._files = self._watched_files()
+        if file is not None:
+            parse, apply, kept = self._reload.parse, self._reload.apply, "the last good configuration stays"
+            reread = AppliedFile(file, "config", self.metrics, parse=parse, apply=apply, kept=kept)
+            self._files.append(reread)
         self._tls = Certificates(base, source)
         self._sampler = Sampler(section_of(config.observe), clock)
         self._build_listeners()
@@ -278,12 +294,7 @@ class App:
             policy=policy,
             balance=create("least-request"),
             weights=weights,
-            settings=PickerSettings(
-                tie_band=section.tie_band,
-                seed=0,
-                fallbacks=section.fallbacks,
-                warmup_s=self._config.pool.warmup_s,
-            ),
+            settings=PickerSettings.of(self._config),
             new_id=self._decision_ids,
             name_block=hasher.export_id,
             learn=counter.observe,
@@ -453,8 +464,9 @@ class App:
         if self._peers is not None:
             self._peers.leading.resign()
         self._show_readiness(self.not_ready())
-        left_s = self._config.drain_s if drain_s is None else drain_s
-        accept_s = min(self._config.drain_accept_s, left_s)
+        config = self._reload.config
+        left_s = config.drain_s if drain_s is None else drain_s
+        accept_s = min(config.drain_accept_s, left_s)
         await asyncio.sleep(accept_s)
         await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()

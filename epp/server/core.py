@@ -155,19 +155,13 @@ class Core:
     ) -> None:
         self.picker = picker
         self._observers = observers
-        asked = config.request
-        self._inject_usage, self._max_body_bytes = asked.inject_usage == "always", asked.max_body_bytes
-        self._regions, self._tenant_header = config.regions, asked.tenant_header.lower()
-        self._tell_model = config.capability.tell_model
-        self._bodies_wanted = (
-            bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
-        )
+        self._max_body_bytes = config.request.max_body_bytes
+        self.configure(config)
         self._model_rules = ModelRules()
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
         self._admission = admission
         self._relays, self.tracing = relays, tracing
-        self._protocol = config.protocol
         self.resolver = Resolver()
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
@@ -178,6 +172,15 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
+
+    def configure(self, config: Config) -> None:
+        """Use a configuration's keys that may change while requests are served."""
+        self._inject_usage = config.request.inject_usage == "always"
+        self._regions, self._tenant_header = config.regions, config.request.tenant_header.lower()
+        self._tell_model, self._protocol = config.capability.tell_model, config.protocol
+        self._bodies_wanted = (
+            bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
+        )
 
     def pick_at(self, request: HttpRequest) -> PickAt:
         """Choose what the pick of a request waits for, by its headers."""

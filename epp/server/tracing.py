@@ -1,8 +1,8 @@
 """Spans of requests over OTLP: who was picked, before whom, by which margin and terms.
 
-Imported where `tracing` is on. Environment variables of OpenTelemetry's own configure it (`OTEL_*`); spans wait in
-a bounded queue and leave in a thread, so that no request waits for a collector. Export is gRPC, which is here
-anyway.
+Imported where `tracing` is on. OpenTelemetry's own environment variables (`OTEL_*`) configure it. Spans wait
+in a bounded queue and leave in a thread, so that no request waits for a collector. Export is gRPC, which is
+here anyway.
 """
 
 from __future__ import annotations

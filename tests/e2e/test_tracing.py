@@ -53,7 +53,7 @@ def collecting(monkeypatch: pytest.MonkeyPatch, *, slow: bool = False) -> Iterat
     """A collector, and the environment that names it."""
     collector, pool = Collector(slow=slow), ThreadPoolExecutor(2)
     server = grpc.server(pool)
-    service.add_TraceServiceServicer_to_server(collector, server)
+    service.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     named(monkeypatch, server.add_insecure_port("127.0.0.1:0"))
     server.start()
     yield collector

@@ -38,7 +38,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
             spent: dict[str, list[float]] = {way: [] for way in WAYS}
             core, tracing = app.core, app.core.tracing
             for part in range(BATCHES):
-                _, requests = batch("200", number * BATCHES + part)
+                requests = batch("200", number * BATCHES + part)[1]
                 for at, one in enumerate(requests):
                     way = tuple(WAYS)[at % len(WAYS)]
                     core.tracing = None if way == "off" else tracing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
     Raises:
         ConfigError: either cannot be read.
     """
-    config, errors = salvage_config(required_file(path), str(path))
+    config, errors = salvage_config(required_file(path), str(path), os.environ)
     base = path.resolve().parent
     config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
     specs: dict[str, EndpointSpec] = {}
