@@ -71,7 +71,7 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
     assert ours == {
         "endpoints": {"from": "inferencePool", "matchLabels": {"app": "qwen"}, "targetPorts": [8000, 8001]},
         "replicas": 2,
-        "flags": {"v": 2},
+        "flags": {"v": 2, "tracing": False},
         "inferencePool": {"failureMode": "FailOpen"},
         "httpRoute": {"create": True, "gateway": {"name": "gateway"}},
     }
