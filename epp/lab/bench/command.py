@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, ser
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
+from epp.lab.progress import on_turn, progress, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
@@ -110,16 +112,19 @@ def run(arguments: argparse.Namespace) -> int:
     before = None if arguments.baseline is None else load(arguments.baseline)
     if arguments.against is not None:
         before = Figures()
-        for number in range(arguments.rounds or 3):
-            print(f"round {number + 1}", flush=True)
-            before.merge(_in_tree(arguments.against))
-            found.merge(_in_tree(Path(epp.__file__).parents[1]))
+        with progress(sys.stderr) as step:
+            on_turn.set(partial(step, "rounds"))
+            for _ in turns(range(arguments.rounds or 3)):
+                before.merge(_in_tree(arguments.against))
+                found.merge(_in_tree(Path(epp.__file__).parents[1]))
     else:
-        for name in ALL if arguments.name == "all" else (arguments.name,):
-            print(f"{name} ...", flush=True)
-            case = CASES[name]
-            vars(arguments).update(case.arguments)
-            uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
+        with progress(sys.stderr) as step:
+            for name in ALL if arguments.name == "all" else (arguments.name,):
+                print(f"{name} ...", flush=True)
+                case = CASES[name]
+                vars(arguments).update(case.arguments)
+                on_turn.set(partial(step, name))
+                uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
         _split(found)
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")
