@@ -76,7 +76,6 @@ class App:
         source: name of the configuration file, for errors.
         clock: the time.
         host: the other pickers of this host; by default none.
-        file: the configuration's, whose changes are applied; None where it comes from elsewhere.
 
     Attributes:
         addresses: of the listeners once they are open, ``""`` for one that is not configured.
@@ -85,16 +84,7 @@ class App:
         ConfigError: a value does not fit the policy or a file that it names is missing.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        base: Path,
-        source: str,
-        clock: Clock,
-        host: Host = _ALONE,
-        *,
-        file: Path | None = None,
-    ) -> None:
+    def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
         self._host = host
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
@@ -109,8 +99,7 @@ class App:
             coarse_blocks=hasher.coarse_blocks,
             states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
         )
-        counter = EstimateCounter()
-        self.picker = self._build_picker(source, hasher, counter)
+        self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
@@ -151,10 +140,6 @@ class App:
         self._restore = self._build_restore(hasher)
         self._reload = Reload(config, source, self.picker, self.core, shedding)
         self._files = self._watched_files()
-        if file is not None:
-            parse, apply, kept = self._reload.parse, self._reload.apply, "the last good configuration stays"
-            reread = AppliedFile(file, "config", self.metrics, parse=parse, apply=apply, kept=kept)
-            self._files.append(reread)
         self._tls = Certificates(base, source)
         self._sampler = Sampler(section_of(config.observe), clock)
         self._build_listeners()
@@ -369,6 +354,11 @@ class App:
             apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
             files.append(AppliedFile(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
         return files if self._learning is None else files + self._learning.files(self._lead)
+
+    def follow(self, file: Path) -> None:
+        """Apply changes of the configuration's file, once started."""
+        parse, apply, kept = self._reload.parse, self._reload.apply, "the last good configuration stays"
+        self._files.append(AppliedFile(file, "config", self.metrics, parse=parse, apply=apply, kept=kept))
 
     def not_ready(self) -> str:
         """Say why requests should not come here, ``""`` when they should."""

@@ -155,7 +155,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Tokenizers may take half a minute to come from the hub, and nothing else ends process 1 of a container.
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        app = App(config, setup.base, setup.source, SystemClock(), host, file=setup.file)
+        app = App(config, setup.base, setup.source, SystemClock(), host)
+        if setup.file is not None:
+            app.follow(setup.file)
         uvloop.run(serve(app, ready_file, host.one_signal_s))
     except ConfigError as error:
         _raise_all(setup.config, setup.base, setup.source, error.errors)

@@ -22,7 +22,7 @@ def test_a_start_that_takes_long_ends_when_asked_to(tmp_path: Path, monkeypatch:
     (tmp_path / "epp.yaml").write_text("{}")
     before = signal.getsignal(signal.SIGTERM)
 
-    def slow(*_: object, **__: object) -> None:
+    def slow(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
