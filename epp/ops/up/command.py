@@ -139,7 +139,7 @@ def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
         (folder / "key").write_text(key)
     text = msgspec.yaml.encode(sections)
     (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
-    config = parse_config(text, "epp.yaml")
+    config = parse_config(text, "epp.yaml", os.environ)
     return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
 
 
