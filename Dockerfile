@@ -5,8 +5,8 @@
 ARG PYTHON_IMAGE=python:3.13-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# EXTRAS=kubernetes,tls,zstd,cluster,tokenizers adds the models' own tokenizers (docs/tokenizers.md); `envoy` renders configurations.
-ARG EXTRAS=kubernetes,tls,zstd,cluster
+# EXTRAS=kubernetes,tls,zstd,cluster,otel,tokenizers adds the models' own tokenizers (docs/tokenizers.md); `envoy` renders configurations.
+ARG EXTRAS=kubernetes,tls,zstd,cluster,otel
 ARG SOURCE_DATE_EPOCH=0
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
     PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH}

@@ -48,6 +48,35 @@ What the names do not say:
 * `epp_learned_*` and `epp_reward_model_*` are there where `lodestar` decides or stands in shadow,
   `epp_shadow_*` where `shadow` names policies (docs/lodestar.md).
 """
+FOOT = """
+## Spans and logs
+
+`tracing: true` (`pip install 'gorgo-epp[otel]'`; the image has it) exports a span of each request over
+OTLP, by gRPC. OpenTelemetry's variables say where to and how many:
+
+```sh
+export OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4317
+export OTEL_TRACES_SAMPLER=parentbased_traceidratio OTEL_TRACES_SAMPLER_ARG=0.1
+```
+
+The span `pick` continues the request's `traceparent`, and the engine gets one that continues the span:
+spans of vLLM (`--otlp-traces-endpoint`) are its children.
+
+| attribute | meaning |
+|---|---|
+| `epp.decision_id`, `epp.policy`, `gen_ai.request.model` | as in records |
+| `epp.chosen`, `epp.cost`, `epp.term.NAME` | the endpoint picked, its cost and the cost's terms |
+| `epp.runner_up`, `epp.runner_up.term.NAME` | the cheapest other endpoint |
+| `epp.margin` | its cost, less that of the endpoint picked |
+| `http.response.status_code`, `epp.rule` | of a refusal instead; its span has the status error |
+
+Requests do not wait for the collector. While it is away or slow, `OTEL_BSP_MAX_QUEUE_SIZE` (2,048) spans
+wait and the oldest are dropped; the log has an error for each batch that is lost. At the end the picker
+waits 2 s for it.
+
+`epp serve --log-format json` writes the log as an object a line: `level`, `ts`, `logger`, `msg`, and
+`stacktrace` where an exception is logged.
+"""
 _COLUMNS = "\n| name | type | labels | meaning |\n|---|---|---|---|\n"
 
 
@@ -56,7 +85,8 @@ def page() -> str:
     ours = [row for row in TABLE if row.name.startswith("epp_")]
     theirs = [row for row in TABLE if row not in ours]
     tables = (("Ours", ours), ("llm-d's", theirs))
-    return HEAD + "".join(f"\n## {title}\n{_COLUMNS}{''.join(map(_line, rows))}" for title, rows in tables)
+    parts = [f"\n## {title}\n{_COLUMNS}{''.join(map(_line, rows))}" for title, rows in tables]
+    return "".join((HEAD, *parts, FOOT))
 
 
 def _line(row: Row) -> str:

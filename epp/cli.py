@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from epp import __version__
@@ -39,12 +40,14 @@ class Command:
 
 
 COMMANDS = (
+    Command(("up",), "epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
     Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),
     Command(("migrate", "llm-d"), "epp.ops.migrate", "values of llm-d's charts as values of ours"),
     Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),
     Command(("doctor",), "epp.ops.doctor.command", "check a running deployment, and say what to do"),
+    Command(("completion",), "epp.cli:completion", "a shell's script that completes commands and flags"),
     Command(
         ("demo",), "epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
     ),
@@ -113,6 +116,27 @@ def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser
         if only is None or only == command.words:
             command.function("add_arguments")(leaf)
     return parser
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp completion`."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="e.g. source <(epp completion bash)")
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    """Print the script of a shell."""
+    import shtab  # noqa: PLC0415  # only where it is asked for
+
+    parser = build_parser()
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:  # noqa: SLF001  # argparse has no other way to them
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+                parsers += action.choices.values()
+            elif action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, arguments.shell))
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

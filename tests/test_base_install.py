@@ -43,6 +43,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         "kubernetes": f"{LISTEN}}}\npool: {{kubernetes: {{service: engines}}}}",
         "tokenizers": f"{LISTEN}}}\ntokens: {{models: {{m: {{source: .}}}}}}",
         "cluster": f"{LISTEN}}}\ncluster: {{url: 'nats://127.0.0.1:1'}}\nprefix: {{secret_file: plain.yaml}}",
+        "spans": f"{LISTEN}}}\ntracing: true",
         "zstd": f"{LISTEN}}}\nrecords: {{folder: records, compress: zstd}}",
     }.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -61,6 +62,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
+        ("epp up http://127.0.0.1:1", "envoy"),
         ("epp demo", "envoy"),
         ("epp bench all", "envoy"),
         ("epp bench envoy", "envoy"),
@@ -73,6 +75,8 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         ("epp serve --config kubernetes.yaml", "kubernetes"),
         ("epp serve --config tokenizers.yaml", "tokenizers"),
         ("epp serve --config zstd.yaml", "zstd"),
+        ("epp serve --config spans.yaml", "otel"),
+        ("epp bench tracing", "otel"),
     ],
 )
 def test_what_needs_an_extra_names_it_in_one_line(base: Path, tmp_path: Path, words: str, extra: str) -> None:

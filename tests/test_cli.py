@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,54 @@ sys.exit(main(["demo"]))
 def test_ctrl_c_while_a_command_is_loaded_ends_it_without_a_word() -> None:
     done = subprocess.run((sys.executable, "-c", INTERRUPTED), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+#: Ask a shell for what completes the words before the cursor.
+ASK = {
+    "bash": (
+        "source ./script; COMP_WORDS=({words} ''); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        "_shtab_epp epp '' ''; echo ${{COMPREPLY[@]}}"
+    ),
+    "fish": "source ./script; complete -C '{words} ' | string split -f1 \\t",
+}
+
+
+@pytest.mark.parametrize("shell", ASK)
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("epp records", {"show", "filter", "follow", "verify", "ttca"}),
+        ("epp serve --log-format", {"text", "json"}),
+        ("epp serve --config", {"epp.yaml"}),
+    ],
+)
+def test_a_shell_completes_commands_values_and_files(
+    tmp_path: Path, completions: dict[str, str], shell: str, words: str, wanted: set[str]
+) -> None:
+    program = shutil.which(shell) or pytest.skip(f"no {shell} here")
+    (tmp_path / "script").write_text(completions[shell])
+    (tmp_path / "epp.yaml").touch()
+    done = subprocess.run(
+        (program, "-c", ASK[shell].format(words=words)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert wanted <= set(done.stdout.split()) <= wanted | {"script"}
+
+
+@pytest.fixture(scope="module")
+def completions() -> dict[str, str]:
+    command = (sys.executable, "-m", "epp", "completion")
+    return {
+        shell: subprocess.run((*command, shell), capture_output=True, text=True, check=True).stdout
+        for shell in ("bash", "zsh", "fish")
+    }
+
+
+def test_zsh_gets_a_script_of_its_own(completions: dict[str, str]) -> None:
+    assert completions["zsh"].startswith("#compdef epp")
 
 
 LONG = "n" * 300

@@ -7,34 +7,40 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, split_address
+from epp.config.environment import Overlay
 from epp.config.schema import Config
 from epp.config.section import Section
-from epp.config.strict import decode, salvage
+from epp.config.strict import Salvaged, decode, loaded
 from epp.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_NONE: Mapping[str, str] = {}
 
-def parse_config(text: str | bytes, source: str) -> Config:
-    """`epp.yaml` as text to a `Config`.
+
+def parse_config(text: str | bytes, source: str, environment: Mapping[str, str] = _NONE) -> Config:
+    """`epp.yaml` as text, and the environment's variables over it, to a `Config`.
 
     Raises:
         ConfigError: naming the file, the key and the fix of each error.
     """
-    config, errors = salvage_config(text, source)
+    config, errors = salvage_config(text, source, environment)
     raise_all(errors)
     return config
 
 
-def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigError]]:
-    """What can be used of `epp.yaml`, the rest at its defaults, and all errors in it.
+def salvage_config(
+    text: str | bytes, source: str, environment: Mapping[str, str] = _NONE
+) -> tuple[Config, list[ConfigError]]:
+    """What can be used of `epp.yaml` and the variables over it, the rest at its defaults, and all errors.
 
     Raises:
         ConfigError: the text is not YAML.
     """
-    found = salvage(text, Config, source)
-    config, errors = found.value or Config(), found.errors
+    overlay, errors = Overlay(environment), list[ConfigError]()
+    found = Salvaged(overlay.lay(loaded(text, source), errors), Config, source)
+    config, errors = found.value or Config(), errors + found.errors
     for key in ("grpc", "http", "first_token", "health"):
         address = getattr(config.listen, key)
         if key == "first_token" and address.startswith(UNIX) and address != UNIX:
@@ -49,7 +55,7 @@ def salvage_config(text: str | bytes, source: str) -> tuple[Config, list[ConfigE
     if weights and overrides and normpath(weights) == normpath(overrides):
         fix = "a file each: the tuner writes the first and you the second, which wins"
         errors.append(ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix))
-    return config, errors
+    return config, [overlay.named(error) for error in errors]
 
 
 def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:

@@ -317,6 +317,8 @@ class Config(Section, frozen=True):
         observe: which responses passing the picker are read: ``all``, ``none``, ``sample:`` and a share, or
             a section.
         shadow: policies that score live decisions without a say in them (docs/lodestar.md).
+        tracing: export a span of each request over OTLP, as the environment's ``OTEL_*`` say (needs
+            ``pip install 'gorgo-epp[otel]'``).
         drain_s: seconds that streams may go on after SIGTERM.
         drain_accept_s: how many of them new streams are still taken.
     """
@@ -341,6 +343,7 @@ class Config(Section, frozen=True):
     records: Records = Records()
     saturation: Saturation = Saturation()
     shadow: list[str] = []
+    tracing: bool = False
     drain_s: NotNegative = 30.0
     drain_accept_s: NotNegative = 0.0
 

@@ -84,7 +84,7 @@ def decode(text: str | bytes, kind: type[T], source: str) -> T:
     Raises:
         ConfigError: naming the file, the key and the fix of each error.
     """
-    return convert(_loaded(text, source), kind, source)
+    return convert(loaded(text, source), kind, source)
 
 
 def convert(value: object, kind: type[T], source: str, key: str = "") -> T:
@@ -111,10 +111,15 @@ def salvage(text: str | bytes, kind: type[T], source: str) -> Salvaged[T]:
     Raises:
         ConfigError: the text is not YAML.
     """
-    return Salvaged(_loaded(text, source), kind, source)
+    return Salvaged(loaded(text, source), kind, source)
 
 
-def _loaded(text: str | bytes, source: str) -> object:
+def loaded(text: str | bytes, source: str) -> object:
+    """Text to plain values, an empty mapping for an empty file.
+
+    Raises:
+        ConfigError: the text is not YAML.
+    """
     value = load_yaml(text, source)
     return {} if value is None else value
 
@@ -166,7 +171,7 @@ class Salvaged(Generic[T]):
         return _Wrong
 
     def _parts(self, value: object, kind: object, key: str) -> object:
-        for option in _alternatives(kind):
+        for option in alternatives(kind):
             if isinstance(value, dict) and isinstance(option, type) and issubclass(option, msgspec.Struct):
                 return self._fields(value, option, key)
             items = get_args(option)
@@ -241,10 +246,10 @@ def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
 
 
-def _alternatives(kind: object) -> tuple[object, ...]:
+def alternatives(kind: object) -> tuple[object, ...]:
     """The alternatives of an annotation, or itself, without what is stated beside it."""
     if get_origin(kind) is Annotated:
-        return _alternatives(get_args(kind)[0])
+        return alternatives(get_args(kind)[0])
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from dataclasses import replace
@@ -220,11 +221,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     if arguments.eds:
         changes["eds_path"] = str(arguments.eds.absolute())
     if arguments.listen:
-        host, changes["listener_port"] = _address("--listen", arguments.listen)
-        if not is_ip(host):
-            problem = f"Envoy listens on addresses, not on names such as {host!r}"
-            raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
-        changes["listener_host"] = host
+        changes["listener_host"], changes["listener_port"] = listener_address(arguments.listen)
     if arguments.picker:
         changes["picker_host"], changes["picker_port"] = _address("--picker", arguments.picker)
         # A picker that is elsewhere listens for first tokens there, too.
@@ -241,13 +238,26 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     return replace(settings, **changes)
 
 
+def listener_address(text: str) -> tuple[str, int]:
+    """Read ``--listen``: host and port.
+
+    Raises:
+        ConfigError: Envoy cannot listen there.
+    """
+    host, port = _address("--listen", text)
+    if not is_ip(host):
+        problem = f"Envoy listens on addresses, not on names such as {host!r}"
+        raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
+    return host, port
+
+
 def _configured(config_file: Path, variant: str, region: str, *, entry: bool) -> EnvoySettings:
     """What the picker's configuration and its pool say; the entry has none.
 
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    config, errors = salvage_config(_read(config_file), str(config_file))
+    config, errors = salvage_config(_read(config_file), str(config_file), os.environ)
     base = config_file.resolve().parent  # as `epp serve` has it
     pool: dict[str, EndpointSpec] = {}
     with gather(errors):

@@ -184,6 +184,15 @@ class EnvoyProcess:
                 start_new_session=True,
             )  # fmt: skip
 
+    def check(self) -> None:
+        """Raise when it has ended.
+
+        Raises:
+            EnvoyError: with the end of its log.
+        """
+        if self._process is None or self._process.returncode is not None:
+            raise EnvoyError(f"envoy ended early\n{self._log_tail()}")
+
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the EDS file (settings with `eds_path` only)."""
         write(
@@ -209,8 +218,7 @@ class EnvoyProcess:
             self.listener_url = f"http://{f'[{host}]' if ':' in host else host}:{address['port_value']}"
 
     async def _pause(self) -> None:
-        if self._process is None or self._process.returncode is not None:
-            raise EnvoyError(f"envoy ended while starting\n{self._log_tail()}")
+        self.check()
         await asyncio.sleep(0.02)
 
     async def _is_ready(self) -> bool:

@@ -27,6 +27,7 @@ from epp.errors import EppError
 from epp.lab import experiments
 from epp.lab.compare.simulate import completed
 from epp.lab.compare.stats import Floats, mean_interval
+from epp.lab.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,13 +132,16 @@ def execute(
     kept.parent.mkdir(parents=True, exist_ok=True)
     commit = current_commit()
     work = _Timed(experiment.run)
-    for number, (at, (figures, cpu_s)) in enumerate(completed(work, missing, workers=jobs), 1):
-        key = missing[at]
-        floats: dict[str, float | None] = {name: float(value) for name, value in figures.items()}
-        done[key] = run = Run(*key, commit, floats, round(cpu_s, 2))
-        with kept.open("ab") as file:
-            file.write(msgspec.json.encode(run) + b"\n")
-        print(f"{number} of {len(missing)}: {', '.join(map(str, key))}", file=sys.stderr, flush=True)
+    title = kept.stem
+    with progress(sys.stderr) as step:
+        step(title, 0, len(missing))
+        for number, (at, (figures, cpu_s)) in enumerate(completed(work, missing, workers=jobs)):
+            key = missing[at]
+            floats: dict[str, float | None] = {name: float(value) for name, value in figures.items()}
+            done[key] = run = Run(*key, commit, floats, round(cpu_s, 2))
+            with kept.open("ab") as file:
+                file.write(msgspec.json.encode(run) + b"\n")
+            step(title, number + 1, len(missing))
     return [done[key] for key in keys]
 
 

@@ -113,7 +113,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("metrics-cert-dir", "", str, "folder with tls.crt and tls.key of /metrics"),
     Flag("enable-pprof", True, _B, "", _A, "there is no pprof in Python; py-spy shows a running picker from outside", (False,)),
     Flag("enable-grpc-stream-metrics", False, _B, "", _A, "stream metrics, llm_d_epp_extproc_streams_*, are always there", (True,)),
-    Flag("tracing", True, _B, "", _A, "no spans are exported; use `epp explain` and the flight records", (False,)),
+    Flag("tracing", True, _B, "export spans over OTLP, as the environment's OTEL_* say; here only where it is given"),
     Flag("v", 2, values.whole, "verbosity: 2 is normal, 4 and above is debug"),
     Flag("zap-encoder", "console", _one_of("json", "console"), "form of the log"),
     Flag("zap-log-level", "", _level, "debug, info, error, panic or a number; goes before --v"),

@@ -49,7 +49,7 @@ _LEFT_OUT = {
     "epp.grpcHealthPort": "the chart's",
     "tokenizer": "tokens are counted in process",
     "latencyPredictor": "latencies follow rates learned in process",
-    "tracing": "no spans are exported",
+    "tracing": "config.tracing: true, and OTEL_* in extraEnv",
     "proxy": "our Envoy is configured by the chart: standalone",
     "modelServers.type": "engines are recognised by their metrics",
     "modelServers.protocol": "gRPC bodies pass through unread",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.config.environment import without
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.config.load import parse_config
 from epp.errors import ConfigError
@@ -73,7 +74,7 @@ def translate(
     Args:
         flags: read and checked.
         text: the `EndpointPickerConfig`, None for llm-d's defaults.
-        environment: where ``NAMESPACE`` may stand.
+        environment: where ``NAMESPACE`` may stand, and keys of ours, which win over all but the flags given.
         source: where the text comes from, for errors.
 
     Raises:
@@ -96,6 +97,7 @@ def translate(
             "emit_scores": flags["emit-endpoint-scores"],
             "errors": "llm-d",
         },
+        "tracing": "tracing" in flags.given and flags["tracing"],
         "drain_s": flags["drain-timeout"],
         "drain_accept_s": min(LAME_DUCK_S, flags["drain-timeout"] / 2.0),
     }
@@ -112,8 +114,29 @@ def translate(
             "restrict it with a NetworkPolicy"
         )
     warnings += meaning.warnings
-    config = parse_config(msgspec.json.encode(sections), source if text else SOURCE)
+    below = without(environment, (key for flag, key in _KEYS.items() if flag in flags.given))
+    config = parse_config(msgspec.json.encode(sections), source if text else SOURCE, below)
     return Translation(config, tuple(warnings), log_settings(flags))
+
+
+#: What a flag sets, if it is given, the environment does not.
+_KEYS = {
+    "grpc-port": "listen.grpc",
+    "metrics-port": "listen.http",
+    "grpc-health-port": "listen.health",
+    "grpc-max-recv-msg-size": "listen.max_receive_bytes",
+    "secure-serving": "listen.tls",
+    "cert-path": "listen.tls",
+    "metrics-cert-dir": "listen.http_tls",
+    "pool-name": "pool.kubernetes",
+    "endpoint-selector": "pool.kubernetes",
+    "refresh-metrics-interval": "scrape.interval_s",
+    "metrics-staleness-threshold": "scrape.stale_after_s",
+    "disable-endpoint-subset-filter": "protocol.subset_hint",
+    "emit-endpoint-scores": "protocol.emit_scores",
+    "drain-timeout": "drain_s",
+    "tracing": "tracing",
+}
 
 
 def _listen(flags: Flags) -> dict[str, Any]:

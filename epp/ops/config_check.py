@@ -5,6 +5,7 @@ A file is one of ours, or has one or several of llm-d's `EndpointPickerConfig` i
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,8 +79,10 @@ def _llm_d(path: Path) -> list[Verdict]:
 def _ours(path: Path) -> Verdict:
     source = str(path)
     try:
-        config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), source)
-        raise_all(all_errors(config, path.resolve().parent, source, errors))
+        config, errors = salvage_config(
+            required_file(path, "see deploy/epp.example.yaml"), source, os.environ
+        )
+        raise_all(all_errors(config, path.resolve().parent, source, errors, os.environ))
     except ConfigError as error:
         return refused(source, error)
     return Verdict(source, "accepted")

@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 #: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
 _RATES = (
-    ("prefill_base_ms", "prefill ms", "{:,.1f}", 1.0),
-    ("prefill_ms_per_token", "+ per 1k uncached", "{:,.1f}", 1e3),
-    ("decode_base_ms", "decode ms a token", "{:,.1f}", 1.0),
-    ("decode_ms_per_request", "+ per request beside", "{:,.1f}", 1.0),
+    ("prefill_base_ms", "prefill: fixed ms", "{:,.1f}", 1.0),
+    ("prefill_ms_per_token", "prefill: ms/1k tok.", "{:,.1f}", 1e3),
+    ("decode_base_ms", "decode: ms/token", "{:,.1f}", 1.0),
+    ("decode_ms_per_request", "decode: +ms/running", "{:,.1f}", 1.0),
 )
 #: What is known of connections to it.
 _CONNECTIONS = (
-    ("cold_chance", "opens a connection", "{:.0%}", 1.0),
-    ("connect_ms", "+ in ms", "{:,.0f}", 1.0),
-    ("upload_rounds", "upload rounds if not", "{:.2f}", 1.0),
+    ("cold_chance", "P(new connection)", "{:.0%}", 1.0),
+    ("connect_ms", "connect ms", "{:,.0f}", 1.0),
+    ("upload_rounds", "upload RTTs if warm", "{:.2f}", 1.0),
 )
 #: Ids that an error names.
 _NAMED = 3
 _SHOWN = (
-    ("rtt_ms", "rtt ms"),
-    ("cached_tokens", "cached"),
-    ("uncached_tokens", "uncached"),
-    ("queued_tokens", "queued"),
-    ("pending_uncached_tokens", "pending"),
-    ("running_requests", "running"),
+    ("rtt_ms", "RTT ms"),
+    ("cached_tokens", "cached tokens"),
+    ("uncached_tokens", "uncached tokens"),
+    ("queued_tokens", "queued tokens"),
+    ("pending_uncached_tokens", "pending tokens"),
+    ("running_requests", "running requests"),
 )
 
 
@@ -128,7 +128,7 @@ def explain(record: dict[str, Any], outcome: dict[str, Any] | None = None) -> li
 def _counted(record: dict[str, Any]) -> str:
     """How the tokens were counted, where a record tells."""
     size, tokens = record["text_bytes"], record["request"]["prompt_tokens"]
-    return f" ({size / tokens:.2f} bytes a token)" if size and tokens else ""
+    return f" ({size / tokens:.2f} bytes/token)" if size and tokens else ""
 
 
 def _expected(record: dict[str, Any]) -> str:
@@ -142,20 +142,20 @@ def _expected(record: dict[str, Any]) -> str:
 
 
 def _by(code: float) -> str:
-    """Who judged an endpoint, by a learned policy's term; records may be of a later version."""
+    """Who predicted for an endpoint, by a learned policy's term; records may be of a later version."""
     return FALLBACKS[int(code)] or "model" if code < len(FALLBACKS) else f"reason {code:g}"
 
 
 #: Terms of learned policies that are no costs: title and how a value is shown.
 _OF_LEARNED: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "predicted_ms": ("predicted ms", "{:,.1f}".format),
-    "congestion_ms": ("taken from others ms", "{:,.1f}".format),
-    "ttft_ms": ("- of it TTFT", "{:,.1f}".format),
-    "itl_ms": ("- and ITL", "{:,.1f}".format),
-    "probability": ("with exploration", "{:.1%}".format),
-    "before_exploring": ("cost if not", "{:,.1f}".format),
-    "explored": ("explored", lambda value: "drawn" if value else "-"),
-    "fallback": ("judged by", _by),
+    "congestion_ms": ("latency added to others ms", "{:,.1f}".format),
+    "ttft_ms": ("predicted TTFT ms", "{:,.1f}".format),
+    "itl_ms": ("predicted ITL ms", "{:,.1f}".format),
+    "probability": ("probability, exploring", "{:.1%}".format),
+    "before_exploring": ("cost before exploring", "{:,.1f}".format),
+    "explored": ("explored", lambda value: "yes" if value else "-"),
+    "fallback": ("predicted by", _by),
 }
 
 #: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.
@@ -187,7 +187,7 @@ def _table(record: dict[str, Any]) -> Table:
 
 
 def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str], str | None]]:
-    """Title, one cell per endpoint in the order given, and style: signals, terms, cost and chance."""
+    """Title, one cell per endpoint in the order given, and style: signals, terms, cost and probability."""
     unknown = {name: set(rows) for name, rows in record["unknown"].items()}
     lines: list[tuple[str, list[str], str | None]] = []
     for name, title in _SHOWN:
@@ -196,7 +196,7 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
         lines.append((title, cells, "dim"))
         if name == "rtt_ms" and record["rtt_sources"]:
             told = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
-            lines.append(("rtt by", [escape(told.get(row, "-")) for row in order], "dim"))
+            lines.append(("RTT source", [escape(told.get(row, "-")) for row in order], "dim"))
     # Where no connection had a chance to be cold nobody told of connections.
     connections = _CONNECTIONS if any(record["signals"]["cold_chance"]) else ()
     for name, title, shape, scale in (*connections, *_RATES):
@@ -211,27 +211,28 @@ def _lines(record: dict[str, Any], order: list[int]) -> list[tuple[str, list[str
     lines.append(
         ("cost", ["-" if kind == "" and cost >= 1e8 else shape.format(cost) for cost in costs], "bold")
     )
-    lines.append(("chance", [f"{record['probabilities'][row]:.0%}" for row in order], None))
+    lines.append(("probability", [f"{record['probabilities'][row]:.0%}" for row in order], None))
     return lines
 
 
 def _verdict(record: dict[str, Any]) -> str:
     names, chosen = [escape(name) for name in record["endpoints"]], record["chosen"]
-    words = [f"-> [bold green]{names[chosen]}[/bold green]"]
+    words = [f"picked [bold green]{names[chosen]}[/bold green]"]
     terms = record["terms"]
     if terms.get("explored", [0.0] * len(names))[chosen]:
-        words.append("drawn from all, to learn")
+        words.append("explored: random among all")
     elif "fallback" in terms and terms["fallback"][chosen]:
-        words.append(f"by the heuristic: {_by(terms['fallback'][chosen])}")
+        words.append(f"no prediction, so the heuristic decided: {_by(terms['fallback'][chosen])}")
     elif "predicted_ms" in terms:
         words.append(f"predicted {terms['predicted_ms'][chosen]:,.1f} ms")
     if record["tied"] > 1:
-        words.append(f"drawn among {record['tied']} within {record['tie_band']:.1%} of the best cost")
+        band = f" within {record['tie_band']:.1%}" if record["tie_band"] else ""
+        words.append(f"random among {record['tied']} tied{band} at the lowest cost")
     if record["fallbacks"]:
-        words.append("then " + ", ".join(names[row] for row in record["fallbacks"]))
-    words += [escape(f"{rule}: {', '.join(out)} excluded") for rule, out in record["excluded"].items()]
+        words.append("fallbacks " + ", ".join(names[row] for row in record["fallbacks"]))
+    words += [escape(f"filtered out by {rule}: {', '.join(out)}") for rule, out in record["excluded"].items()]
     if any(record["unknown"].values()):
-        words.append("? = not known, counted as the worst known")
+        words.append("? = no data, the worst known value is assumed")
     return "; ".join(words)
 
 
@@ -240,8 +241,8 @@ def _ending(record: dict[str, Any], outcome: dict[str, Any]) -> str:
     status = f" with status {outcome['status']}" if outcome["status"] else ""
     return (
         f"{escape(outcome['cause'])}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
-        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} tokens answered,"
-        f" {number(outcome['cached_tokens'])} cached where {number(expected)} were expected"
+        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} output tokens,"
+        f" {number(outcome['cached_tokens'])} prompt tokens cached, {number(expected)} expected"
         " (- = not reported)" + _not_honoured(outcome)
     )
 

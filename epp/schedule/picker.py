@@ -51,6 +51,12 @@ class PickerSettings:
     fallbacks: int = 2
     warmup_s: float = 30.0
 
+    @classmethod
+    def of(cls, config: Config) -> PickerSettings:
+        """Take them from a configuration."""
+        policy = config.policy
+        return cls(tie_band=policy.tie_band, fallbacks=policy.fallbacks, warmup_s=config.pool.warmup_s)
+
 
 def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
     """Make a fleet with its stores as configured."""
@@ -108,6 +114,11 @@ class Picker:
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
+
+    def configure(self, config: Config) -> None:
+        """Use a configuration's settings, and its checked weights, from now on."""
+        self._settings = PickerSettings.of(config)
+        self.weights.configure(config.policy.weights)
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""

@@ -55,15 +55,18 @@ class Shedding:
         fleet: the signals.
         settings: the thresholds.
         priority: priority of an InferenceObjective by name; below zero means sheddable.
+
+    Attributes:
+        settings: the thresholds, which may change.
     """
 
     def __init__(self, fleet: Fleet, settings: Saturation, priority: Callable[[str], int]) -> None:
-        self._fleet, self._settings, self._priority = fleet, settings, priority
+        self._fleet, self.settings, self._priority = fleet, settings, priority
 
     def saturation(self, now_s: float) -> float:
         """Measure the endpoints that take requests."""
         slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
-        fleet, settings = self._fleet, self._settings
+        fleet, settings = self._fleet, self.settings
         if settings.running_requests or settings.pending_tokens:
             promised = fleet.promised(np.array(slots, np.intp))
             return concurrency(promised[RUNNING], promised[PENDING], settings)

@@ -96,7 +96,7 @@ class WeightBook:
             base[name] = min(max(value, self.bounds[name][0]), self.bounds[name][1])
         self._base = base
         with gather(errors):
-            self._configured = check_weights(configured, source, "policy.weights", self.bounds)
+            self._configured = self.check_configured(configured, source)
         raise_all(errors)
         #: The last good content of the tuner's file.
         self.plan = _NO_PLAN
@@ -104,6 +104,19 @@ class WeightBook:
         self.current = self._merge(self.plan.weights)
         #: Weights of the second arm; those in force when there is none.
         self.arm_weights = self.current
+
+    def check_configured(self, configured: Mapping[str, float], source: str) -> dict[str, float]:
+        """Check weights of the configuration, without effect.
+
+        Raises:
+            ConfigError: naming each that is unknown or out of bounds.
+        """
+        return check_weights(configured, source, "policy.weights", self.bounds)
+
+    def configure(self, configured: Mapping[str, float]) -> None:
+        """Put checked weights of the configuration in the place of those before."""
+        self._configured = dict(configured)
+        self._merge_arms()
 
     def choose(self, wall_s: float, session: str) -> tuple[Weights, str]:
         """Choose the weights of a request and the stamp of its arm, empty outside of trials.
@@ -138,11 +151,14 @@ class WeightBook:
                 {} if text is None else parse_weights(text, source, policy=self.policy, bounds=self.bounds)
             )
         before = self.current, self.arm_weights
+        self._merge_arms()
+        return before != (self.current, self.arm_weights)
+
+    def _merge_arms(self) -> None:
         plan = self.plan
         self.current = self.arm_weights = self._merge(plan.weights)
         if plan.trial is not None:
             self.arm_weights = self._merge({**plan.weights, **plan.trial.weights})
-        return before != (self.current, self.arm_weights)
 
     def _merge(self, tuned: Mapping[str, float]) -> Weights:
         values = dict(self._base)

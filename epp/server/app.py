@@ -36,9 +36,11 @@ from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secret
 from epp.server.relays import RelayPaths
+from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
 from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
+from epp.threads import in_daemon_thread
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
@@ -54,11 +56,14 @@ if TYPE_CHECKING:
     from epp.server.lead import LeadFeed
     from epp.server.learned import Learning
     from epp.server.restore import IndexRestore
+    from epp.server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
 #: Between two looks at leases that outlived their time; just over the sampler's window.
 HOUSEKEEPING_S = 1.05
+#: Longest wait at the end for the collector of spans.
+FLUSH_S = 2.0
 _ALONE = Host()
 
 
@@ -94,8 +99,7 @@ class App:
             coarse_blocks=hasher.coarse_blocks,
             states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
         )
-        counter = EstimateCounter()
-        self.picker = self._build_picker(source, hasher, counter)
+        self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
@@ -106,7 +110,7 @@ class App:
         )
         shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
         self._relays = RelayPaths(config.relays) if config.relays.regions else None
-        self._learning = self._build_learning()
+        self._learning, self._tracing = self._build_learning(), self._build_tracing()
         self.core = Core(
             config,
             picker=self.picker,
@@ -118,6 +122,7 @@ class App:
             admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
+            tracing=self._tracing,
             observers=() if self._learning is None else self._learning.observers,
         )
         sink = SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for)
@@ -133,6 +138,7 @@ class App:
         self._cluster = self._build_cluster()
         self._peers, self._lead = self._build_peers(hasher)
         self._restore = self._build_restore(hasher)
+        self._reload = Reload(config, source, self.picker, self.core, shedding)
         self._files = self._watched_files()
         self._tls = Certificates(base, source)
         self._sampler = Sampler(section_of(config.observe), clock)
@@ -185,6 +191,16 @@ class App:
         from epp.server.learned import Learning  # noqa: PLC0415  # only where it is configured
 
         return Learning(config, self.picker, self.metrics, self._clock, self._source, base=self._base)
+
+    def _build_tracing(self) -> Tracing | None:
+        if not self._config.tracing:
+            return None
+        try:
+            from epp.server.tracing import Tracing  # noqa: PLC0415  # only where it is configured
+        except ImportError:
+            problem, fix = "needs OpenTelemetry's SDK", "pip install 'gorgo-epp[otel]'"
+            raise ConfigError(self._source, "tracing", problem, fix) from None
+        return Tracing(self._clock)
 
     def _build_cluster(self) -> ClusterFeed | None:
         settings = self._config.pool.kubernetes
@@ -263,12 +279,7 @@ class App:
             policy=policy,
             balance=create("least-request"),
             weights=weights,
-            settings=PickerSettings(
-                tie_band=section.tie_band,
-                seed=0,
-                fallbacks=section.fallbacks,
-                warmup_s=self._config.pool.warmup_s,
-            ),
+            settings=PickerSettings.of(self._config),
             new_id=self._decision_ids,
             name_block=hasher.export_id,
             learn=counter.observe,
@@ -343,6 +354,11 @@ class App:
             apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
             files.append(AppliedFile(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
         return files if self._learning is None else files + self._learning.files(self._lead)
+
+    def follow(self, file: Path) -> None:
+        """Apply changes of the configuration's file, once started."""
+        parse, apply, kept = self._reload.parse, self._reload.apply, "the last good configuration stays"
+        self._files.append(AppliedFile(file, "config", self.metrics, parse=parse, apply=apply, kept=kept))
 
     def not_ready(self) -> str:
         """Say why requests should not come here, ``""`` when they should."""
@@ -438,8 +454,9 @@ class App:
         if self._peers is not None:
             self._peers.leading.resign()
         self._show_readiness(self.not_ready())
-        left_s = self._config.drain_s if drain_s is None else drain_s
-        accept_s = min(self._config.drain_accept_s, left_s)
+        config = self._reload.config
+        left_s = config.drain_s if drain_s is None else drain_s
+        accept_s = min(config.drain_accept_s, left_s)
         await asyncio.sleep(accept_s)
         await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()
@@ -447,6 +464,10 @@ class App:
         await self._health.stop()
         if self._recorder is not None:
             self._recorder.close()  # while the leader can still be sent what it writes
+        if self._tracing is not None:
+            await asyncio.wait(
+                [asyncio.ensure_future(in_daemon_thread(self._tracing.close))], timeout=FLUSH_S
+            )
         await self.tasks.stop_all()
         self._host.close()
         self._tokenizers.close()

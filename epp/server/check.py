@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.config.capability import parse_capability
+from epp.config.environment import Overlay
 from epp.config.load import check_weights, parse_weights, stated
 from epp.config.plan import parse_plan
 from epp.config.pool import parse_pool
@@ -24,13 +25,15 @@ from epp.server.tls import Certificates
 from epp.server.tokenizers import load_models
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from epp.config.schema import Config
 
 
-def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigError]) -> list[ConfigError]:
+def all_errors(
+    config: Config, base: Path, source: str, found: Sequence[ConfigError], environment: Mapping[str, str]
+) -> list[ConfigError]:
     """Find all errors that a start with this configuration would come to.
 
     Args:
@@ -38,6 +41,7 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
         base: folder that its paths are relative to.
         source: its name, for errors.
         found: errors so far. What depends on a key that they name is not checked.
+        environment: variables that set keys; errors of such keys name them.
     """
     errors: list[ConfigError] = []
 
@@ -76,10 +80,11 @@ def all_errors(config: Config, base: Path, source: str, found: Sequence[ConfigEr
         else:
             path = base / config.pool.file
             run(lambda: parse_pool(_read(path), str(path)))
+    overlay = Overlay(environment)
+    every = [overlay.named(error) if error.source == source else error for error in (*found, *errors)]
     # What has ended the start is found again.
-    again = set(map(str, errors))
-    before = [error for error in found if str(error) not in again]
-    return sorted([*before, *errors], key=lambda error: error.source != source)
+    once = {str(error): error for error in every}
+    return sorted(once.values(), key=lambda error: error.source != source)
 
 
 def _read(path: Path) -> bytes | None:

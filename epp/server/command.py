@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=1, metavar="N", help="processes that share port and load (default: 1)"
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), help="json: one object a line (default: text)"
+    )
     group = parser.add_argument_group(
         "llm-d's flags", "instead of --config; docs/llm-d.md says what each means here"
     )
@@ -82,6 +85,7 @@ class Setup:
         source: where it comes from, for errors.
         log: form of the log.
         warnings: sentences to be logged once the log is set up.
+        file: of the configuration, None for llm-d's flags.
     """
 
     config: Config
@@ -89,6 +93,7 @@ class Setup:
     source: str
     log: LogSettings
     warnings: tuple[str, ...] = ()
+    file: Path | None = None
 
 
 def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Setup:
@@ -107,16 +112,20 @@ def read_setup(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         raise ConfigError("command line", "", "no configuration", fix)
     if arguments.config is not None:
         path = arguments.config
-        config, errors = salvage_config(required_file(path, "see deploy/epp.example.yaml"), str(path))
+        text = required_file(path, "see deploy/epp.example.yaml")
+        config, errors = salvage_config(text, str(path), environment)
         base = path.resolve().parent
+        file = path if path.is_file() else None  # a pipe has no changes
         if errors:
             _raise_all(config, base, str(path), errors)
-        setup = Setup(config, base, str(path), log_settings(flags), flags.warnings)
+        setup = Setup(config, base, str(path), log_settings(flags), flags.warnings, file)
     else:
         file = flags["config-file"]
         text = required_file(Path(file), "--config-file") if file else flags["config-text"].encode()
         found = translate(flags, text, environment, file or "--config-text")
         setup = Setup(found.config, Path.cwd(), file or "command line", found.log, found.warnings)
+    if arguments.log_format:
+        setup = replace(setup, log=replace(setup.log, json=arguments.log_format == "json"))
     if arguments.log_level:
         setup = replace(setup, log=replace(setup.log, level=arguments.log_level.upper()))
     return setup
@@ -147,6 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         app = App(config, setup.base, setup.source, SystemClock(), host)
+        if setup.file is not None:
+            app.follow(setup.file)
         uvloop.run(serve(app, ready_file, host.one_signal_s))
     except ConfigError as error:
         _raise_all(setup.config, setup.base, setup.source, error.errors)
@@ -159,7 +170,7 @@ def _raise_all(config: Config, base: Path, source: str, found: Sequence[ConfigEr
     """Raise these errors, and all that a start would come to after them."""
     from epp.server.check import all_errors  # noqa: PLC0415  # only once a start has failed
 
-    raise_all(all_errors(config, base, source, found))
+    raise_all(all_errors(config, base, source, found, os.environ))
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.relays import RelayPaths
     from epp.server.tokenizers import Tokenizers
+    from epp.server.tracing import Tracing
     from epp.tokens.estimate import EstimateCounter
 
 #: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
@@ -128,10 +129,12 @@ class Core:
         admission: refuses requests before they are read.
         tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
+        tracing: makes spans, if anything does.
         observers: called with every decision; they take note and do no work.
 
     Attributes:
         resolver: host names to what Envoy knows.
+        tracing: as given.
     """
 
     def __init__(
@@ -147,23 +150,18 @@ class Core:
         admission: Shedding,
         tokenizers: Tokenizers,
         relays: RelayPaths | None,
+        tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
     ) -> None:
         self.picker = picker
         self._observers = observers
-        asked = config.request
-        self._inject_usage, self._max_body_bytes = asked.inject_usage == "always", asked.max_body_bytes
-        self._regions, self._tenant_header = config.regions, asked.tenant_header.lower()
-        self._tell_model = config.capability.tell_model
-        self._bodies_wanted = (
-            bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
-        )
+        self._max_body_bytes = config.request.max_body_bytes
+        self.configure(config)
         self._model_rules = ModelRules()
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
         self._admission = admission
-        self._relays = relays
-        self._protocol = config.protocol
+        self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
@@ -174,6 +172,15 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
+
+    def configure(self, config: Config) -> None:
+        """Use a configuration's keys that may change while requests are served."""
+        self._inject_usage = config.request.inject_usage == "always"
+        self._regions, self._tenant_header = config.regions, config.request.tenant_header.lower()
+        self._tell_model, self._protocol = config.capability.tell_model, config.protocol
+        self._bodies_wanted = (
+            bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
+        )
 
     def pick_at(self, request: HttpRequest) -> PickAt:
         """Choose what the pick of a request waits for, by its headers."""
@@ -290,7 +297,10 @@ class Core:
             self._recorder.decision(decision)
         for observe in self._observers:
             observe(decision)
-        return self._pick(request, decision)
+        pick = self._pick(request, decision)
+        if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
+            pick.set_headers["traceparent"] = parent
+        return pick
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
         """Build the answer that carries a decision, its endpoints named as Envoy knows them."""
@@ -405,6 +415,8 @@ class Core:
         models: tuple[str, str] = ("", ""),
     ) -> Refusal:
         self._metrics.requests.refused(status, rule, models, self._admission.priority(request.headers))
+        if self.tracing is not None:
+            self.tracing.refused(request.headers, status, rule)
         make = error_words(request.path) or openai_error  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}

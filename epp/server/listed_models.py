@@ -15,11 +15,13 @@ class ListedModel(NamedTuple):
             do, as ``max_model_len``.
         root: what the engine was started with, a hub id or a folder; empty when not known.
         parent: the base model of an adapter; empty for others.
+        owner: who lists it, mostly the engine's name; empty when not known.
     """
 
     context_tokens: int | None = None
     root: str = ""
     parent: str = ""
+    owner: str = ""
 
 
 class _Model(msgspec.Struct):
@@ -27,6 +29,7 @@ class _Model(msgspec.Struct):
     max_model_len: object = None
     root: object = None
     parent: object = None
+    owned_by: object = None
 
 
 class _Models(msgspec.Struct):
@@ -43,7 +46,9 @@ def parse_models(body: bytes) -> dict[str, ListedModel]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return {
-        model.id: ListedModel(_tokens(model.max_model_len), _text(model.root), _text(model.parent))
+        model.id: ListedModel(
+            _tokens(model.max_model_len), _text(model.root), _text(model.parent), _text(model.owned_by)
+        )
         for model in models
     }
 

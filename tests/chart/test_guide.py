@@ -17,9 +17,9 @@ import yaml
 
 from deploy.k8s.helm import CHART, find_helm
 from epp.cli import main
+from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles
-from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
 from epp.types import Endpoint
 from tests.chart.test_release import DEPLOYMENT, NAMESPACE, POOL, Installed, installed

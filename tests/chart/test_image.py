@@ -43,7 +43,11 @@ def test_every_dependency_has_a_pin_that_it_allows() -> None:
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(each for name in ("envoy", "kubernetes", "zstd", "tls", "tokenizers") for each in extras[name]),
+        *(
+            each
+            for name in ("envoy", "kubernetes", "otel", "zstd", "tls", "tokenizers")
+            for each in extras[name]
+        ),
     ]
     for text in wanted:
         requirement = Requirement(text)

@@ -15,7 +15,7 @@ import pytest
 from nats import connect
 
 from epp.config.plan import Plan, render_plan
-from epp.lab.demo.child import Child
+from epp.envoy.child import Child
 from epp.records.schema import join
 from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed

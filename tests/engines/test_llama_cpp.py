@@ -11,6 +11,7 @@ from tests.kit.envoy import require_envoy
 from tests.kit.llama_cpp import MODEL, TOKENIZER, llama_cpp_process
 from tests.kit.picker import Serving
 from tests.kit.records import command, ended, recorded
+from tests.kit.up import running_up
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kit.engine_process import EngineProcess
+    from tests.kit.up import Up
 
 
 @asynccontextmanager
@@ -45,6 +47,25 @@ async def test_the_picker_counts_and_believes_what_the_engines_count_and_find(tm
     assert wrong in ([], [None])
     precision, recall = precision_and_recall(requests[len(cases) :])
     assert min(precision, recall) >= 0.95  # answers are random bytes
+
+
+async def test_two_engines_answer_through_epp_up_alone(tmp_path: Path) -> None:
+    one, two = (llama_cpp_process(tmp_path) for _ in range(2))
+    async with one, running_up(tmp_path, f"http://{one.address}", f"http://{two.address}") as up:
+        assert (await up.ask(MODEL))[0] == 200
+        async with two:
+            await until(lambda: f"{two.address} is llama.cpp and serves {MODEL}" in up.log())
+            await one.kill()
+            await until_answered(up)
+
+
+async def until_answered(up: Up) -> None:
+    """Ask until an answer comes: an engine that has died is ejected."""
+
+    async def answered() -> bool:
+        return (await up.ask(MODEL))[0] == 200
+
+    await until(answered)
 
 
 async def test_the_picker_reads_the_load_that_engines_tell(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from epp.envoy.child import Child
 from epp.envoy.process import find_envoy
 from epp.envoy.settings import EnvoySettings
-from epp.lab.demo.child import Child
 from epp.lab.sim.http import SimReplica
 from tests.gateways import shapes
 from tests.gateways.rig import DESTINATION

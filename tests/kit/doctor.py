@@ -23,7 +23,7 @@ async def examined(
     config: Config, specs: dict[str, EndpointSpec], records: Path | None = None, **asked: Any
 ) -> Found:
     """Fetch and check what is to be asked, by fields of a context."""
-    return examine(await fetch_context(Context(config=config, specs=specs, **asked), records))
+    return examine(await fetch_context(Context(config=config, specs=specs, **asked), records)).found
 
 
 def findings(found: Found, *areas: str) -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from epp.lab.demo.child import Child
+from epp.envoy.child import Child
 from epp.records.schema import join
 from tests.kit.records import recorded
 

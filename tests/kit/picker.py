@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import aiohttp
 
 from epp.config.pool import EndpointSpec, dump_pool
+from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.lab.demo.child import EPP, Child
 from epp.lab.sim.http import SimReplica
 from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, MODEL, RESPONSES, chat_body, metric, quick_config

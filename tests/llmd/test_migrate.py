@@ -63,7 +63,7 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
     assert main(["migrate", "llm-d", str(tmp_path / "base.yaml"), str(tmp_path / "guide.yaml")]) == 0
     out = capsys.readouterr().out
     assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("#")] == [
-        "epp.flags.tracing", "epp.flags.secure-serving", "tracing", "modelServers.type",
+        "epp.flags.secure-serving", "tracing", "modelServers.type",
     ]  # fmt: skip
     ours = yaml.safe_load(out)
     config = ours.pop("endpointPickerConfig")
@@ -71,7 +71,7 @@ def test_a_guide_s_values_become_ours_and_what_is_left_out_is_told(
     assert ours == {
         "endpoints": {"from": "inferencePool", "matchLabels": {"app": "qwen"}, "targetPorts": [8000, 8001]},
         "replicas": 2,
-        "flags": {"v": 2},
+        "flags": {"v": 2, "tracing": False},
         "inferencePool": {"failureMode": "FailOpen"},
         "httpRoute": {"create": True, "gateway": {"name": "gateway"}},
     }

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
+from epp.envoy.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
-from epp.lab.demo.child import Child
 from epp.lab.sim.http import SimReplica
 from epp.types import Endpoint
 from tests.kit import kubeobjects as objects

@@ -50,6 +50,7 @@ def test_llm_ds_defaults() -> None:
         (["--cert-path", "/certs/"], lambda c: c.listen.tls.key_file == "/certs/tls.key"),
         (["--disable-endpoint-subset-filter"], lambda c: not c.protocol.subset_hint),
         (["--emit-endpoint-scores"], lambda c: c.protocol.emit_scores),
+        (["--tracing"], lambda c: c.tracing),
         (["--refresh-metrics-interval=1s"], lambda c: c.scrape.interval_s == 1.0),
         (["--metrics-staleness-threshold=5s"], lambda c: c.scrape.stale_after_s == 5.0),
         (["--drain-timeout=1m"], lambda c: c.drain_s == 60.0),
@@ -83,7 +84,6 @@ def test_pods_by_selector_without_a_pool() -> None:
     [
         (["--ha-enable-leader-election"], "every replica serves"),
         (["--refresh-metrics-interval=50ms"], "raised to 200 ms"),
-        (["--tracing"], "no spans"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -119,7 +119,7 @@ class Dump:
     def found(self, statuses: dict[str, Any] | None = None, **fields: Any) -> list[Finding]:
         fields.setdefault("config", config())
         envoy = Envoy(copy.deepcopy(self.tree), statuses)
-        return findings(examine(Context(dump=envoy, **fields)))
+        return findings(examine(Context(dump=envoy, **fields)).found)
 
 
 def config(fallbacks: int = 0, **sections: Any) -> Config:

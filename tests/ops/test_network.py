@@ -55,7 +55,7 @@ def context(series: dict[str, float] | None = None, **fields: Any) -> Context:
 
 def found(seen: Context) -> list[Finding]:
     """List what is advised about the network."""
-    advised = findings(examine(seen), "network")
+    advised = findings(examine(seen).found, "network")
     assert all(finding.severity is Severity.ADVICE for finding in advised)
     return advised
 
@@ -85,7 +85,7 @@ def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
 def test_good_settings_are_left_alone_and_told() -> None:
     seen = context(kernel=Kernel(GOOD, WIDE))
     assert found(seen) == []
-    assert "tcp_wmem 4096 16384 33554432" in noted(examine(seen))[-1]
+    assert "tcp_wmem 4096 16384 33554432" in noted(examine(seen).found)[-1]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def page(**changes: Any) -> str:
 
 def found(**changes: Any) -> list[str]:
     config = Config(cluster=Cluster(url="nats://n"), prefix=Prefix(secret_file="s"))
-    return said(examine(Context(config=config, specs=SPECS, metrics=Page(page(**changes)))))
+    return said(examine(Context(config=config, specs=SPECS, metrics=Page(page(**changes)))).found)
 
 
 def test_nothing_is_found_where_all_is_well() -> None:

@@ -108,8 +108,8 @@ def test_people_are_told_predictions_and_who_judged() -> None:
     assert "out-of-distribution" in text
     assert "100.0%" in text
     (explored,) = learned(model, 1, explore=1.0)
-    assert "drawn from all, to learn" in explained(explored)
-    assert "by the heuristic: no-model" in explained(decided(1, "lodestar")[0][0])
+    assert "explored: random among all" in explained(explored)
+    assert "the heuristic decided: no-model" in explained(decided(1, "lodestar")[0][0])
 
 
 def test_the_watch_says_nothing_before_it_has_seen_enough() -> None:

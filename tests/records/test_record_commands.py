@@ -121,7 +121,7 @@ def test_explain_with_what_came_of_it(
     assert command("explain", "gorgo-3", "--records", folder) == 0
     out = capsys.readouterr().out
     assert "gorgo-3" in out
-    assert "TTFT 12.5 ms, E2E 80.2 ms, 16 tokens answered, 1,024 cached where 0 were expected" in out
+    assert "TTFT 12.5 ms, E2E 80.2 ms, 16 output tokens, 1,024 prompt tokens cached, 0 expected" in out
     command("explain", "--records", folder)
     out = capsys.readouterr().out
     assert "gorgo-29" in out
@@ -169,7 +169,7 @@ def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() ->
     assert through_json(decision_of(record))["rtt_sources"] == record["rtt_sources"]
     text = explained(decision)
     rates = picker.fleet.rates.of(0)
-    for words in (first, second, "rtt by", "connect", "probe", f"{rates.prefill_ms_per_token * 1e3:.1f}"):
+    for words in (first, second, "RTT source", "connect", "probe", f"{rates.prefill_ms_per_token * 1e3:.1f}"):
         assert words in text
 
 
@@ -180,8 +180,8 @@ def test_explain_shows_connections_where_somebody_told_of_them() -> None:
             picker.fleet.paths.observe(0, 0, told, rtt_ms=100.0, body_bytes=70_000)
         shown.append(explained(picker.pick(ask_of(1), 0.0, 0.0)))
     without, with_them = shown
-    assert "opens a connection" not in without
-    for words in ("opens a connection", "95%", "123"):
+    assert "P(new connection)" not in without
+    for words in ("P(new connection)", "95%", "123"):
         assert words in with_them
 
 

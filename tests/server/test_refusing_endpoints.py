@@ -57,7 +57,7 @@ def test_an_endpoint_that_says_retry_after_is_left_alone_for_that_long(
         deployment.ended(decision)
         deployment.clock.advance(-1.0)
     record = json.loads(json.dumps(to_record(decision), default=list))
-    assert f"retry-after: {first.endpoint} excluded" in "".join(map(str, explain(record)))
+    assert f"filtered out by retry-after: {first.endpoint}" in "".join(map(str, explain(record)))
     assert verify([record]).differences == []
     deployment.clock.advance(15.0)
     trial = deployment.decide(QUESTION)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,10 +18,11 @@ import epp
 from epp.envoy.launch import tied_to_parent
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, server, soak
+from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, server, soak, tracing
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
+from epp.lab.progress import on_turn, progress, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
@@ -46,14 +48,15 @@ CASES = {
     "soak": Case(1, soak.measure),
     "pickers": Case(3, pickers.measure),
     "cluster": Case(9, cluster.measure),
+    "tracing": Case(5, tracing.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
     "core: the decision alone; policies: by llm-d's profiles and a reward model; server: the ext_proc server "
     "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
-    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; peers: this gateway "
-    "beside others"
+    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
+    "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.
 ALL = ("core", "policies", "server", "envoy", "index", "idle")
@@ -109,16 +112,19 @@ def run(arguments: argparse.Namespace) -> int:
     before = None if arguments.baseline is None else load(arguments.baseline)
     if arguments.against is not None:
         before = Figures()
-        for number in range(arguments.rounds or 3):
-            print(f"round {number + 1}", flush=True)
-            before.merge(_in_tree(arguments.against))
-            found.merge(_in_tree(Path(epp.__file__).parents[1]))
+        with progress(sys.stderr) as step:
+            on_turn.set(partial(step, "rounds"))
+            for _ in turns(range(arguments.rounds or 3)):
+                before.merge(_in_tree(arguments.against))
+                found.merge(_in_tree(Path(epp.__file__).parents[1]))
     else:
-        for name in ALL if arguments.name == "all" else (arguments.name,):
-            print(f"{name} ...", flush=True)
-            case = CASES[name]
-            vars(arguments).update(case.arguments)
-            uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
+        with progress(sys.stderr) as step:
+            for name in ALL if arguments.name == "all" else (arguments.name,):
+                print(f"{name} ...", flush=True)
+                case = CASES[name]
+                vars(arguments).update(case.arguments)
+                on_turn.set(partial(step, name))
+                uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
         _split(found)
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")

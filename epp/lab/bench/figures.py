@@ -48,6 +48,7 @@ GOALS = {
     "index/10M/bytes per token": 4.0,
     "index/100M/bytes per token": 4.0,
     "idle/100 endpoints": 3.0,
+    "tracing/not sampled": 0.03,
     "pickers/shared of alone": 1.15,
     "pickers/change age p99": 120.0,
 }

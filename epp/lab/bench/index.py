@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
+from epp.lab.progress import turns
 from epp.prefix_cache.index import PrefixIndex
 from epp.types import RequestInfo
 
@@ -67,7 +68,6 @@ def _each_us(work: Callable[[RequestInfo], object], prompts: list[RequestInfo]) 
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
     """Measure the sizes of a case."""
-    for _ in range(rounds):
-        for size in arguments.cached:
-            for what, value in figures(SIZES[size]).items():
-                found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)
+    for size in turns(arguments.cached * rounds):
+        for what, value in figures(SIZES[size]).items():
+            found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)

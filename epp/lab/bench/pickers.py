@@ -17,6 +17,7 @@ from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.demo.nats import Nats
+from epp.lab.progress import turns
 from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
             servers = [stack.enter_context(picker(pool_of(ENDPOINTS), **sections)) for _ in range(PICKERS)]
             proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]
             fleets[name] = [*zip(servers, proxies, strict=True)]
-        for number in range(rounds):
+        for number in turns(range(rounds)):
             spent_ms = {}
             for name, fleet in fleets.items():
                 before_s = [cpu_s(server.pid) for server, _ in fleet], cpu_s(nats.pid)

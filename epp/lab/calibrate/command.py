@@ -21,8 +21,8 @@ from epp.lab.calibrate.fit import Fit, Measured, fit, probes
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.load import LoadOptions, add_api_key, api_key_headers, run_load
 from epp.lab.compare.plan import number_from
-from epp.lab.compare.report import progress
 from epp.lab.compare.results import encode
+from epp.lab.progress import progress
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
 from epp.records.files import DAMAGED

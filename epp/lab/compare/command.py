@@ -18,7 +18,7 @@ from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.learned import LEARNERS, Learning
 from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
-from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, progress, tables
+from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
     Outcome,
@@ -30,6 +30,7 @@ from epp.lab.compare.simulate import (
     tune,
 )
 from epp.lab.compare.stats import MIN_UNITS
+from epp.lab.progress import progress
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import PickerOptions, WindowOptions
 from epp.lab.workloads.registry import WORKLOADS, workload_named

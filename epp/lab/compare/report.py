@@ -1,18 +1,15 @@
-"""The report of a comparison: progress, tables and sentences, for a terminal and as an HTML page.
+"""The report of a comparison: tables and sentences, for a terminal and as an HTML page.
 
 A sentence says what an interval allows and no more. `epp.lab.compare.results` describes what comes in.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +18,7 @@ from epp.lab.compare.measure import METRICS, SATURATED_SLIP_P95_MS, SATURATED_UN
 from epp.lab.compare.stats import ENOUGH_UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 #: Columns of what is no terminal, and of the page: tables are wide.
 PLAIN_WIDTH = 180
-_LINE_EVERY_S = 30.0
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
     f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
@@ -39,35 +35,6 @@ _NOTES = (
 _YARDSTICKS = "(yardstick): sees the engines' true state"
 _GATEWAYS = "gateways were driven one after the other"
 _DECIDED_BY = {"model": "by the model", "explored": "at random", "out-of-distribution": "by the fallback"}
-
-
-@contextlib.contextmanager
-def progress(
-    stream: TextIO, *, time_s: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on a terminal, and on anything else a line every 30 seconds."""
-    console = Console(file=stream)
-    if not console.is_terminal:
-        last_s = time_s()
-
-        def line(title: str, done: int, total: int) -> None:
-            nonlocal last_s
-            if time_s() - last_s >= _LINE_EVERY_S:
-                last_s = time_s()
-                print(f"{title}: {done} of {total} done", file=stream, flush=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        tasks = {}
-
-        def step(title: str, done: int, total: int) -> None:
-            if title not in tasks:
-                tasks[title] = bar.add_task(title, total=total)
-            bar.update(tasks[title], completed=done)
-
-        yield step
 
 
 # ---- tables ---------------------------------------------------------------------------------------------

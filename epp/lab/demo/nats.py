@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
+from epp.envoy.child import Child
 from epp.errors import EppError
-from epp.lab.demo.child import Child
 
 
 class Nats:

@@ -15,11 +15,11 @@ import msgspec
 
 from epp.config.address import split_address
 from epp.config.pool import EndpointSpec, dump_pool
+from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
 from epp.lab.compare.load import LoadOptions, run_load
-from epp.lab.demo.child import EPP, Child
 from epp.server.files import replace_file
 
 if TYPE_CHECKING:

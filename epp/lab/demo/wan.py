@@ -23,13 +23,13 @@ from rich.table import Table
 
 from epp.config.pool import EndpointSpec
 from epp.config.relays import GLOBAL_NAME, RELAY_NAME, Relays
+from epp.envoy.child import EPP, Child
 from epp.envoy.process import find_envoy, version_of
 from epp.envoy.render import render_relay, write
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
 from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.demo.child import EPP, Child
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.stack import MODEL, REGIONS, Stack
 from epp.lab.wan.delay import Shape

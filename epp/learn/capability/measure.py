@@ -20,7 +20,7 @@ import msgspec
 from epp.errors import EppError
 from epp.lab.compare.load import add_api_key, api_key_headers
 from epp.lab.compare.plan import number_from
-from epp.lab.compare.report import progress
+from epp.lab.progress import progress
 from epp.learn.capability.questions import WORDINGS, question
 from epp.learn.capability.results import Row, decode_rows
 from epp.records.files import DAMAGED

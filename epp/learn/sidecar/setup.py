@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def read_given(arguments: argparse.Namespace, defaults: S) -> Given[S]:
     """
     config, settings = Config(), defaults
     if arguments.config is not None:
-        config = parse_config(required_file(arguments.config), str(arguments.config))
+        config = parse_config(required_file(arguments.config), str(arguments.config), os.environ)
     if arguments.settings is not None:
         settings = decode(required_file(arguments.settings), type(defaults), str(arguments.settings))
     return Given(config, arguments.config, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.ops.doctor import engines, envoy, network, picker, traffic
@@ -65,10 +64,21 @@ CHECKS = (
 )
 
 
-def examine(context: Context) -> list[tuple[Check, Finding]]:
-    """Run every check; one that lacks what it looks at says nothing, and none says a thing twice."""
-    found = []
+class Examined(NamedTuple):
+    """What checks found, and those that lacked what they look at."""
+
+    found: list[tuple[Check, Finding]]
+    left_out: list[Check]
+
+
+def examine(context: Context) -> Examined:
+    """Run every check; none says a thing twice."""
+    found: dict[tuple[Check, Finding], None] = {}
+    left_out = []
     for check in CHECKS:
-        with suppress(NotFetchedError):
-            found += [(check, finding) for finding in dict.fromkeys(check.run(context))]
-    return found
+        try:
+            for finding in check.run(context):
+                found[check, finding] = None
+        except NotFetchedError:
+            left_out.append(check)
+    return Examined(list(found), left_out)

@@ -1,12 +1,14 @@
 """`epp doctor`: asks picker, endpoints and Envoy, reads records, prints what is wrong and what to do.
 
-Exit status: 0 nothing found, 1 findings, 2 the configuration cannot be read.
+Exit status: 0 all that was checked is fine, 1 findings, 2 the configuration cannot be read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from epp.config.address import join_address, split_address
 from epp.config.load import salvage_config, stated
 from epp.config.pool import EndpointSpec, parse_pool
 from epp.errors import EppError, gather, raise_all
-from epp.ops.doctor.checks import examine
+from epp.ops.doctor.checks import CHECKS, examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.fetch import fetch_context
 from epp.server.files import required_file
@@ -65,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
         admin=(arguments.envoy_admin or "").rstrip("/"),
         requests_sent=not arguments.no_requests,
     )
-    found = examine(asyncio.run(fetch_context(context, folder)))
+    found, left_out = examine(asyncio.run(fetch_context(context, folder)))
     notes = [(check.area, finding.what) for check, finding in found if finding.severity is Severity.NOTE]
     findings = [one for one in found if one[1].severity is not Severity.NOTE]
     findings.sort(key=lambda one: -one[1].severity)
-    print(_as_json(findings, notes) if arguments.json else _as_text(findings, notes))
+    print(_as_json(findings, notes) if arguments.json else _as_text(findings, notes, left_out))
     return 1 if findings else 0
 
 
@@ -79,7 +81,7 @@ def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
     Raises:
         ConfigError: either cannot be read.
     """
-    config, errors = salvage_config(required_file(path), str(path))
+    config, errors = salvage_config(required_file(path), str(path), os.environ)
     base = path.resolve().parent
     config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
     specs: dict[str, EndpointSpec] = {}
@@ -115,8 +117,8 @@ def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:
     return json.dumps({"findings": listed, "notes": told}, indent=2)
 
 
-def _as_text(findings: _Found, notes: list[tuple[str, str]]) -> str:
-    lines = ["looked at:", *(f"  {area}: {text}" for area, text in notes)]
+def _as_text(findings: _Found, notes: list[tuple[str, str]], left_out: list[Check]) -> str:
+    lines = ["seen:", *(f"  {area}: {text}" for area, text in notes)]
     for check, finding in findings:
         lines += [
             "",
@@ -124,6 +126,9 @@ def _as_text(findings: _Found, notes: list[tuple[str, str]]) -> str:
             f"  why: {finding.why}",
             f"  fix: {finding.fix}",
         ]
+    every, without = Counter(check.area for check in CHECKS), Counter(check.area for check in left_out)
+    made = ", ".join(f"{area} {count - without[area]} of {count}" for area, count in every.items())
     count = len(findings)
-    lines += ["", f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"]
+    verdict = f"{count} finding{'s' if count != 1 else ''}" if count else "all of it is fine"
+    lines += ["", f"checks made: {made}", verdict]
     return "\n".join(lines)

@@ -57,7 +57,7 @@ error = partial(Finding, Severity.ERROR)
 
 
 class NotFetchedError(Exception):
-    """A check needs something that is not there; it says nothing then."""
+    """A check lacks what it looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

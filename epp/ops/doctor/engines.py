@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.apis.usage import usage_from
-from epp.ops.doctor.context import error, note, warning
+from epp.ops.doctor.context import NotFetchedError, error, note, warning
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def caching(context: Context) -> Findings:
     if known:
         yield note(f"records show cached_tokens of {', '.join(known)}")
     if not context.requests_sent:
-        yield note("no request was sent, so what usage carries was not looked at")
-        return
+        yield note("no request was sent, so what usage carries was not checked")
+        raise NotFetchedError
     for engine in context.engines:
         if engine.address in known:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, join_address, split_address
-from epp.ops.doctor.context import advice, error, note, warning
+from epp.ops.doctor.context import NotFetchedError, advice, error, note, warning
 from epp.ops.doctor.envoy_dump import DESTINATION, Tree, at, find_types, removes_header, seconds
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ _RENDER = "render the configuration with `epp envoy render` (observe: true)"
 def reachable(context: Context) -> Findings:
     """Check that Envoy's admin interface answers."""
     if not context.admin:
-        yield note("no --envoy-admin given, so Envoy was not looked at")
-    elif context.dump is None:
+        yield note("no --envoy-admin given, so Envoy was not checked")
+        raise NotFetchedError
+    if context.dump is None:
         yield error(
             f"no configuration from {context.admin}/config_dump: {context.no_dump}",
-            "Envoy could not be looked at",
+            "Envoy could not be checked",
             "give the URL of its admin interface",
         )
 

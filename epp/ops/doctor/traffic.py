@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from epp.ops.doctor.context import ENOUGH, advice, note
+from epp.ops.doctor.context import ENOUGH, NotFetchedError, advice, note
 from epp.policies.base import Need
 from epp.policies.registry import create
 
@@ -96,8 +96,8 @@ def worth(context: Context) -> Findings:
     """Check whether the policy's terms can pay, and name a better policy where they cannot."""
     traffic, policy_name = context.traffic, context.config.policy.name
     if traffic is None:
-        yield note("no records, so whether prefix and distance can pay was not looked at")
-        return
+        yield note("no records, so whether prefix and distance can pay was not checked")
+        raise NotFetchedError
     if traffic.requests < ENOUGH:
         yield note(f"{traffic.requests} recorded requests with a prompt are too few to tell what could pay")
         return

@@ -1,4 +1,4 @@
-"""Child processes of the demos: started with a log file, awaited, stopped in order, never left behind."""
+"""Child processes: started with a log file, awaited, stopped in order, never left behind."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`epp up`: Envoy and picker before engines that are given by their addresses alone."""

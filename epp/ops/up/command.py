@@ -1,0 +1,249 @@
+"""`epp up`: Envoy and picker in one process tree, before engines given by URL."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shlex
+import socket
+import tempfile
+import time
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import aiohttp
+import msgspec
+import uvloop
+from rich.console import Console
+
+from epp.config.address import join_address
+from epp.config.load import parse_config
+from epp.config.pool import EndpointSpec, dump_pool
+from epp.envoy.child import Child
+from epp.envoy.command import listener_address, settings_from_config
+from epp.envoy.process import EnvoyProcess, find_envoy, version_of
+from epp.envoy.render import render, write
+from epp.errors import ConfigError, EppError
+from epp.ops.doctor.picker import Page
+from epp.ops.up.engines import Engines, look, spec_of
+from epp.server.poll import with_credentials_of
+from epp.server.process import Tasks, stop_signals
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Coroutine, Mapping
+
+    from epp.config.schema import Config
+    from epp.envoy.settings import EnvoySettings
+
+LISTEN = "127.0.0.1:8080"
+_FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("engines", nargs="+", metavar="URL", help="an engine with an OpenAI API, e.g. http://127.0.0.1:8000")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"where clients connect (default: {LISTEN}, or the next port that is free)",
+    )
+    add("--key-env", metavar="NAME", help="environment variable with the key that the engines want")
+    add(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help="start nothing: write the files for `epp serve` and Envoy there, to go on with",
+    )
+
+
+class Wanted(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        specs: the engines, by address.
+        host: that clients connect to.
+        port: likewise.
+        key: of the engines, empty for none.
+    """
+
+    specs: dict[str, EndpointSpec]
+    host: str
+    port: int
+    key: str
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP; with ``--write`` only write.
+
+    Raises:
+        EppError: an argument cannot be used, the port is taken, Envoy is missing, or picker or Envoy ended.
+    """
+    wanted, folder = _wanted(arguments), arguments.write
+    find_envoy()  # now, and not when the rest has started
+    if folder is not None:
+        if (folder / "epp.yaml").exists():
+            raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        print(uvloop.run(put_down(wanted, folder.absolute())))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="epp-up-") as temporary:
+        uvloop.run(_until_signal(serve(wanted, Path(temporary), Console(highlight=False, soft_wrap=True))))
+    return 0
+
+
+def _wanted(arguments: argparse.Namespace) -> Wanted:
+    specs = {spec.address: spec for spec in map(spec_of, arguments.engines)}
+    host, port = listener_address(arguments.listen or LISTEN)
+    if arguments.write is None:
+        port = free_port(host, port, others=not arguments.listen)
+    name = arguments.key_env
+    if name and not os.environ.get(name):
+        raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
+    return Wanted(specs, host, port, os.environ[name] if name else "")
+
+
+def free_port(host: str, port: int, *, others: bool) -> int:
+    """Find a port that nobody listens on: this one, or with ``others`` the next free one.
+
+    Asked for before Envoy starts, because Envoys of one user share a port without a word.
+
+    Raises:
+        EppError: it is taken, or cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        try:
+            socket.create_server((host, port), family=family).close()
+        except OSError as error:
+            if not others or error.errno != errno.EADDRINUSE:
+                raise EppError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+            port += 1
+        else:
+            return port
+
+
+def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
+    """Write ``epp.yaml`` beside the endpoints file, and the engines' key, which only its owner may read."""
+    sections: dict[str, object] = {"pool": {"file": "endpoints.yaml"}}
+    if listen:
+        sections["listen"] = listen
+    if key:
+        sections["scrape"] = {"bearer_token_file": "key"}
+        (folder / "key").touch(mode=0o600)
+        (folder / "key").write_text(key)
+    text = msgspec.yaml.encode(sections)
+    (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
+    config = parse_config(text, "epp.yaml", os.environ)
+    return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
+
+
+async def put_down(wanted: Wanted, folder: Path) -> str:
+    """Write all files into a folder; engines that are not up are in them, for any model. What to do next."""
+    config = write_config(folder, wanted.key, {})
+    async with aiohttp.ClientSession() as http:
+        looks = await asyncio.gather(*(look(http, spec, config.scrape) for spec in wanted.specs.values()))
+    specs = [seen.spec or spec for seen, spec in zip(looks, wanted.specs.values(), strict=True)]
+    (folder / "endpoints.yaml").write_bytes(dump_pool(specs))
+    binary, settings = find_envoy(), _settings(config, wanted, folder)
+    oldest = min(settings.envoy_version, await version_of(binary))
+    write(folder / "envoy.yaml", render(replace(settings, envoy_version=oldest)))
+    epp, envoy = (shlex.quote(str(folder / name)) for name in ("epp.yaml", "envoy.yaml"))
+    found = [f"{address} {seen.words}" for address, seen in zip(wanted.specs, looks, strict=True)]
+    listen = join_address(wanted.host, wanted.port)
+    return "\n".join(found) + (
+        "\nGo on with these, each in a terminal of its own:\n"
+        f"  epp serve --config {epp}\n"
+        f"  {shlex.quote(str(binary))} -c {envoy}\n"
+        f"After a change of epp.yaml:\n  epp envoy render --config {epp} --out {envoy} --listen {listen}"
+    )
+
+
+def _settings(config: Config, wanted: Wanted, folder: Path) -> EnvoySettings:
+    """Describe the Envoy before a picker; the picker writes its endpoints."""
+    return replace(
+        settings_from_config(config, ()),
+        listener_host=wanted.host,
+        listener_port=wanted.port,
+        eds_path=str(folder / config.pool.eds_file),
+    )
+
+
+async def _until_signal(work: Coroutine[None, None, NoReturn]) -> None:
+    task = asyncio.ensure_future(work)
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
+    """Run everything, and show what it does, until cancelled.
+
+    Raises:
+        EppError: picker or Envoy did not come up, or ended; with the end of its log.
+    """
+
+    def say(words: str) -> None:
+        console.print(words, markup=False)
+
+    loopback, ready = "127.0.0.1", folder / "ready.json"
+    # Where `epp explain` and its like are used to find it.
+    http_port = free_port(loopback, 9090, others=True)
+    listen = {**dict.fromkeys(("grpc", "first_token"), f"{loopback}:0"), "http": f"{loopback}:{http_port}"}
+    config = write_config(folder, wanted.key, listen)
+    engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
+    async with AsyncExitStack() as started:
+        http = await started.enter_async_context(aiohttp.ClientSession())
+        tasks = Tasks()
+        started.push_async_callback(tasks.stop_all)
+        for address, spec in wanted.specs.items():
+            tasks.start(address, engines.follow(http, spec))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOKS_S):
+                await engines.looked.wait()
+        words = ["serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(ready)]
+        picker = Child("picker", [*words, "--log-level", "warning"], folder)
+        await started.enter_async_context(picker)
+        await picker.until(ready.exists)
+        listening = json.loads(ready.read_bytes())
+        config = msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, **listening))
+        settings = replace(_settings(config, wanted, folder), admin_port=0)
+        envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
+        url, picker_url = envoy.listener_url, f"http://{config.listen.http}"
+        say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
+        say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
+        with console.status("") as status:
+            line = Line()
+            while True:
+                picker.check()
+                envoy.check()
+                if console.is_terminal:
+                    with suppress(aiohttp.ClientError):
+                        async with http.get(f"{picker_url}/metrics") as answer:
+                            status.update(line.of(Page(await answer.text()), time.monotonic()))
+                await asyncio.sleep(_LINE_S)
+
+
+class Line:
+    """The live line: requests that ended, and since the line before."""
+
+    def __init__(self) -> None:
+        self._ended, self._at_s = 0.0, 0.0
+
+    def of(self, page: Page, now_s: float) -> str:
+        """Write the line for a metrics page of the picker."""
+        by_endpoint = page.by("epp_outcomes_total", "endpoint")
+        ended = sum(by_endpoint.values())
+        rate_rps = (ended - self._ended) / (now_s - self._at_s) if self._at_s else 0.0
+        self._ended, self._at_s = ended, now_s
+        facts = [f"{ended:,.0f} requests", f"{page.total('epp_requests_in_flight'):,.0f} in flight"]
+        if refused := page.total("epp_refusals_total"):
+            facts.append(f"{refused:,.0f} refused")
+        by = (f"{address}: {count:,.0f}" for address, count in by_endpoint.items())
+        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by])

@@ -1,0 +1,239 @@
+"""`epp up`: what it takes in, what it leaves behind, what it writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from epp.cli import main
+from epp.config.schema import Scrape
+from epp.envoy.child import Child
+from epp.envoy.process import find_envoy
+from epp.lab.sim.http import SimReplica
+from epp.ops.doctor.picker import Page
+from epp.ops.up.command import Line, free_port
+from epp.ops.up.engines import Look, look, spec_of
+from tests.kit.envoy import require_envoy
+from tests.kit.ports import free_ports
+from tests.kit.replicas import quick_config, running_fleet
+from tests.kit.up import Up, running_up
+from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+async def served(up: Up, *replicas: str) -> None:
+    """Ask until each of these has answered; nobody is asked in vain."""
+    seen = set[str]()
+
+    async def all_seen() -> bool:
+        status, replica = await up.ask(text=f"question {len(seen)} {os.urandom(4).hex()}")
+        assert status == 200
+        seen.add(replica)
+        return seen >= set(replicas)
+
+    await until(all_seen)
+
+
+async def test_engines_answer_at_a_free_port_and_one_that_comes_up_later_is_taken_in(tmp_path: Path) -> None:
+    late = f"127.0.0.1:{free_ports()}"
+    with ExitStack() as taken:
+        with suppress(OSError):  # somebody has it already
+            taken.enter_context(socket.create_server(("127.0.0.1", 8080)))
+        async with (
+            running_fleet([quick_config("a"), quick_config("b")]) as (a, b),
+            running_up(tmp_path, a.url, f"{b.url}/v1", late) as up,
+        ):
+            assert up.url.startswith("http://127.0.0.1:")
+            assert not up.url.endswith(":8080")
+            assert f"{a.address} is vLLM and serves sim-model" in up.log()
+            assert f"{late} is not up" in up.log()
+            await served(up, "a", "b")
+            async with SimReplica(quick_config("late", port=int(late.rpartition(":")[2]))):
+                await served(up, "late")
+            assert f"{late} is vLLM and serves sim-model" in up.log()
+
+
+async def test_an_engine_is_asked_for_its_own_models_alone(tmp_path: Path) -> None:
+    fleet = [quick_config(name, models=(f"model-{name}",)) for name in ("a", "b")]
+    listen = f"127.0.0.1:{free_ports()}"
+    async with running_fleet(fleet) as (a, b), running_up(tmp_path, a.url, b.url, "--listen", listen) as up:
+        assert up.url == f"http://{listen}"
+        assert [await up.ask(f"model-{name}") for name in "ababab"] == [(200, name) for name in "ababab"]
+
+
+@pytest.mark.parametrize(
+    ("process", "number", "status"),
+    [
+        ("up", signal.SIGINT, 0),
+        ("up", signal.SIGTERM, 0),
+        ("up", signal.SIGKILL, -signal.SIGKILL),
+        ("picker", signal.SIGKILL, 2),
+        ("envoy", signal.SIGKILL, 2),
+    ],
+)
+async def test_no_process_is_left_whichever_ends(
+    tmp_path: Path, process: str, number: int, status: int
+) -> None:
+    async with running_up(tmp_path, f"127.0.0.1:{free_ports()}") as up:
+        pids = {"up": up.pid, **up.children()}
+        assert len(pids) == 3
+        os.kill(pids[process], number)
+        assert await up.wait() == status
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()))
+        assert (f"epp: {process} ended early" in up.log()) == (status == 2)
+
+
+async def test_a_signal_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
+    require_envoy()
+    async with Up("up", ["up", f"127.0.0.1:{free_ports()}"], tmp_path) as up:
+        await up.until(up.children)
+        (pid,) = up.children().values()
+        os.kill(up.pid, signal.SIGTERM)
+        assert await up.wait() == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_the_files_that_it_writes_serve_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_envoy()
+    folder, ready = tmp_path / "files", tmp_path / "ready.json"
+    listen, *ports = (f"127.0.0.1:{free_ports()}" for _ in range(4))
+    monkeypatch.setenv("KEY", "secret")
+    async with running_fleet([quick_config("a"), quick_config("b")]) as (a, b):
+        words = ["--listen", listen, "--key-env", "KEY", "--write", str(folder)]
+        async with Child("write", ["up", a.url, b.url, *words], tmp_path) as writing:
+            assert await writing.wait() == 0
+        assert main(["envoy", "render", "--config", str(folder / "epp.yaml"), "--listen", listen]) == 0
+        assert capsys.readouterr().out == (folder / "envoy.yaml").read_text()
+        assert (folder / "key").stat().st_mode & 0o777 == 0o600
+        # Other ports than the usual ones, which others of this machine may have.
+        config = folder / "epp.yaml"
+        sections = yaml.safe_load(config.read_text())
+        sections["listen"] = dict(zip(("grpc", "http", "first_token"), ports, strict=True))
+        config.write_text(yaml.safe_dump(sections))
+        rendered = ["--admin-port", str(free_ports()), "--out", str(folder / "envoy.yaml")]
+        assert main(["envoy", "render", "--config", str(config), "--listen", listen, *rendered]) == 0
+        serving = ["serve", "--config", str(config), "--ready-file", str(ready)]
+        async with Child("serve", serving, tmp_path) as picker:
+            await picker.until(ready.exists)
+            run = ["-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"]
+            async with Child("envoy", run, tmp_path, (str(find_envoy()),)):
+                client = Up("client", [], tmp_path)
+                client.url = f"http://{listen}"
+
+                async def answers() -> bool:
+                    with suppress(aiohttp.ClientError):
+                        return (await client.ask())[0] == 200
+                    return False
+
+                await until(answers)
+                await served(client, "a", "b")
+    assert main(["up", "http://127.0.0.1:1", "--write", str(folder)]) == 2
+    assert "has an epp.yaml" in capsys.readouterr().err
+
+
+async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Look:
+    """Look at an engine whose key is ``right``, with a key."""
+
+    async def models(request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != "Bearer right":
+            return web.Response(status=401)
+        listed = [{"id": "base", "owned_by": owner}, {"id": "lora", "owned_by": owner, "parent": "base"}]
+        return web.json_response({"data": listed})
+
+    async def shown(_: web.Request) -> web.Response:
+        return web.Response(text=metrics, status=401 if metrics == "refused" else 200 if metrics else 501)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.get("/metrics", shown)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    file = folder / "key"
+    file.write_text(key)
+    try:
+        async with aiohttp.ClientSession() as http:
+            spec = spec_of(f"http://127.0.0.1:{runner.addresses[0][1]}")
+            return await look(http, spec, Scrape(bearer_token_file=str(file) if key else ""))
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("owner", "metrics", "words"),
+    [
+        ("vllm", "vllm:num_requests_running 1\n", "is vLLM and serves base, lora"),
+        ("sglang", "", "is SGLang and serves base, lora; its queue stays unknown without --enable-metrics"),
+        ("llamacpp", "", "is llama.cpp and serves base, lora; its queue stays unknown without --metrics"),
+        ("vllm", "refused", "is vLLM and serves base, lora; its metrics want another key: --key-env NAME"),
+        ("me", "", "is an OpenAI server and serves base, lora; its queue stays unknown"),
+    ],
+)
+async def test_engines_are_recognised_with_their_key(
+    tmp_path: Path, owner: str, metrics: str, words: str
+) -> None:
+    seen = await looked_at(owner, metrics, tmp_path, "right")
+    assert seen.words == words
+    assert seen.spec is not None
+    assert (seen.spec.models, seen.spec.adapters) == (["base"], ["lora"])
+
+
+@pytest.mark.parametrize(("key", "words"), [("", "wants a key: --key-env"), ("wrong", "wants another key")])
+async def test_an_engine_that_wants_a_key_says_so(tmp_path: Path, key: str, words: str) -> None:
+    seen = await looked_at("vllm", "", tmp_path, key)
+    assert seen.spec is None
+    assert seen.words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "tls"),
+    [
+        ("http://127.0.0.1:8000/v1/", "127.0.0.1:8000", False),
+        ("engine.example:8000", "engine.example:8000", False),
+        ("https://[::1]", "[::1]:443", True),
+    ],
+)
+def test_urls_are_read_as_people_write_them(url: str, address: str, tls: bool) -> None:
+    spec = spec_of(url)
+    assert (spec.address, spec.tls) == (address, tls)
+
+
+def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    require_envoy()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert free_port("127.0.0.1", port, others=True) > port
+        cases: Mapping[str, tuple[str, ...]] = {
+            f"cannot listen on 127.0.0.1:{port}": ("http://a", "--listen", f"127.0.0.1:{port}"),
+            "'ftp://a' is not an engine's address": ("ftp://a",),
+            "the variable NO_KEY is not set": ("http://a", "--key-env", "NO_KEY"),
+        }
+        for problem, words in cases.items():
+            assert main(["up", *words]) == 2
+            (told,) = capsys.readouterr().err.splitlines()
+            assert problem in told
+
+
+def test_the_live_line_counts_requests_by_engine() -> None:
+    text = (
+        "# TYPE epp_outcomes counter\n"
+        'epp_outcomes_total{endpoint="a:1",cause="completed",status="2xx"} 5\n'
+        'epp_outcomes_total{endpoint="b:1",cause="completed",status="2xx"} 3\n'
+        "# TYPE epp_requests_in_flight gauge\nepp_requests_in_flight 2\n"
+    )
+    line: Any = Line()
+    line.of(Page(""), 10.0)
+    assert line.of(Page(text), 12.0) == "8 requests  2 in flight  4.0/s  a:1: 5  b:1: 3"
