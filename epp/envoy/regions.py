@@ -157,7 +157,8 @@ def _peers_listener(
         [*RESERVED_PREFIXES, FORWARD_HEADER, PEER_HEADER],
         api.set_header(PEER_HEADER, "%DOWNSTREAM_PEER_DNS_SAN%"),
     )
-    names = [f"{region}.{DOMAIN}" for region in relays.regions if region != own]
+    # Without a name any certificate of the authority would do.
+    names = [f"{region}.{DOMAIN}" for region in settings.forwards or [own]]
     chains = [
         api.filter_chain(entry, downstream_tls(files, ENTRY_NAME)),
         api.filter_chain(peers, downstream_tls(files, *names)),
