@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from epp.types import Floats, RequestInfo, Slots
 
     _Limit = Callable[[Slots, Floats], Floats]
+    #: Whether blocks are held now or no more, and their hashes.
+    HeldChange = tuple[bool, array[int]]
 
 _FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
@@ -131,8 +133,31 @@ class PrefixIndex:
         self._slots: dict[int, SlotHoldings] = {}
         #: Called with each insertion, None where nobody else keeps an index.
         self.on_insert: Callable[[int, Prefix], None] | None = None
+        #: Bits of the slots whose blocks are logged: not those that stand for engines elsewhere.
+        self.counted = -1
+        self._log: list[HeldChange] | None = None
+        self._log_stride = 1
         #: Distinct ones, over all slots.
         self.distinct_tokens, self.distinct_blocks = 0.0, 0
+
+    def follow_held(self, stride: int) -> list[HeldChange]:
+        """Log from now on what the counted slots come to hold, and hold no more; begin with all they hold.
+
+        Args:
+            stride: of every so many blocks from the root on one is logged.
+
+        Returns:
+            The log, whose reader takes out what it has read.
+        """
+        self._log, self._log_stride = [], stride
+        for segment in self._segments.values():
+            if segment.holders & self.counted:
+                self._note(held=True, start=segment.start, hashes=segment.hashes)
+        return self._log
+
+    def unfollow_held(self) -> None:
+        """Log no more."""
+        self._log = None
 
     def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
@@ -296,6 +321,8 @@ class PrefixIndex:
     def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Let the slot hold and use a segment now."""
         if not segment.holders >> slot & 1:
+            if self._log is not None and not segment.holders & self.counted and self.counted >> slot & 1:
+                self._note(held=True, start=segment.start, hashes=segment.hashes)
             segment.holders |= 1 << slot
             holdings.tokens += segment.tokens
         holdings.touch(segment.key, segment.start, holdings.clock_tokens)
@@ -387,6 +414,8 @@ class PrefixIndex:
         """
         added = len(hashes) * block_tokens
         whole = segment.tokens + added
+        if self._log is not None and segment.holders & self.counted:
+            self._note(held=True, start=segment.start + len(segment.hashes), hashes=hashes)
         segment.hashes += hashes
         segment.block_tokens = whole / len(segment.hashes)
         segment.answers = None  # the prompt goes on: from here on its blocks say
@@ -426,6 +455,8 @@ class PrefixIndex:
             return
         if segment.holders == 1 << slot:
             before_tokens, cut = segment.tokens, len(segment.hashes) - keep
+            if self._log is not None and segment.holders & self.counted:
+                self._note(held=False, start=segment.start + keep, hashes=segment.hashes[keep:])
             segment.hashes, segment.answers = segment.hashes[:keep], None
             self.distinct_blocks -= cut
             self.distinct_tokens -= before_tokens - segment.tokens
@@ -435,6 +466,8 @@ class PrefixIndex:
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Take a segment from the slot; one without holders is gone."""
+        if self._log is not None and segment.holders & self.counted == 1 << slot:
+            self._note(held=False, start=segment.start, hashes=segment.hashes)
         segment.holders &= ~(1 << slot)
         holdings.tokens -= segment.tokens
         holdings.discard(segment.key)
@@ -448,6 +481,12 @@ class PrefixIndex:
             holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
         if not self._segments:
             self.distinct_tokens = 0.0
+
+    def _note(self, *, held: bool, start: int, hashes: array[int]) -> None:
+        """Log blocks ``start`` blocks below the root."""
+        assert self._log is not None
+        if sampled := hashes[-(start + 1) % self._log_stride :: self._log_stride]:
+            self._log.append((held, sampled))
 
     def _last_segment(self, prompt: RequestInfo) -> _Segment | None:
         """Find the segment that ends exactly where the prompt's blocks end."""

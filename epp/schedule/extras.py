@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.policies.base import PEER, PRICE, ROOM
 from epp.policies.llm_d_plugins import (
     COLD_PLACE,
     GPU,
@@ -34,6 +35,7 @@ _HEADERS = {
     TTFT_SLO: ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     TPOT_SLO: ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
 }
+_REGIONS = frozenset({ROOM, PEER, PRICE})
 
 
 class Extras:
@@ -64,9 +66,13 @@ class Extras:
             name: {} for name in self._asks if name.startswith(COLD_PLACE)
         }
 
-    def columns(self, request: RequestInfo, fleet: Fleet, slots: Slots, now_s: float) -> Mapping[str, Floats]:
-        """Make a column for each name, in the order of the slots."""
-        return {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in self._asks}
+    def columns(
+        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+    ) -> Mapping[str, Floats]:
+        """Make a column for each name, in the order of the slots, of which the snapshot is."""
+        made = {name: _of_regions(name, request, fleet, seen, slots) for name in self._asks if name in _REGIONS}
+        rest = [name for name in self._asks if name not in made]
+        return made | {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in rest}
 
     def _column(
         self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int], now_s: float
@@ -121,6 +127,21 @@ class Extras:
             order[address] = None
             if len(order) > int(name.partition(":")[2]):
                 del order[next(iter(order))]
+
+
+def _of_regions(
+    name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots
+) -> Floats:
+    """Make a column of what peer regions differ in; without them there are no peers and no prices."""
+    remote = fleet.remote
+    if name == ROOM:
+        return fleet.places(slots)
+    if remote is None:
+        return np.zeros(len(slots))
+    if name == PEER:
+        return np.array([remote.is_peer(slot) for slot in slots.tolist()], np.float64)
+    answer_tokens = fleet.answers.expected(request.model, request.max_output_tokens)
+    return remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
 
 
 def _sources(name: str) -> list[str]:

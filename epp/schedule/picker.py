@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Outcome
     from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
+    from epp.schedule.select import Selection
     from epp.schedule.weights import WeightBook, Weights
+    from epp.signals.fleet import Remote
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
@@ -154,7 +156,8 @@ class Picker:
         healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         about = request.previous_response
         holder = fleet.stored.slot(about, now_s) if about else None
-        found = self.filters.candidates(request, healthy, paused, holder)
+        unknown = () if fleet.remote is None else fleet.remote.unknown(now_s)
+        found = self.filters.candidates(request, healthy, paused, holder, unknown)
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -181,6 +184,8 @@ class Picker:
             key=request.decision_id,
             served_models=found.served_models,
         )
+        if fleet.remote is not None:
+            selection = _with_local(selection, ranking.costs, found.slots, fleet.remote, found.served_models)
         decision = Decision(
             at_wall_s=wall_s,
             basis=basis,
@@ -210,11 +215,13 @@ class Picker:
         """Take the snapshot that the policy sees."""
         fleet, slots, models = self.fleet, found.slots, found.served_models
         cached = match.cached_tokens(slots) if match else None
+        if cached is not None and fleet.remote is not None:
+            cached = fleet.remote.cached_tokens(request, slots, cached)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
         success = fleet.capability.success(given, models, len(slots))
         seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, slots, now_s))
+            seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
         return seen
 
     def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:
@@ -444,3 +451,17 @@ class Picker:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
         return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+
+
+def _with_local(
+    selection: Selection, costs: Floats, slots: Slots, remote: Remote, served_models: Sequence[str]
+) -> Selection:
+    """Let the fallbacks of a peer region name the cheapest local endpoint, if any may serve."""
+    named = (selection.chosen, *selection.fallbacks)
+    local = [row for row, slot in enumerate(slots.tolist()) if not remote.is_peer(slot)]
+    if served_models:
+        local = [row for row in local if served_models[row] == served_models[selection.chosen]]
+    if not local or not set(local).isdisjoint(named):
+        return selection
+    best = min(local, key=costs.tolist().__getitem__)
+    return replace(selection, fallbacks=(*selection.fallbacks[:-1], best))
