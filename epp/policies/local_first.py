@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class LocalFirst(GorgoMs):
     """Cheapest by `GorgoMs` of the local endpoints with room, if there are any; else the cheapest of all.
 
-    ``cost = gorgo-ms + price_ms + (0 for a local endpoint with room, else the spread of all costs)``, the last
-    where one has room. Room is learned (`epp.signals.room`); a price is money as milliseconds.
+    ``cost = gorgo-ms + price_ms + elsewhere``, where ``elsewhere`` is 0 for a local endpoint with room and,
+    while there is one, more than any cost for all others. Room is learned (`epp.signals.room`); a price is
+    money as milliseconds.
 
     Attributes:
         local_region: where the picker is. Left out: all that is no peer region is local.

@@ -484,8 +484,8 @@ class PrefixIndex:
 
     def _note(self, *, held: bool, start: int, hashes: array[int]) -> None:
         """Log blocks ``start`` blocks below the root."""
-        assert self._log is not None
-        if sampled := hashes[-(start + 1) % self._log_stride :: self._log_stride]:
+        sampled = hashes[-(start + 1) % self._log_stride :: self._log_stride]
+        if self._log is not None and sampled:
             self._log.append((held, sampled))
 
     def _last_segment(self, prompt: RequestInfo) -> _Segment | None:

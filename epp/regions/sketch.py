@@ -1,9 +1,9 @@
 """A sketch of the prefixes that a region holds: an additive cuckoo filter that others keep a copy of.
 
 Owns the cells and which of them changed since they were sent last. An entry is one of every `STRIDE` blocks
-of a prefix, known by its chained hash, so a prompt's depth is found by bisection. An entry is a fingerprint in
-one of two buckets, whose numbers add up to a number made of the fingerprint: either leads to the other, with
-any number of buckets. A change on the wire is the position of a cell and what it holds now.
+of a prefix, known by its chained hash, so a prompt's depth is found by bisection. It is a fingerprint in one
+of two buckets, whose numbers add up to a number made of the fingerprint: either leads to the other, with any
+number of buckets. A change on the wire is the position of a cell and what it holds now.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ class Extras:
         self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make a column for each name, in the order of the slots, of which the snapshot is."""
-        made = {name: _of_regions(name, request, fleet, seen, slots) for name in self._asks if name in _REGIONS}
+        made = {
+            name: _of_regions(name, request, fleet, seen, slots) for name in self._asks if name in _REGIONS
+        }
         rest = [name for name in self._asks if name not in made]
         return made | {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in rest}
 
@@ -129,9 +131,7 @@ class Extras:
                 del order[next(iter(order))]
 
 
-def _of_regions(
-    name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots
-) -> Floats:
+def _of_regions(name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots) -> Floats:
     """Make a column of what peer regions differ in; without them there are no peers and no prices."""
     remote = fleet.remote
     if name == ROOM:

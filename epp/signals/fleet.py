@@ -158,9 +158,7 @@ class Remote(Protocol):
         """Return how many more requests a peer takes."""
         ...
 
-    def prices_ms(
-        self, request: RequestInfo, slots: Slots, uncached: Floats, answer_tokens: float
-    ) -> Floats:
+    def prices_ms(self, request: RequestInfo, slots: Slots, uncached: Floats, answer_tokens: float) -> Floats:
         """Return what the request costs in money, as milliseconds, by candidate."""
         ...
 
