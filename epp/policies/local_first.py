@@ -54,4 +54,5 @@ class LocalFirst(GorgoMs):
         own: Flags = fleet.extra[PEER] == 0.0
         if not self.local_region:
             return own
-        return own & np.array([region == self.local_region for region in fleet.regions])
+        named: Flags = np.array([region == self.local_region for region in fleet.regions])
+        return own & named

@@ -1,4 +1,4 @@
-"""What is known of peer regions, from their summaries: their columns of a snapshot, and when they are unknown.
+"""What is known of peer regions from their summaries: columns of a snapshot, and when they are unknown.
 
 Owns the last summary of each peer, the copy of its sketch, and what this region had promised it when the
 summary was made: what was promised since counts on top, and what ended since is taken off. A peer that was
@@ -36,8 +36,8 @@ STALE_S = 3.0
 ASK_EVERY_S = 2.0
 #: Tokens of prompts forwarded of late that a peer is believed to hold before its sketch says so.
 RECENT_TOKENS = 200_000
-#: Promises are looked at so often at most.
-_SAMPLE_S = 0.01
+#: Promises are looked at so often at most, and so many looks are kept.
+_SAMPLE_S, _SAMPLES = 0.01, 512
 #: Round trip to a peer before any is measured.
 _RTT_S = 0.2
 #: A peer whose messages were all late for so long has set its clock.
@@ -45,9 +45,10 @@ _CLOCK_SET_S = 30.0
 #: Bytes of an event of one token (OpenAI's, in a stream), and of a token of text.
 _EVENT_BYTES, _TEXT_BYTES = 250.0, 5.0
 
-_LOAD = slice(first := NUMERIC_COLUMNS.index("queued_tokens"), first + ROWS)
-_RATES = slice(first := NUMERIC_COLUMNS.index("prefill_base_ms"), first + 4)
-_HIT_RATIO = NUMERIC_COLUMNS.index("hit_ratio")
+_FIRST_LOAD, _FIRST_RATE, _HIT_RATIO = map(
+    NUMERIC_COLUMNS.index, ("queued_tokens", "prefill_base_ms", "hit_ratio")
+)
+_LOAD, _RATES = slice(_FIRST_LOAD, _FIRST_LOAD + ROWS), slice(_FIRST_RATE, _FIRST_RATE + 4)
 
 
 def peer_endpoint(region: str, address: str) -> Endpoint:
@@ -68,7 +69,7 @@ class _Peer:
     least_late_s: float = math.inf  # this clock less the peer's, at the fastest message
     made_s: float = -math.inf  # when the summary was made, by this clock
     taken_s: float = -math.inf
-    promises: deque[tuple[float, Floats]] = field(default_factory=deque)
+    promises: deque[tuple[float, Floats]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     base: Floats = field(default_factory=lambda: np.zeros(ROWS))  # promised when the summary was made
     #: Changes heard since the whole sketch was asked for, with their sequences; None while it is whole.
     since: list[tuple[int, bytes]] | None = None
@@ -105,7 +106,6 @@ class RemoteRegions:
         self._peers = {name: _Peer(name, address) for name, address in peers.items()}
         self._by_slot: dict[int, _Peer] = {}
         self._prices, self._ms_per_unit = prices or {}, ms_per_unit
-        self._now_s = -math.inf
         self.counts: Counter[str] = Counter()
         fleet.use_remote(self)
 
@@ -162,7 +162,6 @@ class RemoteRegions:
 
     def unknown(self, now_s: float) -> Collection[int]:
         """Return the slots of peers that were silent for too long, or have no engine that may serve."""
-        self._now_s = now_s
         return [
             slot
             for slot, peer in self._by_slot.items()
@@ -178,15 +177,15 @@ class RemoteRegions:
                 cached[row] = max(float(cached[row]), tokens)
         return cached
 
-    def fill(self, block: Floats, slots: Slots) -> None:
+    def fill(self, block: Floats, slots: Slots, now_s: float) -> None:
         """Set the peers' load, rates and hit ratio: of their replica of average, with own forwards since."""
         for row, slot in enumerate(slots.tolist()):
             peer = self._by_slot.get(slot)
             if peer is None or peer.summary is None:
                 continue
             summary, own = peer.summary, block[_LOAD, row].copy()
-            if not peer.promises or self._now_s - peer.promises[-1][0] >= _SAMPLE_S:
-                peer.promises.append((self._now_s, own))
+            if not peer.promises or now_s - peer.promises[-1][0] >= _SAMPLE_S:
+                peer.promises.append((now_s, own))
             since = (own - peer.base) / max(summary.replicas, 1)
             block[_LOAD, row] = np.maximum(summary.load + since, 0.0)
             block[_RATES, row] = summary.rates
@@ -260,12 +259,9 @@ class RemoteRegions:
 
     def _restore(self, peer: _Peer, whole: SketchContent) -> bool:
         known = peer.summary
-        if (
-            peer.since is None
-            or known is None
-            or known.origin != whole.origin
-            or whole.sequence < peer.needed
-        ):
+        if peer.since is None or known is None or known.origin != whole.origin:
+            return False
+        if whole.sequence < peer.needed:
             return False
         peer.sketch.load(zlib.decompressobj().decompress(whole.cells, CONTENT_BYTES))
         for sequence, changes in peer.since:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from itertools import count
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -204,9 +204,11 @@ class Summaries:
         block = self._fleet.engine.block(now_s)[:, own]
         known = ~np.isnan(block)
         sums, counts = np.where(known, block, 0.0).sum(axis=1), known.sum(axis=1)
-        means = [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
-        return (means[0], means[1], means[2], means[3])
+        running, waiting, usage, used = (
+            float(total / count) if count else None for total, count in zip(sums, counts, strict=True)
+        )
+        return running, waiting, usage, used
 
 
-def _tuple(column: Floats) -> tuple[float, ...]:
+def _tuple(column: Floats) -> Any:
     return tuple(column.tolist())

@@ -70,11 +70,12 @@ class Extras:
         self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make a column for each name, in the order of the slots, of which the snapshot is."""
-        made = {
-            name: _of_regions(name, request, fleet, seen, slots) for name in self._asks if name in _REGIONS
+        return {
+            name: _of_regions(name, request, fleet, seen, slots)
+            if name in _REGIONS
+            else self._column(name, request, fleet, slots.tolist(), now_s)
+            for name in self._asks
         }
-        rest = [name for name in self._asks if name not in made]
-        return made | {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in rest}
 
     def _column(
         self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int], now_s: float

@@ -147,7 +147,7 @@ class Remote(Protocol):
         """Return the tokens of a prompt cached by candidate, given those that the index knows of."""
         ...
 
-    def fill(self, block: Floats, slots: Slots) -> None:
+    def fill(self, block: Floats, slots: Slots, now_s: float) -> None:
         """Set a snapshot's columns of the peers among the candidates."""
 
     def is_peer(self, slot: int) -> bool:
@@ -379,7 +379,7 @@ class Fleet:
         block[_SUCCESS] = 1.0 if success is None else success.values
         self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
         if self.remote is not None:
-            self.remote.fill(block, slots)
+            self.remote.fill(block, slots, now_s)
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def promised(self, rows: Rows) -> Floats:
