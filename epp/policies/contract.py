@@ -40,7 +40,7 @@ def breaches(
     random, weights = np.random.default_rng(1), policy.default_weights()
     moved = dict.fromkeys(weights, False)
     for number in range(fleets):
-        fleet, request = _fleet(random, policy), _request(random, number)
+        fleet, request = _fleet(random), _request(random, number)
         before = fleet.block.copy()
         ranking = policy.rank(request, fleet, weights, number)
         costs = ranking.costs.copy()
@@ -93,20 +93,18 @@ def _stays_behind(
     return bool(after[at] >= before[at] - apart and (after < after[at] + apart).sum() >= better)
 
 
-def _fleet(random: Generator, policy: Policy) -> Snapshot:
+def _fleet(random: Generator) -> Snapshot:
     """Make a fleet with ties, zeros, plausible numbers and absurd ones."""
     count, columns = int(random.integers(2, 7)), len(NUMERIC_COLUMNS)
     scale = random.choice([3.0, 300.0, 30_000.0, 1e12], (columns, 1), p=(0.3, 0.3, 0.35, 0.05))
     block = np.floor(random.random((columns, count)) * scale) * (random.random((columns, count)) < 0.7)
     names = tuple(f"10.0.0.{place}:8000" for place in range(count))
-    extra = {name: np.floor(random.random(count) * 2.0) for name in sorted(policy.asks)}
-    return Snapshot(names, ("",) * count, ("",) * count, block, models=names, extra=extra)
+    return Snapshot(names, ("",) * count, ("",) * count, block, models=names)
 
 
 def _turned(fleet: Snapshot, order: NDArray[np.int64]) -> Snapshot:
     names = tuple(fleet.endpoints[place] for place in order)
-    extra = {name: column[order] for name, column in fleet.extra.items()}
-    return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names, extra=extra)
+    return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names)
 
 
 def _request(random: Generator, number: int) -> RequestInfo:

@@ -39,20 +39,21 @@ class LocalFirst(GorgoMs):
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price as `GorgoMs`, then put those behind that are elsewhere or full."""
         ranking = GorgoMs.rank(self, request, fleet, weights, seed)
-        costs = ranking.costs + fleet.extra[PRICE]
-        admits = self._local(fleet) & (fleet.extra[ROOM] > 0.0)
+        none = np.zeros(len(fleet))
+        price, room = fleet.extra.get(PRICE, none), fleet.extra.get(ROOM, none)
+        admits = self._local(fleet) & (room > 0.0)
+        costs = ranking.costs + price
         # Beyond the band of ties of the dearest with room, however wide it is configured.
         behind = 2.0 * float(np.abs(costs).max()) + 1.0 if admits.any() else 0.0
         terms = {
             **ranking.terms,
-            "price": fleet.extra[PRICE],
+            "price": price,
             "elsewhere": np.where(admits, 0.0, behind),
         }
         return Ranking(costs + terms["elsewhere"], terms, ranking.least_first_token_ms)
 
     def _local(self, fleet: Snapshot) -> Flags:
-        own: Flags = fleet.extra[PEER] == 0.0
-        if not self.local_region:
-            return own
-        named: Flags = np.array([region == self.local_region for region in fleet.regions])
-        return own & named
+        own: Flags = fleet.extra.get(PEER, np.zeros(len(fleet))) == 0.0
+        if self.local_region:
+            own &= np.array([region == self.local_region for region in fleet.regions])
+        return own

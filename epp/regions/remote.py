@@ -21,7 +21,7 @@ from epp.regions.sketch import CONTENT_BYTES, Sketch
 from epp.regions.summary import Summary, decode
 from epp.signals.ledger import QUEUED, ROWS, RUNNING
 from epp.signals.metrics_text import EngineSample
-from epp.types import NUMERIC_COLUMNS, Endpoint
+from epp.types import NUMERIC_COLUMNS, PEER_CLASS, Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -52,11 +52,8 @@ _LOAD, _RATES = slice(_FIRST_LOAD, _FIRST_LOAD + ROWS), slice(_FIRST_RATE, _FIRS
 
 
 def peer_endpoint(region: str, address: str) -> Endpoint:
-    """Make the endpoint of the pool that stands for a peer region.
-
-    Its class is its own: what is learned of requests forwarded there is no engine's.
-    """
-    return Endpoint(address, region=region, engine_class=f"region {region}")
+    """Make the endpoint of the pool that stands for a peer region."""
+    return Endpoint(address, region=region, engine_class=PEER_CLASS)
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ class _Peer:
     sketch: Sketch = field(default_factory=Sketch)
     least_late_s: float = math.inf  # this clock less the peer's, at the fastest message
     made_s: float = -math.inf  # when the summary was made, by this clock
-    taken_s: float = -math.inf
+    late_since_s: float = math.inf  # since when every message was late
     promises: deque[tuple[float, Floats]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     base: Floats = field(default_factory=lambda: np.zeros(ROWS))  # promised when the summary was made
     #: Changes heard since the whole sketch was asked for, with their sequences; None while it is whole.
@@ -221,7 +218,7 @@ class RemoteRegions:
             return False
         if not same:
             peer.sketch, peer.since, peer.needed = Sketch(), None, -1
-        if not same or now_s - peer.taken_s > _CLOCK_SET_S:
+        if not same or now_s - peer.late_since_s > _CLOCK_SET_S:
             peer.least_late_s = math.inf
         following = known.sequence + 1 if same and known is not None else 0
         if summary.sequence != following:
@@ -232,8 +229,10 @@ class RemoteRegions:
         late_s = now_s - summary.wall_s
         peer.least_late_s = min(peer.least_late_s, late_s)
         peer.summary, peer.made_s = summary, summary.wall_s + peer.least_late_s
-        if late_s - peer.least_late_s <= STALE_S:
-            peer.taken_s = now_s
+        if late_s - peer.least_late_s > STALE_S:
+            peer.late_since_s = min(peer.late_since_s, now_s)
+        else:
+            peer.late_since_s = math.inf
             self._apply(peer, peer.slot, summary, now_s)
         return True
 

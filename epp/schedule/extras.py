@@ -22,6 +22,7 @@ from epp.policies.llm_d_plugins import (
     TPOT_SLO,
     TTFT_SLO,
 )
+from epp.types import PEER_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -140,7 +141,7 @@ def _of_regions(name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, s
     if remote is None:
         return np.zeros(len(slots))
     if name == PEER:
-        return np.array([remote.is_peer(slot) for slot in slots.tolist()], np.float64)
+        return np.array([each == PEER_CLASS for each in seen.engine_classes], np.float64)
     answer_tokens = fleet.answers.expected(request.model, request.max_output_tokens)
     return remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
 

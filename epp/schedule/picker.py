@@ -23,7 +23,7 @@ from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
-from epp.schedule.select import select
+from epp.schedule.select import select, with_local
 from epp.signals.fleet import Fleet
 from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.policies.base import Policy
-    from epp.prefix_cache.index import PrefixIndex, PrefixMatch
+    from epp.prefix_cache.index import PrefixIndex
+    from epp.prefix_cache.match import PrefixMatch
     from epp.schedule.decision import Outcome
     from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
-    from epp.schedule.select import Selection
     from epp.schedule.weights import WeightBook, Weights
-    from epp.signals.fleet import Remote
     from epp.signals.paths import ConnectionTiming
     from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
@@ -156,8 +155,7 @@ class Picker:
         healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         about = request.previous_response
         holder = fleet.stored.slot(about, now_s) if about else None
-        unknown = () if fleet.remote is None else fleet.remote.unknown(now_s)
-        found = self.filters.candidates(request, healthy, paused, holder, unknown)
+        found = self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -185,7 +183,7 @@ class Picker:
             served_models=found.served_models,
         )
         if fleet.remote is not None:
-            selection = _with_local(selection, ranking.costs, found.slots, fleet.remote, found.served_models)
+            selection = with_local(selection, ranking.costs, seen)
         decision = Decision(
             at_wall_s=wall_s,
             basis=basis,
@@ -451,17 +449,3 @@ class Picker:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
         return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
-
-
-def _with_local(
-    selection: Selection, costs: Floats, slots: Slots, remote: Remote, served_models: Sequence[str]
-) -> Selection:
-    """Let the fallbacks of a peer region name the cheapest local endpoint, if any may serve."""
-    named = (selection.chosen, *selection.fallbacks)
-    local = [row for row, slot in enumerate(slots.tolist()) if not remote.is_peer(slot)]
-    if served_models:
-        local = [row for row in local if served_models[row] == served_models[selection.chosen]]
-    if not local or not set(local).isdisjoint(named):
-        return selection
-    best = min(local, key=costs.tolist().__getitem__)
-    return replace(selection, fallbacks=(*selection.fallbacks[:-1], best))

@@ -395,6 +395,10 @@ class Fleet:
                 found[row] = self.remote.room(slot)
         return found
 
+    def unknown(self, now_s: float) -> Collection[int]:
+        """Return the slots of peer regions of which nothing is known by now."""
+        return () if self.remote is None else self.remote.unknown(now_s)
+
     def use_remote(self, remote: Remote) -> None:
         """Take columns of peer regions from now on."""
         self.remote = remote
