@@ -34,7 +34,8 @@ def order(
 def test_local_while_there_is_room_else_the_cheapest_of_all() -> None:
     assert order([5.0, 5.0, 9.0]) == [0, 1, 2]
     assert order([0.0, 5.0, 9.0])[0] == 1, "the only local one with room"
-    assert order([0.0, 0.0, 0.0]) == [2, 0, 1]
+    assert order([0.0, 0.0, 9.0]) == [2, 0, 1]
+    assert order([0.0, 0.0, 0.0]) == [0, 1, 2], "a peer that is full would refuse"
     assert order([0.0, 0.0, 9.0], price=[0.0, 0.0, 300.0])[0] == 0, "not at that price"
 
 
