@@ -213,15 +213,15 @@ class RemoteRegions:
 
     def _take(self, peer: _Peer, summary: Summary, now_s: float) -> bool:
         known = peer.summary
-        same = known is not None and known.origin == summary.origin
-        if same and known is not None and summary.sequence <= known.sequence:
+        if known is not None and (known.origin != summary.origin or not summary.sequence):
+            known = None  # another process, or another start of its summaries
+        if known is not None and summary.sequence <= known.sequence:
             return False
-        if not same:
+        if known is None:
             peer.sketch, peer.since, peer.needed = Sketch(), None, -1
-        if not same or now_s - peer.late_since_s > _CLOCK_SET_S:
+        if known is None or now_s - peer.late_since_s > _CLOCK_SET_S:
             peer.least_late_s = math.inf
-        following = known.sequence + 1 if same and known is not None else 0
-        if summary.sequence != following:
+        if summary.sequence != (0 if known is None else known.sequence + 1):
             peer.since, peer.needed = [], summary.sequence - 1
         peer.sketch.apply(summary.changes)
         if peer.since is not None:

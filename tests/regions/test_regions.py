@@ -174,7 +174,8 @@ def test_a_lost_summary_is_made_good_by_the_whole_sketch() -> None:
     assert cached == [2560.0, 2560.0, 2560.0, 0.0]
 
 
-def test_a_new_process_begins_a_new_sketch() -> None:
+@pytest.mark.parametrize("origin", ["another", "the same"])
+def test_who_begins_to_tell_begins_a_new_sketch(origin: str) -> None:
     world = World()
     world.b.pick(world.now_s, ask_of(1))
     world.pass_s(EVERY_S)
@@ -184,7 +185,12 @@ def test_a_new_process_begins_a_new_sketch() -> None:
     for slot in slots:
         world.b.picker.fleet.index.forget(slot)
     world.b.pick(world.now_s, ask_of(2))
-    world.b.said = Summaries(world.b.picker.fleet, region="b", origin="another", key_id="k")
+    world.b.said = Summaries(
+        world.b.picker.fleet,
+        region="b",
+        origin=origin if origin == "another" else world.b.said._origin,
+        key_id="k",
+    )
     world.pass_s(EVERY_S)
     assert not world.a.remote.missing(world.now_s), "its first summary has all"
     cached = [world.row(world.a.pick(world.now_s, ask_of(number)))["cached_tokens"] for number in (1, 2)]
