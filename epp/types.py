@@ -77,6 +77,9 @@ class Chances(NamedTuple):
     ease_spread: float = 0.0
 
 
+#: Engine class of an endpoint that stands for the engines of a peer region.
+PEER_CLASS = "peer region"
+
 #: No network takes this long: stated it is a mistake, measured a fault of clock or prober.
 MAX_RTT_MS = 60_000.0
 

@@ -27,6 +27,9 @@ Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 
+#: Columns that a policy may ask for: requests that an endpoint or a peer region takes before they wait, 1 for
+#: a peer region, and what a request there costs in money, as milliseconds.
+ROOM, PEER, PRICE = "room", "peer", "price_ms"
 #: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
 WORTH_TERM = "worth"
 

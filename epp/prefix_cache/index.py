@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.prefix_cache.holdings import SlotHoldings
+from epp.prefix_cache.match import PrefixMatch
 from epp.prefix_cache.prefix import Prefix, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from epp.prefix_cache.state_slots import StateSlots
-    from epp.types import Floats, RequestInfo, Slots
+    from epp.types import RequestInfo
 
-    _Limit = Callable[[Slots, Floats], Floats]
+    #: Whether blocks are held now or no more, and their hashes.
+    HeldChange = tuple[bool, array[int]]
 
-_FEW_SLOTS = 24  # up to here a loop over bits beats unpacking them
 #: A segment held by more slots than this is evicted whole: to split it costs a step for each of them.
 _MAX_SPLIT_HOLDERS = 16
 
@@ -52,61 +53,6 @@ class _Segment:
     @property
     def tokens(self) -> float:
         return len(self.hashes) * self.block_tokens
-
-
-class PrefixMatch:
-    """The longest cached prefix of one prompt, for all slots at once.
-
-    Args:
-        steps: (holders, tokens) pairs, deeper and fewer: whoever is among the holders has so many tokens.
-        answered: slot -> tokens including an answer that the prompt continues.
-        prompt_tokens: an upper bound of every answer.
-        depth_blocks: blocks of the prompt that anybody holds.
-        limit: of slots and the tokens cached there, those that can be taken up; None where that is all.
-    """
-
-    __slots__ = ("_answered", "_limit", "_prompt_tokens", "_steps", "depth_blocks")
-
-    def __init__(
-        self,
-        steps: list[tuple[int, float]],
-        answered: dict[int, int],
-        prompt_tokens: int,
-        depth_blocks: int = 0,
-        limit: _Limit | None = None,
-    ) -> None:
-        self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
-        self._limit = limit
-        self.depth_blocks = depth_blocks
-
-    def cached_tokens(self, slots: Slots) -> Floats:
-        """Return the tokens believed cached, by candidate."""
-        if len(slots) <= _FEW_SLOTS:
-            result = np.array(self._few(slots.tolist()), np.float64)
-            return result if self._limit is None else self._limit(slots, result)
-        result = np.zeros(len(slots))
-        if self._steps:
-            width = max(int(slots.max()) + 1, self._steps[0][0].bit_length()) // 8 + 1
-            for holders, tokens in self._steps:
-                bits = np.frombuffer(holders.to_bytes(width, "little"), dtype=np.uint8)
-                result[np.unpackbits(bits, bitorder="little")[slots].view(np.bool_)] = tokens
-        if self._answered:
-            for row, slot in enumerate(slots.tolist()):
-                if slot in self._answered:
-                    result[row] = max(float(result[row]), self._answered[slot])
-        result = np.minimum(result, self._prompt_tokens)
-        return result if self._limit is None else self._limit(slots, result)
-
-    def _few(self, slots: list[int]) -> list[float]:
-        most, found = float(self._prompt_tokens), []
-        for slot in slots:
-            cached = 0.0
-            for holders, tokens in self._steps:
-                if not holders >> slot & 1:
-                    break  # whoever holds a deeper one holds this
-                cached = tokens
-            found.append(min(max(cached, self._answered.get(slot, 0.0)), most))
-        return found
 
 
 class PrefixIndex:
@@ -131,8 +77,31 @@ class PrefixIndex:
         self._slots: dict[int, SlotHoldings] = {}
         #: Called with each insertion, None where nobody else keeps an index.
         self.on_insert: Callable[[int, Prefix], None] | None = None
+        #: Bits of the slots whose blocks are logged: not those that stand for engines elsewhere.
+        self.counted = -1
+        self._log: list[HeldChange] | None = None
+        self._log_stride = 1
         #: Distinct ones, over all slots.
         self.distinct_tokens, self.distinct_blocks = 0.0, 0
+
+    def follow_held(self, stride: int) -> list[HeldChange]:
+        """Log from now on what the counted slots come to hold, and hold no more; begin with all they hold.
+
+        Args:
+            stride: of every so many blocks from the root on one is logged.
+
+        Returns:
+            The log, whose reader takes out what it has read.
+        """
+        self._log, self._log_stride = [], stride
+        for segment in self._segments.values():
+            if segment.holders & self.counted:
+                self._note(held=True, start=segment.start, hashes=segment.hashes)
+        return self._log
+
+    def unfollow_held(self) -> None:
+        """Log no more."""
+        self._log = None
 
     def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
@@ -296,6 +265,8 @@ class PrefixIndex:
     def _take(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Let the slot hold and use a segment now."""
         if not segment.holders >> slot & 1:
+            if self._log is not None and not segment.holders & self.counted and self.counted >> slot & 1:
+                self._note(held=True, start=segment.start, hashes=segment.hashes)
             segment.holders |= 1 << slot
             holdings.tokens += segment.tokens
         holdings.touch(segment.key, segment.start, holdings.clock_tokens)
@@ -387,6 +358,8 @@ class PrefixIndex:
         """
         added = len(hashes) * block_tokens
         whole = segment.tokens + added
+        if self._log is not None and segment.holders & self.counted:
+            self._note(held=True, start=segment.start + len(segment.hashes), hashes=hashes)
         segment.hashes += hashes
         segment.block_tokens = whole / len(segment.hashes)
         segment.answers = None  # the prompt goes on: from here on its blocks say
@@ -426,6 +399,8 @@ class PrefixIndex:
             return
         if segment.holders == 1 << slot:
             before_tokens, cut = segment.tokens, len(segment.hashes) - keep
+            if self._log is not None and segment.holders & self.counted:
+                self._note(held=False, start=segment.start + keep, hashes=segment.hashes[keep:])
             segment.hashes, segment.answers = segment.hashes[:keep], None
             self.distinct_blocks -= cut
             self.distinct_tokens -= before_tokens - segment.tokens
@@ -435,6 +410,8 @@ class PrefixIndex:
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Take a segment from the slot; one without holders is gone."""
+        if self._log is not None and segment.holders & self.counted == 1 << slot:
+            self._note(held=False, start=segment.start, hashes=segment.hashes)
         segment.holders &= ~(1 << slot)
         holdings.tokens -= segment.tokens
         holdings.discard(segment.key)
@@ -448,6 +425,12 @@ class PrefixIndex:
             holdings.tokens = 0.0  # sums of fractions drift; an empty cache is the time to start anew
         if not self._segments:
             self.distinct_tokens = 0.0
+
+    def _note(self, *, held: bool, start: int, hashes: array[int]) -> None:
+        """Log blocks ``start`` blocks below the root."""
+        sampled = hashes[-(start + 1) % self._log_stride :: self._log_stride]
+        if self._log is not None and sampled:
+            self._log.append((held, sampled))
 
     def _last_segment(self, prompt: RequestInfo) -> _Segment | None:
         """Find the segment that ends exactly where the prompt's blocks end."""

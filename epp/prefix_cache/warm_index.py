@@ -21,7 +21,7 @@ from epp.prefix_cache.index import PrefixIndex
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.prefix_cache.index import PrefixMatch
+    from epp.prefix_cache.match import PrefixMatch
     from epp.prefix_cache.state_slots import StateSlots
     from epp.types import RequestInfo
 

@@ -17,8 +17,8 @@ from msgspec.structs import asdict, replace
 from epp.policies.base import WORTH_TERM, Ties
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
-from epp.schedule.select import select
-from epp.types import NUMERIC_COLUMNS, RTT_SOURCES
+from epp.schedule.select import select, with_local
+from epp.types import NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -395,6 +395,8 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         key=decision.id,
         served_models=decision.fleet.models,
     )
+    if PEER_CLASS in decision.fleet.engine_classes:
+        selection = with_local(selection, ranking.costs, decision.fleet)
     return replace(
         decision,
         policy=policy.name,

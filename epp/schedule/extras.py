@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.policies.base import PEER, PRICE, ROOM
 from epp.policies.llm_d_plugins import (
     COLD_PLACE,
     GPU,
@@ -21,6 +22,7 @@ from epp.policies.llm_d_plugins import (
     TPOT_SLO,
     TTFT_SLO,
 )
+from epp.types import PEER_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,6 +36,7 @@ _HEADERS = {
     TTFT_SLO: ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     TPOT_SLO: ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
 }
+_REGIONS = frozenset({ROOM, PEER, PRICE})
 
 
 class Extras:
@@ -64,9 +67,16 @@ class Extras:
             name: {} for name in self._asks if name.startswith(COLD_PLACE)
         }
 
-    def columns(self, request: RequestInfo, fleet: Fleet, slots: Slots, now_s: float) -> Mapping[str, Floats]:
-        """Make a column for each name, in the order of the slots."""
-        return {name: self._column(name, request, fleet, slots.tolist(), now_s) for name in self._asks}
+    def columns(
+        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+    ) -> Mapping[str, Floats]:
+        """Make a column for each name, in the order of the slots, of which the snapshot is."""
+        return {
+            name: _of_regions(name, request, fleet, seen, slots)
+            if name in _REGIONS
+            else self._column(name, request, fleet, slots.tolist(), now_s)
+            for name in self._asks
+        }
 
     def _column(
         self, name: str, request: RequestInfo, fleet: Fleet, slots: list[int], now_s: float
@@ -121,6 +131,19 @@ class Extras:
             order[address] = None
             if len(order) > int(name.partition(":")[2]):
                 del order[next(iter(order))]
+
+
+def _of_regions(name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots) -> Floats:
+    """Make a column of what peer regions differ in; without them there are no peers and no prices."""
+    remote = fleet.remote
+    if name == ROOM:
+        return fleet.places(slots)
+    if remote is None:
+        return np.zeros(len(slots))
+    if name == PEER:
+        return np.array([each == PEER_CLASS for each in seen.engine_classes], np.float64)
+    answer_tokens = fleet.answers.expected(request.model, request.max_output_tokens)
+    return remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
 
 
 def _sources(name: str) -> list[str]:

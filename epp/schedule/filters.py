@@ -17,7 +17,7 @@ from epp.policies.base import Policy
 from epp.schedule.subset import hosts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from epp.config.schema import RegionRule
     from epp.schedule.subset import Hosts, Subset
@@ -101,6 +101,7 @@ class Filters:
         healthy: Flags | None,
         retry_after: Mapping[int, float] | None = None,
         holder: int | None = None,
+        unknown: Collection[int] = (),
     ) -> Candidates:
         """Find the endpoints that pass every rule.
 
@@ -111,6 +112,7 @@ class Filters:
                 serve where no other may: then the one whose pause ends first.
             holder: slot whose engine has the response that the request is about, None for any. While it may
                 serve, no other may: they know nothing of that response.
+            unknown: slots of peer regions that were silent for too long. They serve where no other may.
 
         Raises:
             NoEndpointError: nobody is left; names the rule that removed the last one.
@@ -118,7 +120,7 @@ class Filters:
         static = self._static(request)
         slots, context, served = static.found.slots, static.context_tokens, static.served_models
         asked_of_all = request.subset is None and holder is None
-        if context is None and asked_of_all and healthy is None and retry_after is None:
+        if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
@@ -138,6 +140,9 @@ class Filters:
             slots = self._keep(slots, healthy[slots], "health", excluded, problem)
         if holder is not None and (is_holder := slots == holder).any():
             slots = self._keep(slots, is_holder, "stored-response", excluded)
+        if unknown:
+            known = np.array([slot not in unknown for slot in slots.tolist()], np.bool_)
+            slots = self._keep(slots, known, "summary", excluded) if known.any() else slots
         if retry_after is not None:
             free = np.array([slot not in retry_after for slot in slots.tolist()])
             if not free.any():

@@ -23,7 +23,7 @@ from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
-from epp.schedule.select import select
+from epp.schedule.select import select, with_local
 from epp.signals.fleet import Fleet
 from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.policies.base import Policy
-    from epp.prefix_cache.index import PrefixIndex, PrefixMatch
+    from epp.prefix_cache.index import PrefixIndex
+    from epp.prefix_cache.match import PrefixMatch
     from epp.schedule.decision import Outcome
     from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
@@ -165,7 +166,7 @@ class Picker:
         healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
         about = request.previous_response
         holder = fleet.stored.slot(about, now_s) if about else None
-        found = self.filters.candidates(request, healthy, paused, holder)
+        found = self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -192,6 +193,8 @@ class Picker:
             key=request.decision_id,
             served_models=found.served_models,
         )
+        if fleet.remote is not None:
+            selection = with_local(selection, ranking.costs, seen)
         decision = Decision(
             at_wall_s=wall_s,
             basis=basis,
@@ -221,11 +224,13 @@ class Picker:
         """Take the snapshot that the policy sees."""
         fleet, slots, models = self.fleet, found.slots, found.served_models
         cached = match.cached_tokens(slots) if match else None
+        if cached is not None and fleet.remote is not None:
+            cached = fleet.remote.cached_tokens(request, slots, cached)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
         success = fleet.capability.success(given, models, len(slots))
         seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, slots, now_s))
+            seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
         return seen
 
     def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:

@@ -7,6 +7,8 @@ Pure functions over columns. The order of events, which `epp.schedule.propensiti
 2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
 3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted. Where
    engines have different names for the model only those follow that use the pick's: a body is written once.
+4. Where the pick is a peer region and so are all fallbacks, the last of them gives way to the cheapest local
+   endpoint: a region that refuses or cannot be reached costs no more than its round trip.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from epp.keyed_uniform import keyed_uniform
+from epp.types import PEER_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.types import Flags, Floats
+    from epp.types import Flags, Floats, Snapshot
 
 
 #: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
@@ -98,6 +102,21 @@ def select(
     elif fallbacks:
         order = tuple(_cheapest(admitted_costs, costs, chosen, fallbacks))
     return Selection(chosen, order, len(tied), held_back)
+
+
+def with_local(selection: Selection, costs: Floats, fleet: Snapshot) -> Selection:
+    """Let the fallbacks of a peer region name a local endpoint, if any may serve."""
+    models = fleet.models or ("",) * len(costs)
+    local = {
+        row
+        for row, engine_class in enumerate(fleet.engine_classes)
+        if engine_class != PEER_CLASS and models[row] == models[selection.chosen]
+    }
+    if not local or not local.isdisjoint((selection.chosen, *selection.fallbacks)):
+        return selection
+    return replace(
+        selection, fallbacks=(*selection.fallbacks[:-1], min(local, key=costs.tolist().__getitem__))
+    )
 
 
 def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:

@@ -15,6 +15,8 @@ from epp.signals.metrics_text import NO_ADAPTERS
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.signals.metrics_text import Adapters, EngineSample
     from epp.types import Floats
 
@@ -46,6 +48,8 @@ class EngineMetrics:
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
+        #: Called with each sample, its slot before it and its time after it; None for nobody.
+        self.on_sample: Callable[[int, EngineSample, float], None] | None = None
         #: Changes with every value that anybody can see.
         self.version = 0
 
@@ -74,6 +78,8 @@ class EngineMetrics:
         self.version += 1
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
+        if self.on_sample is not None:
+            self.on_sample(slot, sample, now_s)
         start = sample.process_start_time_s
         if start is not None:
             self._started_s[slot] = start if restarted else max(start, self._started_s.get(slot, start))

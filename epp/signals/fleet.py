@@ -9,7 +9,7 @@ known one of the candidates, so that no endpoint gains by silence.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -18,18 +18,19 @@ from epp.signals.calibration import HitRatios
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.health import HealthTracker
-from epp.signals.ledger import LoadLedger
+from epp.signals.ledger import RUNNING, LoadLedger
 from epp.signals.model_means import AnswerLengths, FirstTokens, Popularity
 from epp.signals.paths import PathTable
 from epp.signals.rates import RateTable
 from epp.signals.retry_after import RetryAfter
+from epp.signals.room import Room
 from epp.signals.rtt import RttTable
 from epp.signals.slots import SlotMap, grown, rows_of
 from epp.signals.stored_responses import StoredResponses
 from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from epp.signals.capability import Success
     from epp.signals.peer_load import PeerLoad
     from epp.signals.slots import Rows
-    from epp.types import Endpoint, Flags, Floats, Slots
+    from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots
 
     _Names = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], Rows]
 
@@ -131,6 +132,37 @@ _AGE, _HIT_RATIO, _SUCCESS = map(NUMERIC_COLUMNS.index, (_AGE_COLUMN, "hit_ratio
 _LEDGER, _ENGINE = _from("queued_tokens", 5), _from("engine_running", 4)
 _RATES, _PATHS = _from("prefill_base_ms", 4), _from("cold_chance", 3)
 
+
+class Remote(Protocol):
+    """What is known of peer regions, each an endpoint of the pool that stands for many."""
+
+    def recount(self) -> None:
+        """Find the peers' slots anew: the pool has changed."""
+
+    def unknown(self, now_s: float) -> Collection[int]:
+        """Return the slots of peers of which nothing is known by now."""
+        ...
+
+    def cached_tokens(self, request: RequestInfo, slots: Slots, cached: Floats) -> Floats:
+        """Return the tokens of a prompt cached by candidate, given those that the index knows of."""
+        ...
+
+    def fill(self, block: Floats, slots: Slots, now_s: float) -> None:
+        """Set a snapshot's columns of the peers among the candidates."""
+
+    def is_peer(self, slot: int) -> bool:
+        """Tell whether a slot is a peer region."""
+        ...
+
+    def room(self, slot: int) -> float:
+        """Return how many more requests a peer takes."""
+        ...
+
+    def prices_ms(self, request: RequestInfo, slots: Slots, uncached: Floats, answer_tokens: float) -> Floats:
+        """Return what the request costs in money, as milliseconds, by candidate."""
+        ...
+
+
 #: Candidate sets whose names are kept ready; filters make a handful of them.
 _REMEMBERED_SETS = 256
 
@@ -167,6 +199,10 @@ class Fleet:
         self.paths = PathTable()
         self.retry_after = RetryAfter()
         self.stored = StoredResponses()
+        self.room = Room()
+        self.engine.on_sample = self.room.observe
+        #: What is known of peer regions, None where there are none.
+        self.remote: Remote | None = None
         #: What other pickers promised, None where there are none.
         self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
@@ -179,7 +215,7 @@ class Fleet:
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
-        self._columns = stores
+        self._columns = (*stores, self.room)
         self._slots = SlotMap(self._resize)
 
     def __len__(self) -> int:
@@ -232,6 +268,8 @@ class Fleet:
                 self.restart(address, now_s)
             elif old is None or old.kv_capacity_tokens != endpoint.kv_capacity_tokens:
                 self._size_index(slot, endpoint)
+        if self.remote is not None:
+            self.remote.recount()
 
     def restart(self, address: str, now_s: float) -> None:
         """Forget the cache and the requests of an endpoint whose process is another.
@@ -340,12 +378,31 @@ class Fleet:
         block[_RATES] = self.rates.block()[:, rows]
         block[_SUCCESS] = 1.0 if success is None else success.values
         self.paths.fill(block[_PATHS], rows, measured.values[0], now_s)
+        if self.remote is not None:
+            self.remote.fill(block, slots, now_s)
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
     def promised(self, rows: Rows) -> Floats:
         """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
         own: Floats = self.ledger.block[:, rows]
         return own if self.peer_load is None else own + self.peer_load.promised(rows, own)
+
+    def places(self, slots: Slots) -> Floats:
+        """Return how many more requests each endpoint or peer region takes before they wait."""
+        found = self.room.places(slots, self.promised(slots)[RUNNING])
+        for row, slot in enumerate(() if self.remote is None else slots.tolist()):
+            if self.remote is not None and self.remote.is_peer(slot):
+                found[row] = self.remote.room(slot)
+        return found
+
+    def unknown(self, now_s: float) -> Collection[int]:
+        """Return the slots of peer regions of which nothing is known by now."""
+        return () if self.remote is None else self.remote.unknown(now_s)
+
+    def use_remote(self, remote: Remote) -> None:
+        """Take columns of peer regions from now on."""
+        self.remote = remote
+        remote.recount()
 
     def count_peers(self, peer_load: PeerLoad) -> None:
         """Count what other pickers promise from now on."""

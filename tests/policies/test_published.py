@@ -18,6 +18,7 @@ ELSEWHERE = {
     "gorgo",
     "gorgo-ms",
     "laar",
+    "local-first",
     "llm-d-profile",
     "llm-d-profiles",
     "lodestar",

@@ -122,12 +122,17 @@ class AgainstAPlainModel(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex(capacity_tokens=self.CAPACITY)
         self.model: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(4)]
+        self.index.counted = ~(1 << 3)
+        self.log = self.index.follow_held(2)
+        self.logged: set[int] = set()
+        self.even: set[int] = set()
 
     @rule(slot=st.integers(0, 3), path=paths)
     def insert(self, slot: int, path: list[int]) -> None:
         asked = prompt(*path)
         self.index.insert(slot, asked)
         held = self.model[slot]
+        self.even.update(asked.blocks[1::2])
         for block in reversed(asked.blocks):  # leaf first: the root is the most recently used
             held[block] = None
             held.move_to_end(block)
@@ -149,6 +154,14 @@ class AgainstAPlainModel(RuleBasedStateMachine):
                 depth += 1
             expected.append(depth * BLOCK)
         assert cached(self.index, asked, 0, 1, 2, 3) == expected
+
+    @invariant()
+    def the_log_says_which_blocks_of_every_second_are_held_where_it_counts(self) -> None:
+        for held, blocks in self.log:
+            assert self.logged.isdisjoint(blocks) if held else self.logged.issuperset(blocks)
+            (self.logged.update if held else self.logged.difference_update)(blocks)
+        self.log.clear()
+        assert self.logged == self.even.intersection(*[set().union(*self.model[:3])])
 
     @invariant()
     def sizes_agree(self) -> None:
