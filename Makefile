@@ -121,6 +121,9 @@ image-constraints: ## pin the image's packages at their newest, into deploy/imag
 test-image: ## the image, built from the Dockerfile and run, on a base of Debian's Python (root; wants Debian)
 	deploy/image/try.sh
 
+screenshots: setup ## the pictures in README and docs, into docs/images (wants chromium; 3 minutes)
+	$(BIN)/python -m deploy.screenshots
+
 release: ## wheel, sdist, chart, bill of materials and checksums of HEAD, into build/release (wants Go for Helm)
 	PYTHON=$(PYTHON) deploy/release/build.sh
 

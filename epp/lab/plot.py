@@ -62,7 +62,8 @@ def figure(
         row, column = divmod(number, columns)
         inner = "".join(_panel(panel, color, width, log_x=log_x, joined=joined))
         parts.append(f'<g transform="translate({column * width} {top + row * _HEIGHT})">{inner}</g>')
-    size = f'width="{columns * width}" height="{top + rows * _HEIGHT}"'
+    across, down = columns * width, top + rows * _HEIGHT
+    size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'
     font = 'font-family="sans-serif" font-size="11"'
     return f"<svg {size} {font}>{''.join(parts)}</svg>"
 
