@@ -14,13 +14,13 @@ WORKDIR /src
 COPY deploy/image/constraints.txt ./
 COPY pyproject.toml README.md LICENSE ./
 COPY epp ./epp
-# Wheels alone: nothing is compiled, neither here nor later.
-RUN python -m venv /opt/epp \
- && /opt/epp/bin/pip install --only-binary :all: --constraint constraints.txt "setuptools>=77" wheel \
- && /opt/epp/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/epp/bin/pip install --only-binary :all: --constraint constraints.txt "$(ls /wheels/*.whl)[${EXTRAS}]" \
- && /opt/epp/bin/pip uninstall --yes setuptools wheel pip \
- && find /opt/epp -name '__pycache__' -prune -exec rm -rf {} +
+# Wheels alone: nothing is compiled, neither here nor later. nkeys has none; it is pure Python.
+RUN python -m venv /build \
+ && python -m venv --without-pip /opt/epp \
+ && /build/bin/pip install --only-binary :all: --constraint constraints.txt hatchling setuptools \
+ && /build/bin/pip wheel --no-deps --no-build-isolation --constraint constraints.txt --wheel-dir /wheels . nkeys \
+ && /build/bin/pip --python /opt/epp/bin/python install --only-binary :all: --no-compile \
+    --constraint constraints.txt --find-links /wheels "$(ls /wheels/gorgo*.whl)[${EXTRAS}]"
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="gorgo-epp" \

@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -114,9 +114,18 @@ manifests: setup helm ## write what the chart takes from the renderer, and deplo
 IMAGE_EXTRAS := cluster,envoy,kubernetes,otel,tls,tokenizers,zstd
 image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
 	rm -rf build/image && $(PYTHON) -m venv build/image
-	build/image/bin/pip install --quiet --only-binary :all: --upgrade setuptools wheel '.[$(IMAGE_EXTRAS)]'
+	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]'
 	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
 	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
+
+test-image: ## the image, built from the Dockerfile and run, on a base of Debian's Python (root; wants Debian)
+	deploy/image/try.sh
+
+screenshots: setup ## the pictures in README and docs, into docs/images (wants chromium; 3 minutes)
+	$(BIN)/python -m deploy.screenshots
+
+release: ## wheel, sdist, chart, bill of materials and checksums of HEAD, into build/release (wants Go for Helm)
+	PYTHON=$(PYTHON) deploy/release/build.sh
 
 lint: setup ## ruff, import-linter and mypy
 	$(BIN)/ruff check .

@@ -1,11 +1,14 @@
-"""The commands where only the base is installed: what needs an extra names it in one line."""
+"""The wheel, installed where nothing else is: commands work, or name the extra that they need in one line."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,20 +19,30 @@ INSTALL_S = 300
 LISTEN = "listen: {grpc: '127.0.0.1:0', http: '127.0.0.1:0', first_token: ''"
 
 
+def pip(folder: Path, *words: str | Path) -> None:
+    """Run a virtual environment's pip."""
+    command = (folder / "bin" / "pip", *words)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALL_S)
+    if done.returncode and "onnection" in done.stderr and not os.environ.get("CI"):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="session")
-def base() -> Path:
-    """The scripts of a virtual environment without extras, kept until the dependencies change."""
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of a virtual environment with the wheel alone; its dependencies are kept until they change."""
     digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = ROOT / "build" / f"base-{digest}"
     installed = folder / "installed"
     if not installed.exists():
         subprocess.run((sys.executable, "-m", "venv", "--clear", folder), check=True, timeout=INSTALL_S)
-        pip = (folder / "bin" / "pip", "install", "--quiet", "--retries", "1", "--editable", ROOT)
-        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=INSTALL_S)
-        if done.returncode and "onnection" in done.stderr and not os.environ.get("CI"):
-            pytest.skip("no package index can be reached")
-        assert done.returncode == 0, done.stderr
+    made = tmp_path_factory.mktemp("wheel")
+    pip(folder, "wheel", "--quiet", "--retries", "1", "--no-deps", "--wheel-dir", made, ROOT)
+    (wheel,) = made.iterdir()
+    if not installed.exists():
+        pip(folder, "install", "--quiet", "--retries", "1", wheel)
         installed.touch()
+    pip(folder, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     return folder / "bin"
 
 
@@ -97,9 +110,30 @@ def test_what_needs_none_works(base: Path, tmp_path: Path) -> None:
     assert "envoy render" in commands
     for words in (
         *(f"epp {command} --help" for command in commands),
+        "epp --version",
+        "epp config check plain.yaml",
         "epp lab compare --list",
         "epp lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random",
         "epp bench core --rounds 1 --sizes 200 --endpoints 3",
     ):
         done = called(base, tmp_path, *words.split())
         assert (done.returncode, done.stderr) == (0, ""), words
+
+
+@pytest.mark.timeout(2 * INSTALL_S)
+def test_the_picker_serves(base: Path, tmp_path: Path) -> None:
+    called(base, tmp_path, "epp", "--version")  # writes the configuration
+    ready, command = (
+        tmp_path / "ready",
+        (base / "epp", "serve", "--config", "plain.yaml", "--ready-file", "ready"),
+    )
+    with subprocess.Popen(command, cwd=tmp_path, env={"PATH": str(base)}) as picker:
+        try:
+            while not ready.exists():
+                assert picker.poll() is None
+                time.sleep(0.05)
+            with urllib.request.urlopen(f"http://{json.loads(ready.read_text())['http']}/metrics") as answer:
+                assert b"llm_d_epp_info" in answer.read()
+        finally:
+            picker.terminate()
+    assert picker.returncode == 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Helm, the oldest Helm that the chart works with, and the CRDs that the chart's objects are checked against, from
-# their Go modules into a cache outside the tree. Prints the folder.
+# Helm, the oldest Helm that the chart works with, a registry to push the chart to, and the CRDs that its objects are
+# checked against, from their Go modules into a cache outside the tree. Prints the folder.
 set -euo pipefail
 
 helm_version=v3.22.0
@@ -15,6 +15,9 @@ install_helm() {
 }
 install_helm "$cache" "$helm_version"
 install_helm "$cache/$oldest_version" "$oldest_version"
+[ -x "$cache/registry" ] ||
+  GOBIN="$cache" CGO_ENABLED=0 go install -trimpath -ldflags="-s -w" \
+    github.com/distribution/distribution/v3/cmd/registry@v3.1.2 >&2
 
 # module@version, and the file of it that holds a CRD.
 crds() {

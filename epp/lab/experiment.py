@@ -11,7 +11,6 @@ import math
 import os
 import pkgutil
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,8 @@ from epp.errors import EppError
 from epp.lab import experiments
 from epp.lab.compare.simulate import completed
 from epp.lab.compare.stats import Floats, mean_interval
+from epp.lab.origin import current_commit, origin
+from epp.lab.page import page
 from epp.lab.progress import progress
 
 if TYPE_CHECKING:
@@ -154,18 +155,6 @@ def read_kept(path: Path) -> list[Run]:
         except msgspec.DecodeError:
             continue
     return runs
-
-
-def current_commit() -> str:
-    """Return the short commit of this source tree, ``unknown`` outside of git."""
-    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    try:
-        done = subprocess.run(  # noqa: S603  # fixed words
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:  # no git on this machine
-        return "unknown"
-    return done.stdout.strip() or "unknown"
 
 
 def table(experiment: Experiment, runs: Sequence[Run]) -> str:
@@ -323,18 +312,20 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     )
     print(f"{experiment.question}\n\n    epp lab experiments {shlex.join([name, *argv])}\n")
     minutes = sum(run.cpu_s for run in runs) / 60
+    # Kept runs may be older: each names its commit.
     commits = ", ".join(sorted({run.commit for run in runs}))
-    print(f"commit {commits}; seeds 0 to {seeds[-1]}; {minutes:.1f} min of CPU\n")
+    made = origin() | {"commit": commits}
+    print(f"version {made['version']}, commit {commits}, {made['date']}")
+    print(f"seeds 0 to {seeds[-1]}; {minutes:.1f} min of CPU\n")
     text = table(experiment, runs)
     if experiment.summary:
         text += f"\n\n{experiment.summary(runs)}"
     print(text)
     if experiment.plots:
-        page: Path = arguments.kept.with_suffix(".html")
-        figures = "\n".join(experiment.plots(runs))
-        head = f'<!doctype html><meta charset="utf-8"><title>{name}</title><h1>{experiment.question}</h1>'
-        page.write_text(f"{head}\n{figures}\n<pre>{escape(text)}</pre>\n", encoding="utf-8")
-        print(f"\nPlots: {page}")
+        file: Path = arguments.kept.with_suffix(".html")
+        parts = (*experiment.plots(runs), f"<pre>{escape(text)}</pre>")
+        file.write_text(page(experiment.question, made, *parts), encoding="utf-8")
+        print(f"\nPlots: {file}")
     return 0
 
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
 
-from epp.lab.experiment import current_commit, execute
+from epp.lab.experiment import execute
 from epp.lab.experiments.mutants import EXPERIMENT as MUTANTS
+from epp.lab.origin import current_commit
 from epp.lab.request_path import request_path
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Charts of points and lines as SVG, in panels side by side."""
+"""Charts of points and lines as SVG for a page, in panels side by side; values show under a pointer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 #: Of Okabe and Ito (2008): distinct to color-blind readers, too.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-#: Width and height of a panel, its margin on each side, and the height of a line of text, in px.
-_WIDTH, _HEIGHT, _MARGIN, _LINE = 260, 220, 42, 16
+#: Height of a panel, its margin on each side, and the height of a line of text, in px.
+_HEIGHT, _MARGIN, _LINE = 220, 42, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,13 @@ class Panel:
 
 
 def figure(
-    title: str, panels: Sequence[Panel], *, columns: int = 5, log_x: bool = False, joined: bool = True
+    title: str,
+    panels: Sequence[Panel],
+    *,
+    columns: int = 5,
+    log_x: bool = False,
+    joined: bool = True,
+    width: int = 260,
 ) -> str:
     """Draw panels below one legend.
 
@@ -44,6 +50,7 @@ def figure(
         columns: panels in a row.
         log_x: whether x axes are logarithmic.
         joined: whether a line joins the points of a series.
+        width: of a panel, in px.
     """
     names = list(dict.fromkeys(name for panel in panels for name in panel.series))
     color = {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(names)}
@@ -53,20 +60,21 @@ def figure(
     parts += [_text(4, (2 + at) * _LINE, f"● {name}", "start", color[name]) for at, name in enumerate(names)]
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
-        inner = "".join(_panel(panel, color, log_x=log_x, joined=joined))
-        parts.append(f'<g transform="translate({column * _WIDTH} {top + row * _HEIGHT})">{inner}</g>')
-    size = f'width="{columns * _WIDTH}" height="{top + rows * _HEIGHT}"'
+        inner = "".join(_panel(panel, color, width, log_x=log_x, joined=joined))
+        parts.append(f'<g transform="translate({column * width} {top + row * _HEIGHT})">{inner}</g>')
+    across, down = columns * width, top + rows * _HEIGHT
+    size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'
     font = 'font-family="sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>{"".join(parts)}</svg>'
+    return f"<svg {size} {font}>{''.join(parts)}</svg>"
 
 
-def _panel(panel: Panel, color: Mapping[str, str], *, log_x: bool, joined: bool) -> list[str]:
+def _panel(panel: Panel, color: Mapping[str, str], width: int, *, log_x: bool, joined: bool) -> list[str]:
     shown = {
         name: [point for point in points if all(map(math.isfinite, point))]
         for name, points in panel.series.items()
     }
     xs, ys = ([point[axis] for points in shown.values() for point in points] for axis in (0, 1))
-    left, right, bottom, up = _MARGIN, _WIDTH - _MARGIN / 2, _HEIGHT - _MARGIN, _MARGIN / 2
+    left, right, bottom, up = _MARGIN, width - _MARGIN / 2, _HEIGHT - _MARGIN, _MARGIN / 2
     x_of, x_ticks = _axis(xs, left, right, log=log_x)
     y_of, y_ticks = _axis(ys, bottom, up)
     parts = [
@@ -82,7 +90,13 @@ def _panel(panel: Panel, color: Mapping[str, str], *, log_x: bool, joined: bool)
         if joined:
             path = " ".join(f"{x},{y}" for x, y in places)
             parts.append(f'<polyline points="{path}" fill="none" stroke="{color[name]}"/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color[name]}"/>' for x, y in places]
+        # Its invisible stroke is what a pointer hits.
+        circle = f'r="2.5" fill="{color[name]}" stroke="transparent" stroke-width="9"'
+        parts += [
+            f'<circle cx="{x}" cy="{y}" {circle}><title>{escape(name)}: {panel.x} {at:.4g}, '
+            f"{panel.y} {value:.4g}</title></circle>"
+            for (x, y), (at, value) in zip(places, points, strict=True)
+        ]
     return parts
 
 

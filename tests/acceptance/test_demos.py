@@ -42,6 +42,12 @@ def test_the_demo_compares_policies_and_takes_a_replica_from_the_pool(tmp_path: 
     assert "The tuner ran beside it, in phase baseline" in text
     assert len((out / "results.jsonl").read_text().splitlines()) > 5
     assert (out / "random" / "results.jsonl").exists()
+    page = (out / "report.html").read_text()
+    assert text.split()[-1] == (out / "report.html").as_uri()
+    assert all(
+        word in page
+        for word in ("against random", "percentile 95</title>", "taken from the pool file", "epp demo")
+    )
     run("records", "verify", str(out / "records"))
     assert "gorgo-ms" in run("explain", "--records", str(out / "records"))
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from epp import __version__
 from epp.errors import EppError
 from epp.lab.compare import command, simulate, trace_stats
 from epp.lab.compare.gateways import parse_gateways
@@ -56,7 +57,10 @@ def demo_trace(path: Path) -> str:
 
 
 class TestSimulated:
-    def test_results_are_the_same_bytes_however_many_workers(self, tmp_path: Path) -> None:
+    def test_results_are_the_same_bytes_however_many_workers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
         common = (*SMALL, "--policy", "gorgo,random,greedy-oracle-total", "--seeds", "8")
         for name, workers in (("a", "1"), ("b", "2")):
             assert run(*common, "--workers", workers, "--out", str(tmp_path / name)) == 0
@@ -77,6 +81,10 @@ class TestSimulated:
         page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
         assert "dropped as warm-up" in page
         assert not re.search(r"https?://|@import|url\(|<script|\bnan\b", page)
+        assert re.search(r"<title>gorgo: ms [\d.e+]+, percentile 95</title>", page)
+        made = found["made"]
+        assert (made["version"], made["date"]) == (__version__, "1970-01-02T00:00:00+00:00")
+        assert all(made[word] in page for word in ("version", "commit", "date"))
 
     def test_few_seeds_conclude_nothing(self, tmp_path: Path) -> None:
         assert run(*SMALL, "--policy", "gorgo,random", "--seeds", "2", "--out", str(tmp_path)) == 0

@@ -20,13 +20,18 @@ from tests.kit.prometheus import Prometheus, require
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "dashboard.json"
 RULES = DEPLOY / "prometheus" / "alerts.yaml"
+RUNBOOK = DEPLOY.parent / "docs" / "runbook.md"
 RULE_TESTS = RULES.with_name("alerts_test.yaml")
 _NAME = re.compile(r"\b(?:llm_d_)?epp_[a-z0-9_]+")
 
 
-def panels() -> list[dict[str, Any]]:
+def top() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
     return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for each in top() for panel in (each, *each.get("panels", []))]
 
 
 def panel_queries() -> list[str]:
@@ -58,10 +63,22 @@ def test_queries_name_only_metrics_that_there_are(query: str) -> None:
     assert names <= exposed()
 
 
+def test_the_overview_is_eight_panels_and_details_are_folded_below_it() -> None:
+    first, *rest = top()
+    eight, details = rest[:8], rest[8:]
+    assert (first["type"], first["title"], first["panels"]) == ("row", "Overview", [])
+    assert all(panel["type"] == "timeseries" and panel["description"] for panel in eight)
+    assert {panel["gridPos"]["y"] for panel in eight} == {1, 9}
+    assert all(row["type"] == "row" and row["collapsed"] and row["panels"] for row in details)
+
+
 def test_each_alert_is_tested_firing_and_says_what_to_do() -> None:
     fired = set(re.findall(r'alertname="(\w+)"', RULE_TESTS.read_text()))
     assert fired == {rule["alert"] for rule in alerts()}
+    sections = re.findall(r"^## (Epp\w+)$", RUNBOOK.read_text(), re.MULTILINE)
+    assert sections == [rule["alert"] for rule in alerts()]
     for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["fix"]
         assert rule["labels"]["severity"] in ("critical", "warning", "info")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp import __version__
 from epp.errors import EppError
+from epp.lab.origin import origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +133,7 @@ def load(path: Path) -> Figures:
 def settings() -> dict[str, str | float | None]:
     """Describe what a reader needs to judge figures: versions, machine, how busy and how fast it is now."""
     return {
-        "epp": __version__,
+        **origin(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),

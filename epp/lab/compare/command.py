@@ -18,7 +18,7 @@ from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.learned import LEARNERS, Learning
 from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
-from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, page, tables
+from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
     Outcome,
@@ -30,6 +30,7 @@ from epp.lab.compare.simulate import (
     tune,
 )
 from epp.lab.compare.stats import MIN_UNITS
+from epp.lab.origin import origin
 from epp.lab.progress import progress
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import PickerOptions, WindowOptions
@@ -143,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Before the tables, whose reader may have closed the pipe.
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "results.json").write_bytes(encode(document))
-    (arguments.out / "report.html").write_text(page(document), encoding="utf-8")
+    (arguments.out / "report.html").write_text(report_page(document), encoding="utf-8")
     console.print(*tables(document), sep="\n")
     console.print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html", markup=False)
     for line in failed:
@@ -368,7 +369,13 @@ def _document(
         }
         for replica in (fleet.replicas if fleet else ())
     ]
-    whole = {"schema": SCHEMA, "fleet": replicas, "seeds": list(seeds), "candidate": candidate}
+    whole = {
+        "schema": SCHEMA,
+        "made": origin(),
+        "fleet": replicas,
+        "seeds": list(seeds),
+        "candidate": candidate,
+    }
     return whole | {"margin": MARGIN, "cells": cells}
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Latencies that are compared, by the names of their fields.
 METRICS = ("ttft_ms", "e2e_ms", "itl_ms")
 _TIME_BINS = 36
-_CURVE_POINTS = tuple(float(q) for q in (*range(95), *np.arange(95.0, 100.01, 0.25)))
+CURVE_POINTS = tuple(float(q) for q in (*range(95), *np.arange(95.0, 100.01, 0.25)))
 # A run cannot keep up when more than this share of what is due is unanswered at the end of sending (in a
 # steady state it is rate x E2E / requests, some 0.2 % of a half-hour window), or when the client itself lags.
 SATURATED_UNANSWERED_SHARE = 0.02
@@ -189,8 +189,8 @@ def figures(run: Run, requests: Sequence[TraceRequest], mask: NDArray[np.bool_],
         unanswered_share=unanswered,
         input_tokens_per_s=tokens / span_s if span_s else 0.0,
         saturated=unanswered > SATURATED_UNANSWERED_SHARE or slip.p95 > SATURATED_SLIP_P95_MS,
-        ttft_curve_ms=_curve(columns["ttft_ms"][use]),
-        e2e_curve_ms=_curve(columns["e2e_ms"][use]),
+        ttft_curve_ms=curve(columns["ttft_ms"][use]),
+        e2e_curve_ms=curve(columns["e2e_ms"][use]),
         share_over_time=over_time,
         bin_s=bin_s,
     )
@@ -202,9 +202,11 @@ def _quantiles(values: Floats) -> Quantiles:
     return Quantiles(mean, *(percentile(known, q) for q in (50, 95, 99)))
 
 
-def _curve(values: Floats) -> tuple[float, ...]:
+def curve(values: Floats | Sequence[float | None]) -> tuple[float, ...]:
+    """Return the percentiles of `CURVE_POINTS` of the values that are known."""
+    values = np.array(values, dtype=float)
     known = values[~np.isnan(values)]
-    return tuple(float(v) for v in np.percentile(known, _CURVE_POINTS)) if len(known) else ()
+    return tuple(float(v) for v in np.percentile(known, CURVE_POINTS)) if len(known) else ()
 
 
 def _hit_share(hits: Floats, prompts: Floats) -> float:

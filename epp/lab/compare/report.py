@@ -1,21 +1,21 @@
-"""The report of a comparison: tables and sentences, for a terminal and as an HTML page.
+"""The report of a comparison: tables and sentences, for a terminal and as a page.
 
 A sentence says what an interval allows and no more. `epp.lab.compare.results` describes what comes in.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from epp.lab.compare.compare import share_text
-from epp.lab.compare.measure import METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
+from epp.lab.compare.measure import CURVE_POINTS, METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
 from epp.lab.compare.stats import ENOUGH_UNITS
+from epp.lab.page import html, page
+from epp.lab.plot import Panel, figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     Values = Mapping[str, Any]
 
-#: Columns of what is no terminal, and of the page: tables are wide.
+#: Columns of what is no terminal: tables are wide.
 PLAIN_WIDTH = 180
+#: Policies in a chart, as many as there are colors, and the percentiles that are drawn: every fifth.
+_CHARTED, _CHARTED_STEP = 7, 5
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
     f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
@@ -51,11 +53,35 @@ def tables(document: Values) -> list[RenderableType]:
     return parts
 
 
-def page(document: Values) -> str:
-    """Render a document as an HTML page of its own: no script, nothing fetched."""
-    console = Console(file=io.StringIO(), record=True, width=PLAIN_WIDTH)
-    console.print(*tables(document), sep="\n")
-    return console.export_html(inline_styles=True)
+def report_page(document: Values) -> str:
+    """Write a document as a page of its own: of each load a chart, tables and what is concluded."""
+    parts = []
+    for cell in document["cells"]:
+        by_e2e = sorted(cell["policies"], key=lambda policy: policy["e2e_ms"]["p95"])
+        shown = sorted(by_e2e, key=lambda policy: policy["role"] != "candidate")[:_CHARTED]
+        curves = {each["name"]: (each["ttft_curve_ms"], each["e2e_curve_ms"]) for each in shown}
+        parts.append(
+            latency_figure(f"{cell['name']}: {document['candidate']}, and the lowest E2E p95", curves)
+        )
+        parts += map(html, tables({**document, "cells": [cell]}))
+    return page(f"{document['candidate']} compared", document["made"], *parts)
+
+
+def latency_figure(title: str, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    """Draw how TTFT and E2E are spread.
+
+    Args:
+        title: above it.
+        curves: of each policy the percentiles of `CURVE_POINTS` of its TTFT and E2E, in ms.
+    """
+    panels = []
+    for at, metric in enumerate(("TTFT", "E2E")):
+        series = {
+            name: [(ms, q) for ms, q in zip(both[at], CURVE_POINTS, strict=False) if q % _CHARTED_STEP == 0]
+            for name, both in curves.items()
+        }
+        panels.append(Panel(metric, "ms", "percentile", series))
+    return figure(title, panels, log_x=True, width=520)
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -1,8 +1,9 @@
 """What a comparison found, as plain values: the content of ``results.json`` and of the report.
 
-No wall-clock times and no paths are in it, so that equal commands give equal bytes. Pure.
+Equal commands give equal bytes but for ``made``, and that too under one ``SOURCE_DATE_EPOCH``. Pure.
 
-* The whole: ``fleet``, ``seeds``, ``candidate``, ``margin`` and ``cells``.
+* The whole: ``made`` (version, commit, command, date), ``fleet``, ``seeds``, ``candidate``, ``margin`` and
+  ``cells``.
 * A cell is a load: ``name``, ``load`` (its figures and pace), ``warmup_s``, ``policies``, ``comparisons``,
   ``tuning`` and ``conclusion``, which are sentences.
 * A policy has the means of its `epp.lab.compare.measure.Figures` over seeds (of latencies the geometric

@@ -15,14 +15,19 @@ from rich.table import Table
 from epp.config.schema import PolicySection
 from epp.lab.compare.compare import compare, comparison_table, sentence
 from epp.lab.compare.load import LoadOptions, RequestResult, run_load
+from epp.lab.compare.measure import curve
+from epp.lab.compare.report import latency_figure
 from epp.lab.compare.stats import Statistic, percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import exit_status, output
 from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
+from epp.lab.origin import origin
+from epp.lab.page import html, page
 from epp.lab.workloads.art_chat import DEMO, generate
 from epp.learn.sidecar.files import WeightsPaths
 from epp.learn.tuner.status import evidence
 from epp.learn.tuner.tuner import read_state
+from epp.ops.explain import explain
 from epp.policies.registry import create
 from epp.records.files import read_records
 from epp.records.schema import join
@@ -30,6 +35,8 @@ from epp.records.schema import join
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
 
     Pair = tuple[RequestResult, Mapping[str, Any]]
 
@@ -76,10 +83,11 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
     """Run the load under each policy and print what came of it."""
     console = Console()
     regions = ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
-    console.print(
+    text = (
         f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
         f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: {regions}"
     )
+    console.print(text)
     runs: dict[str, list[RequestResult]] = {}
     first, *others = policies
     async with fleet(out, first) as stack:
@@ -91,21 +99,62 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
             runs[policy] = await stack.send(requests)
     console.print(comparison_table(runs))
     console.print("Intervals are 95 %, resampled by conversation and by time, within this one load:")
-    for policy in others:
-        for metric in COMPARED:
-            for statistic in (Statistic(None), Statistic(95)):
-                found = compare(runs[first], runs[policy], metric, statistic)
-                console.print(f"  {sentence(first, policy, found)}", highlight=False)
-    console.print(recorded_table(pair(out / "records", runs[first])), change)
+    said = [
+        sentence(first, policy, compare(runs[first], runs[policy], metric, statistic))
+        for policy in others
+        for metric in COMPARED
+        for statistic in (Statistic(None), Statistic(95))
+    ]
+    for each in said:
+        console.print(f"  {each}", highlight=False, markup=False)
+    recorded, tuner = recorded_table(pair(out / "records", runs[first])), tuner_status(out)
+    console.print(recorded, change)
+    file = out / "report.html"
+    file.write_text(demo_page(runs, [text, *said], (change, recorded, tuner), out), encoding="utf-8")
     console.print(
-        f"{tuner_status(out)}\nOutput in {out}/: configuration, logs, records, results.\n"
+        f"{tuner}\nOutput in {out}/: configuration, logs, records, results.\n"
         f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
-        f"Would it go there again?  epp records verify {out}/records",
+        f"Would it go there again?  epp records verify {out}/records\n"
+        f"All of it on one page: {file.absolute().as_uri()}",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
     return exit_status(runs)
+
+
+def demo_page(
+    runs: Mapping[str, Sequence[RequestResult]],
+    said: Sequence[str],
+    tables: Sequence[RenderableType],
+    out: Path,
+) -> str:
+    """Write the page that shows the demo: what was found, charts, tables, and one decision explained.
+
+    Args:
+        runs: what the client saw, by policy; the first is the one that is shown.
+        said: what was sent, then a sentence a comparison.
+        tables: what was printed of the first run.
+        out: the demo's folder.
+    """
+    curves = {
+        policy: (curve([r.ttft_ms for r in results]), curve([r.e2e_ms for r in results]))
+        for policy, results in runs.items()
+    }
+    # Among long prompts there is something to choose: what is cached where.
+    records = join(read_records(out / "records"))
+    asked = [(dict(each.decision), dict(each.outcome)) for each in records if each.outcome is not None]
+    longest = max(asked, key=lambda both: int(both[0]["request"]["prompt_tokens"]), default=None)
+    explained = explain(*longest) if longest else ()
+    parts = [
+        "\n".join(said),
+        comparison_table(runs),
+        *tables,
+        "Why the longest prompt went where it went:",
+        *explained,
+    ]
+    chart = latency_figure("The same load under each policy, on fresh fleets", curves)
+    return page("One load, three regions, several policies", origin(), chart, *map(html, parts))
 
 
 def fleet(folder: Path, policy: str) -> Stack:

@@ -32,6 +32,7 @@ from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.stack import MODEL, REGIONS, Stack
+from epp.lab.origin import origin
 from epp.lab.wan.delay import Shape
 from epp.lab.wan.network import HUB, Network, why_not
 
@@ -210,7 +211,7 @@ async def show_inside(arguments: argparse.Namespace, network: Network) -> None:
             faults.add_row(way, fault, str(len(during)), str(len(during) - len(good)), str(by), slowest)
         kept |= {f"{way}, {what}": found for what, found in (results | found_faults).items()}
     console.print(ways, *([] if arguments.no_faults else [faults]))
-    (out / "results.json").write_bytes(msgspec.json.encode(kept))
+    (out / "results.json").write_bytes(msgspec.json.encode({"made": origin(), **kept}))
     console.print(f"Output in {out}/: configuration, logs, records, results.")
 
 
