@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -141,6 +141,9 @@ demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze
 
 demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
 	$(BIN)/python -m epp.lab.demo.wan $(WAN)
+
+demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 6 minutes)
+	$(BIN)/python -m epp.lab.demo.regions $(REGIONS)
 
 demo-pickers: setup ## three pickers over NATS, an Envoy each: a picker and NATS killed, a fourth joins (2 minutes)
 	$(BIN)/python -m epp.lab.demo.pickers

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,6 +113,23 @@ def test_a_round_trip_takes_as_long_as_asked(wan: Network) -> None:
     far_s = min(timed(wan, "far", [])[0] for _ in range(3))
     assert NEAR_S <= near_s < FAR_S
     assert FAR_S <= far_s < 2 * FAR_S
+
+
+def test_regions_reach_each_other_through_the_hub_and_what_they_send_is_counted() -> None:
+    """A connect takes both links' round trips."""
+    require_network()
+    script = "import socket, sys; socket.create_connection((sys.argv[1], 9000), timeout=10)"
+    with Network({"one": Shape(NEAR_S * 500), "two": Shape(FAR_S * 500)}, routed=True) as network:
+        server = (sys.executable, "-c", _SERVER, network.address("two"), str(PORT))
+        with subprocess.Popen(network.command("two", *server), stdout=subprocess.PIPE) as listening:
+            assert listening.stdout is not None
+            assert listening.stdout.readline() == b"up\n"
+            before, began_s = network.sent_bytes("one"), time.monotonic()
+            asking = network.command("one", sys.executable, "-c", script, network.address("two"))
+            subprocess.run(asking, check=True, timeout=60)
+            assert time.monotonic() - began_s >= NEAR_S + FAR_S
+            assert network.sent_bytes("one") > before
+            listening.kill()
 
 
 def test_a_wider_initial_window_spares_a_cold_connection_round_trips(wan: Network) -> None:

@@ -6,7 +6,7 @@ process's number, so that a later run finds and removes what a killed one left. 
 because many kernels come without that.
 
 The hub sees region number i (from 0) as 198.18.i.2 and is seen from there as 198.18.i.1, addresses set apart
-for tests of networks (RFC 2544). Regions do not see each other.
+for tests of networks (RFC 2544). Regions see each other through the hub where asked for.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ HUB = "hub"
 _PREFIX = "epp-wan-"
 _NAMESPACES = Path("/run/netns")
 _STOP_S = 10.0
+_ALL_REGIONS, _FAR_DEVICE = "198.18.0.0/16", "wan"
 #: A process may have several networks.
 _numbers = itertools.count()
 # <sched.h>
@@ -78,10 +79,11 @@ class Network:
 
     Args:
         regions: both directions of each region's link, by its name, short and lower case.
+        routed: regions reach each other, their links one after the other.
     """
 
-    def __init__(self, regions: Mapping[str, Shape]) -> None:
-        self._regions = dict(regions)
+    def __init__(self, regions: Mapping[str, Shape], *, routed: bool = False) -> None:
+        self._regions, self._routed = dict(regions), routed
         self._number = next(_numbers)
         self._exit = ExitStack()
         self._process: subprocess.Popen[bytes]
@@ -113,6 +115,10 @@ class Network:
             self._send([self._link(name) for name in self._regions])
             if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
                 raise WanError("the links did not come up")
+            if self._routed:
+                self.set_kernel(HUB, "ipv4.ip_forward", "1")
+                for name in self._regions:
+                    _ip("-n", self.namespace(name), "route", "add", _ALL_REGIONS, "dev", _FAR_DEVICE)
             self._exit = made.pop_all()
         return self
 
@@ -162,6 +168,15 @@ class Network:
         windows = ("initcwnd", str(segments), "initrwnd", str(segments))
         _ip("-n", end["namespace"], "route", "replace", end["peer"], "dev", end["device"], *windows)
 
+    def sent_bytes(self, region: str) -> int:
+        """Count the bytes that a region has sent over its link.
+
+        Raises:
+            WanError: there is no link.
+        """
+        shown = _run("ip", "-n", self.namespace(region), "-s", "-j", "link", "show", "dev", _FAR_DEVICE)
+        return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
+
     @contextlib.contextmanager
     def joined(self, place: str) -> Iterator[None]:
         """Have this thread, and what it starts, inside a namespace."""
@@ -182,7 +197,7 @@ class Network:
         index, shape = self._index(region), asdict(self._regions[region])
         here, there = f"198.18.{index}.1", self.address(region)
         near = {"namespace": self.namespace(HUB), "device": f"wan{index}", "address": here, "peer": there}
-        far = {"namespace": self.namespace(region), "device": "wan", "address": there, "peer": here}
+        far = {"namespace": self.namespace(region), "device": _FAR_DEVICE, "address": there, "peer": here}
         return {"name": region, "seed": 1 + index, "shape": shape, "ends": [near, far]}
 
     def _send(self, message: object) -> None:
@@ -205,10 +220,11 @@ def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # names of ours
     if done.returncode:
         raise WanError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _delete(name: str) -> None:
