@@ -36,6 +36,7 @@ _FLAGS = {
     "access_log": "--access-log",
     "admin_port": "--admin-port",
     "health_check_path": "--health-check",
+    "max_heap_bytes": "--max-heap-bytes",
     "preconnect_ratio": "--preconnect-ratio",
     "strip_accept_encoding": "--strip-accept-encoding",
     "upstream_ca_file": "--upstream-ca",
@@ -131,6 +132,12 @@ def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="R",
         help="connections to an endpoint held ready per request in flight, 1 to 3 (default: 1.5)",
+    )
+    parser.add_argument(
+        "--max-heap-bytes",
+        type=int,
+        metavar="N",
+        help="memory at which Envoy sheds load; below its limit (default: 4 GiB)",
     )
     parser.add_argument(
         "--strip-accept-encoding",

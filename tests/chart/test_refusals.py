@@ -36,6 +36,8 @@ REFUSALS = [
     ((APP, "cluster.url=nats://n", "cluster.nats.enabled=true", "prefixSecret=s"), "one of them says where NATS is"),
     ((APP, "cluster.url=nats://n", "prefixSecret=s", "endpointPickerConfig.kind=EndpointPickerConfig"), "epp-settings"),
     (("tier=relay", APP), 'region "" has no relay'),
+    ((*RELAYED, "tier=region", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
+    ((*RELAYED, "tier=region", "region=eu"), "tier=region needs cluster.url"),
     ((*RELAYED, "endpoints.list[0].region=us"), "which has no relay"),
 ]  # fmt: skip
 

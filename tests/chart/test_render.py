@@ -166,6 +166,29 @@ def test_workers_are_asked_for() -> None:
     assert container(rendered(APP, "workers=3"), "picker")["args"][-4:-2] == ["--workers", "3"]
 
 
+@pytest.mark.parametrize(("region", "network"), [("us-east", "10.10."), ("eu-central", "10.20.")])
+def test_a_region_among_peers_knows_its_own_engines_and_takes_its_peers_requests(
+    region: str, network: str
+) -> None:
+    objects = example("regions", "--set", f"region={region}")
+    data = find(objects, "ConfigMap")["data"]
+    config = parse_config(data["epp.yaml"], "epp.yaml")
+    assert config.federation.region == region
+    pool = parse_pool(data["endpoints.yaml"], "endpoints.yaml")
+    assert [address[:6] for address in pool] == [network] * 2
+    (pod,) = pods(objects)
+    (render,) = pod["initContainers"]
+    assert render["command"][:3] == ["epp", "envoy", "render"]
+    assert region in render["command"]
+    first = int(config.relays.regions[region].rpartition(":")[2])
+    wanted = set(range(first, first + config.relays.connections))
+    ports = {each["containerPort"] for each in container(objects, "envoy")["ports"]}
+    assert wanted <= ports
+    assert {each["port"] for each in find(objects, "Service", "gorgo-epp-peers")["spec"]["ports"]} == wanted
+    allowed = find(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert wanted in [{port["port"] for port in rule["ports"]} for rule in allowed]
+
+
 def test_nodes_are_read_only_for_regions() -> None:
     objects = rendered(APP, "endpoints.regionFromNodeLabel=true")
     role = find(objects, "ClusterRole", "inference-gorgo-epp")

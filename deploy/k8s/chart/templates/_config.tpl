@@ -49,6 +49,10 @@
 {{- $certificates := "/etc/epp-relay" -}}
 {{- $_ := set $config "relays" (dict "regions" .Values.relays.regions "connections" (int .Values.relays.connections) "ca_file" (printf "%s/ca.crt" $certificates) "cert_file" (printf "%s/tls.crt" $certificates) "key_file" (printf "%s/tls.key" $certificates)) -}}
 {{- end -}}
+{{- if eq .Values.tier "region" -}}
+{{- $_ := set $config "federation" (dict "region" .Values.region "key_file" "/etc/epp-relay/hop.key") -}}
+{{- $_ := set $config "policy" (merge (dict "name" "local-first") (default dict $config.policy)) -}}
+{{- end -}}
 {{- if .Values.learner.enabled -}}
 {{- $_ := set $config "policy" (merge (dict "model_file" "/shared/reward.json") (default dict $config.policy)) -}}
 {{- end -}}
@@ -121,10 +125,10 @@
 {{- $found -}}
 {{- end -}}
 
-{{/* Whether an endpoint is this Envoy's to know: (list root endpoint). A relay knows those of its region. */}}
+{{/* Whether an endpoint is this release's to know: (list root endpoint); of one for a region, those of the region. */}}
 {{- define "gorgo-epp.here" -}}
 {{- $root := index . 0 -}}
-{{- if or (ne $root.Values.tier "relay") (eq ((index . 1).region | default "") $root.Values.region) -}}true{{- end -}}
+{{- if or (eq $root.Values.tier "global") (eq ((index . 1).region | default "") $root.Values.region) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Whether a relay is a host name. */}}
@@ -138,7 +142,7 @@
 
 {{/* First port of this region's relay. */}}
 {{- define "gorgo-epp.relayPort" -}}
-{{- regexFind "[0-9]+$" (index .Values.relays.regions .Values.region) -}}
+{{- regexFind "[0-9]+$" (get .Values.relays.regions .Values.region) -}}
 {{- end -}}
 
 {{/* Which Envoy stands in the picker's pod. */}}

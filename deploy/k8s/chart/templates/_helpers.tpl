@@ -156,8 +156,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .Values.standalone.enabled (hasKey (dig "request" (dict) .Values.config) "max_body_bytes") -}}
 {{- fail "config.request.max_body_bytes reaches the picker alone: say maxBodyBytes, which Envoy is told, too" -}}
 {{- end -}}
-{{- if and (eq .Values.tier "relay") (not (hasKey $r.regions .Values.region)) -}}
+{{- if and (ne .Values.tier "global") (not (hasKey $r.regions .Values.region)) -}}
 {{- fail (printf "region %q has no relay: set region to one of relays.regions" .Values.region) -}}
+{{- end -}}
+{{- if and (eq .Values.tier "region") (not (include "gorgo-epp.clusterUrl" .)) -}}
+{{- fail "tier=region needs cluster.url: regions tell each other their load over NATS, each by a server of its own whose gateways join the others'" -}}
 {{- end -}}
 {{- if and (eq $e.from "service") (not $e.service) -}}
 {{- fail "endpoints.service is empty: name the Service of the engines" -}}
