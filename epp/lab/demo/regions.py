@@ -30,11 +30,11 @@ from rich.table import Table
 from epp.config.federation import DOMAIN
 from epp.config.pool import EndpointSpec
 from epp.config.relays import GLOBAL_NAME, RELAY_NAME
+from epp.envoy.child import EPP, Child
 from epp.envoy.process import find_envoy
 from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.demo.child import EPP, Child
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.nats import Nats
 from epp.lab.demo.stack import MODEL, Stack
