@@ -4,7 +4,7 @@
 
 Each region has an engine, a picker, an Envoy and a NATS server, a gateway to the others', in a network
 namespace of its own; its clients are there, too. In turn: every region at half of its capacity; one at one
-and a half times; the same with prompts that a far region has in its cache; one cut off; healed. Beside it,
+and a half times; the same with prompts that an idle far region has cached; one cut off; healed. Beside it,
 the first two under a picker in each region that knows no others, and under one for all. Needs root and TUN
 devices; says so and ends well where they are not there.
 """
@@ -292,7 +292,8 @@ class World:
         seed = next(self._seeds)
         documents = [-(seed * 100 + number) for number in range(DOCUMENTS)] if phase.cached else []
         if documents:
-            warm = [request(0.0, [number]) for number in documents]
+            # One after another, so that all stay.
+            warm = [request(900.0 * place, [number]) for place, number in enumerate(documents)]
             await self._from(HOLDER, regions, warm)
             await asyncio.sleep(2.0)  # until summaries tell
         sent = {name: self.network.sent_bytes(name) for name in self.places}
@@ -455,7 +456,8 @@ async def run_all(arguments: argparse.Namespace, network: Network, add: Callable
         if arguments.only in (None, "regions"):
             async with AsyncExitStack() as stack:
                 regions = await world.federation(stack, alone=False)
-                pull = Phase("prefix pull", SPILL.rates, cached=True)
+                # The holder keeps what it holds only while it has little else to do.
+                pull = Phase("prefix pull", {**SPILL.rates, HOLDER: 0.1}, cached=True)
                 await phases("regions", regions, LOCAL, SPILL, pull)
                 network.change(BUSY, cut=True)
                 await phases("regions", regions, Phase(f"{BUSY} cut off", HALF))
