@@ -137,6 +137,11 @@ class Picker:
         self.policy, self._params = policy, params_of(policy)
 
     @property
+    def tie_band(self) -> float:
+        """Return the relative band of equals, of policies that have one."""
+        return self._settings.tie_band
+
+    @property
     def headers_read(self) -> frozenset[str] | None:
         """Name the request headers that the policy asks for, None where it asks for none."""
         own = frozenset({self.policy.header} - {""})

@@ -7,6 +7,7 @@ file changes nothing. Which arm a request belongs to is the file's own rule
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from epp.policies.base import WeightSpec
 
 _NO_PLAN = Plan()
+#: Changes of the weights that are remembered for people.
+_REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class WeightBook:
         self.current = self._merge(self.plan.weights)
         #: Weights of the second arm; those in force when there is none.
         self.arm_weights = self.current
+        #: Unix time and weights of the latest changes, as they were noted.
+        self.history: deque[tuple[float, Weights]] = deque(maxlen=_REMEMBERED)
 
     def check_configured(self, configured: Mapping[str, float], source: str) -> dict[str, float]:
         """Check weights of the configuration, without effect.
@@ -117,6 +122,11 @@ class WeightBook:
         """Put checked weights of the configuration in the place of those before."""
         self._configured = dict(configured)
         self._merge_arms()
+
+    def note(self, wall_s: float) -> None:
+        """Remember the weights in force, where they are others than before."""
+        if not self.history or self.history[-1][1].version != self.current.version:
+            self.history.append((wall_s, self.current))
 
     def choose(self, wall_s: float, session: str) -> tuple[Weights, str]:
         """Choose the weights of a request and the stamp of its arm, empty outside of trials.

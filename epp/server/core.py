@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.metrics import models_of
 from epp.server.outcomes import EstimatedLeases, Outcomes
+from epp.server.recent import RecentDecisions
 from epp.server.resolve import Resolver
 from epp.signals.duration import predict_duration
 from epp.signals.stored_responses import key_of
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from epp.server.tracing import Tracing
     from epp.tokens.estimate import EstimateCounter
 
-#: Newest decisions that are remembered, and the memory of their endpoints and blocks together.
-RECENT_DECISIONS, RECENT_BYTES = 1000, 16_000_000
-_ENDPOINT_BYTES, _BLOCK_BYTES = 250, 40
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
 
@@ -81,38 +78,6 @@ PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served"
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-class RecentDecisions:
-    """The newest decisions, for `epp explain` against a running picker; those before are in the records.
-
-    Args:
-        size: decisions at most.
-        max_bytes: memory that they take, about; the newest stays however large it is.
-    """
-
-    def __init__(self, size: int = RECENT_DECISIONS, max_bytes: int = RECENT_BYTES) -> None:
-        self._size, self._max_bytes = size, max_bytes
-        self._decisions: OrderedDict[str, Decision] = OrderedDict()
-        self._bytes = 0
-
-    def add(self, decision: Decision) -> None:
-        """Remember a decision, forget the oldest."""
-        decisions = self._decisions
-        decisions[decision.id] = decision
-        self._bytes += _bytes_of(decision)
-        while len(decisions) > self._size or (self._bytes > self._max_bytes and len(decisions) > 1):
-            self._bytes -= _bytes_of(decisions.popitem(last=False)[1])
-
-    def get(self, decision_id: str) -> Decision | None:
-        """Return a decision by id, the newest for ``"last"``."""
-        if decision_id == "last":
-            return next(reversed(self._decisions.values()), None)
-        return self._decisions.get(decision_id)
-
-
-def _bytes_of(decision: Decision) -> int:
-    return _ENDPOINT_BYTES * len(decision.fleet) + _BLOCK_BYTES * len(decision.request.blocks)
 
 
 class Core:

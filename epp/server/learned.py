@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, gather, raise_all
-from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create
 from epp.records.model_files import parse_reward_model
-from epp.schedule.decision import Basis, rerun
+from epp.schedule.decision import rerun
 from epp.schedule.model_watch import ModelWatch
+from epp.schedule.second_opinion import estimated_ms, is_opinion, quiet
 from epp.server.files import AppliedFile
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ SHADOW_PER_S = 20.0
 _WAITING = 8
 #: The mean of differences fades over so many decisions.
 _HORIZON = 500.0
-_BY_RATES = GorgoMs()
-_AS_MEASURED = dict.fromkeys(GorgoMs.weight_specs, 1.0)
 
 
 class Learning:
@@ -78,6 +76,7 @@ class Learning:
     Attributes:
         observers: called with every decision, on the request path: they only take note.
         feed: takes contents of the model file; None where no policy uses a model.
+        shadow: scores live decisions.
 
     Raises:
         ConfigError: a policy in shadow is not one, or a model file is of no use to anybody.
@@ -91,16 +90,16 @@ class Learning:
         self._metrics = metrics
         self.observers: list[Callable[[Decision], None]] = []
         self.feed: ModelFeed | None = None
-        self._shadow = Shadow(shadows(config.shadow, source), tie_band=config.policy.tie_band)
+        self.shadow = Shadow(shadows(config.shadow, source), tie_band=config.policy.tie_band)
         if config.shadow:
-            self.observers.append(self._shadow.decided)
-            metrics.show("shadow", self._shadow)
+            self.observers.append(self.shadow.decided)
+            metrics.show("shadow", self.shadow)
         takers: list[Taker] = []
         if isinstance(picker.policy, Lodestar):
             takers.append((picker.policy, picker.replace_policy))
         takers += [
             (account.policy, partial(setattr, account, "policy"))
-            for account in self._shadow.accounts
+            for account in self.shadow.accounts
             if isinstance(account.policy, Lodestar)
         ]
         if takers:
@@ -133,8 +132,8 @@ class Learning:
         """Start what goes on beside the requests."""
         if self.feed is not None:
             tasks.start("check the model", self.feed.run())
-        if self._shadow.accounts:
-            tasks.start("score in shadow", self._shadow.run())
+        if self.shadow.accounts:
+            tasks.start("score in shadow", self.shadow.run())
 
 
 class ModelFeed:
@@ -271,8 +270,7 @@ class Shadow:
 
     def decided(self, decision: Decision) -> None:
         """Take note of a live decision; what exploration drew is nobody's opinion and is passed over."""
-        explored = decision.ranking.terms.get("explored")
-        if decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen]):
+        if is_opinion(decision):
             self._waiting.append(decision)
 
     async def run(self) -> None:
@@ -284,15 +282,10 @@ class Shadow:
 
     async def score(self, decision: Decision) -> None:
         """Score a decision, one policy at a time, so that requests come in between."""
-        estimated_ms = _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+        latencies_ms = estimated_ms(decision)
         for account in self.accounts:
             await asyncio.sleep(0)
-            account.score(decision, estimated_ms, self._tie_band)
-
-
-def quiet(policy: Policy) -> Policy:
-    """Take a policy's exploration away: it is asked for its opinion, not for a draw."""
-    return replace(policy, explore=0.0) if isinstance(policy, Lodestar) else policy
+            account.score(decision, latencies_ms, self._tie_band)
 
 
 def shadows(names: Sequence[str], source: str) -> list[Policy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.lab.bench.rig import request, rig
-from epp.server.core import RecentDecisions
+from epp.server.recent import RecentDecisions
 from tests.kit.requests import Decided, decide
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'

@@ -1,0 +1,34 @@
+"""What another policy says of decisions that were taken, and how much longer its picks would have taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from epp.policies.gorgo_ms import GorgoMs
+from epp.policies.lodestar import Lodestar
+from epp.schedule.decision import Basis
+
+if TYPE_CHECKING:
+    from epp.policies.base import Policy
+    from epp.schedule.decision import Decision
+    from epp.types import Floats
+
+_BY_RATES = GorgoMs()
+_AS_MEASURED = dict.fromkeys(GorgoMs.weight_specs, 1.0)
+
+
+def quiet(policy: Policy) -> Policy:
+    """Take a policy's exploration away: it is asked for its opinion, not for a draw."""
+    return replace(policy, explore=0.0) if isinstance(policy, Lodestar) else policy
+
+
+def is_opinion(decision: Decision) -> bool:
+    """Tell whether a policy meant a decision: neither plain balancing nor what exploration drew."""
+    explored = decision.ranking.terms.get("explored")
+    return decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen])
+
+
+def estimated_ms(decision: Decision) -> Floats:
+    """Estimate the latency of a request at each of its candidates, at learned rates."""
+    return _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
