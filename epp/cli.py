@@ -43,6 +43,7 @@ COMMANDS = (
     Command(("up",), "epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
     Command(("serve",), "epp.server.command", "run the endpoint picker"),
     Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
+    Command(("top",), "epp.ops.top", "the fleet, decisions and weights of a running picker, live"),
     Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),
     Command(("migrate", "llm-d"), "epp.ops.migrate", "values of llm-d's charts as values of ours"),
     Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import socket
 from collections import defaultdict, deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.cluster.link import Link
@@ -28,7 +29,7 @@ _SEND_BYTES = 512 * 1024
 _WAITING, _RETRY_S = 1000, 0.002
 #: Datagrams read in one turn of the event loop.
 _A_TURN = 32
-SHARED = b"S"
+SHARED, _QUESTION, _ANSWER = b"S", b"Q", b"A"
 
 
 class Mailbox:
@@ -121,6 +122,8 @@ class HostLink(Link):
         self._mailbox = mailbox
         super().__init__(group, fleet, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
         mailbox.handlers[SHARED] = self.sharing.receive
+        mailbox.handlers[_QUESTION] = self._asked
+        mailbox.handlers[_ANSWER] = self._answered
 
     @property
     def connected(self) -> bool:
@@ -133,6 +136,18 @@ class HostLink(Link):
             await self._share()
         finally:
             self.sharing.leave()
+
+    def ask(self, question: bytes) -> None:
+        """Ask the live pages of all others something."""
+        for index in self._mailbox.others:
+            self._mailbox.send(index, _QUESTION, bytes((self._mailbox.index,)) + question)
+
+    def _asked(self, data: bytes) -> None:
+        if self.on_question is not None:
+            self.on_question(data[1:], partial(self._mailbox.send, data[0], _ANSWER))
+
+    def _answered(self, data: bytes) -> None:
+        self.on_answer(data)
 
     def _publish(self, to: str, data: bytes) -> None:
         for index in [int(to.partition("-")[0])] if to else self._mailbox.others:

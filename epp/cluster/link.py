@@ -14,6 +14,8 @@ from epp.cluster.leading import Leading
 from epp.cluster.sharing import WHOLE_S, Sharing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epp.clock import Clock
     from epp.cluster.messages import Group
     from epp.signals.fleet import Fleet
@@ -33,6 +35,9 @@ class Link(ABC):
         sharing: what is said and heard.
         leading: who leads.
         dropped: messages that could not be sent.
+        on_question: takes what the live page of another picker asks, and what sends it an answer; None where
+            this picker has no answers.
+        on_answer: takes answers to `ask`.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class Link(ABC):
         #: When it fires, which uvloop's handles of the next turn cannot say.
         self._timer_s = 0.0
         self.dropped = 0
+        self.on_question: Callable[[bytes, Callable[[bytes], object]], None] | None = None
+        self.on_answer: Callable[[bytes], None] = lambda _: None
         self.leading = Leading(origin, clock.mono_s(), term or 0)
         if term is None:
             self.leading.resign()
@@ -56,6 +63,12 @@ class Link(ABC):
         return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
 
     @property
+    def name(self) -> str:
+        """Name this process, for people."""
+        place, _, random = self._origin.rpartition("-")
+        return f"{place}-{random[:4]}"
+
+    @property
     @abstractmethod
     def connected(self) -> bool:
         """Whether peers can be reached."""
@@ -67,6 +80,10 @@ class Link(ABC):
     async def find(self, decision_id: str) -> bytes:  # noqa: ARG002  # of subclasses that can ask
         """Ask the others for a decision; JSON, empty where none answers."""
         return b""
+
+    @abstractmethod
+    def ask(self, question: bytes) -> None:
+        """Ask the live pages of all others something; `on_answer` takes what they say."""
 
     @abstractmethod
     def _publish(self, to: str, data: bytes) -> None:

@@ -13,6 +13,7 @@ import secrets
 import socket
 import ssl
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,6 +49,7 @@ _CONTENT_BYTES = 16 * 1024 * 1024
 #: Messages that wait, from which on records are dropped: promises go first.
 _RECORDS_OUTBOX = 64
 _CONTENTS, _RECORDS = msgspec.msgpack.Decoder(FileContent), msgspec.msgpack.Decoder(tuple[int, bytes])
+_QUESTIONS = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class NatsLink(Link):
@@ -89,6 +91,7 @@ class NatsLink(Link):
         subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
         self._all, self._one, self._asked = f"{subject}.all", f"{subject}.to", f"{subject}.decision"
         self._contents, self._records = f"{subject}.file", f"{subject}.records"
+        self._questions, self._answers = f"{subject}.page", f"{subject}.answers"
         self._decision = decision
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
@@ -166,6 +169,8 @@ class NatsLink(Link):
                 for subject in (self._all, f"{self._one}.{self._origin}"):
                     await client.subscribe(subject, cb=self._received)
                 await client.subscribe(self._asked, cb=self._find_here)
+                await client.subscribe(self._questions, cb=self._received_question)
+                await client.subscribe(f"{self._answers}.{self._origin}", cb=self._received_answer)
                 await client.subscribe(self._contents, cb=self._received_content)
                 await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
@@ -230,6 +235,22 @@ class NatsLink(Link):
     async def _find_here(self, message: Msg) -> None:
         if content := self._decision(message.data.decode(errors="replace")):
             await message.respond(content)
+
+    def ask(self, question: bytes) -> None:
+        """Ask the live pages of all others something."""
+        self._put(self._questions, msgspec.msgpack.encode((self._origin, question)))
+
+    async def _received_question(self, message: Msg) -> None:
+        try:
+            asker, question = _QUESTIONS.decode(message.data)
+        except msgspec.MsgspecError:
+            self.sharing.counts.ignored["unreadable"] += 1
+            return
+        if self.on_question is not None:
+            self.on_question(question, partial(self._put, f"{self._answers}.{asker}"))
+
+    async def _received_answer(self, message: Msg) -> None:
+        self.on_answer(message.data)
 
     async def _failed(self, error: Exception) -> None:
         problem = str(error) or type(error).__name__

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from epp.config.address import is_loopback
 from epp.config.section import Positive, PositiveInt, Section
 
 #: Connections that a listener takes at once where nobody says how many.
@@ -64,7 +65,7 @@ class Listen(Section, frozen=True):
 
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
-        http: ``host:port`` of /metrics, /readyz, /livez and /decisions/ID.
+        http: ``host:port`` of /metrics, /readyz, /livez, /decisions/ID and /ui.
         first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
         health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
             name; none when empty.
@@ -73,6 +74,8 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP listener.
+        ui: the live page at /ui of the HTTP listener; by default where that is on loopback or asks for client
+            certificates.
         stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
             stack and ends with status 70. Readiness fails after half of it.
         max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address
@@ -90,6 +93,15 @@ class Listen(Section, frozen=True):
     tls: ServerTls | None = None
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
+    ui: bool | None = None
     stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0
+
+    @property
+    def serves_ui(self) -> bool:
+        """Whether the live page is served."""
+        if self.ui is not None:
+            return self.ui
+        authenticated = self.http_tls is not None and bool(self.http_tls.client_ca_file)
+        return authenticated or is_loopback(self.http.rpartition(":")[0].strip("[]"))

@@ -30,6 +30,7 @@ from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
 from epp.server.host import Host
+from epp.server.live_page import LivePage
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.poll import SignalFeed
@@ -397,6 +398,9 @@ class App:
             verdict=None if self._recorder is None else self._recorder.verdict,
             elsewhere=None if self._peers is None else self._peers.find,
         )
+        if listen.serves_ui:
+            page = LivePage(self.picker, self.core.recent, self._clock, self._peers, self._learning)
+            page.add_to(routes)
         routes.middlewares.extend(self._host.middlewares)
         self._host.listen()
         http, health = await self._health.start(routes, on_stall)
@@ -444,6 +448,7 @@ class App:
         self._health.publish(reason)
 
     def _beat(self) -> None:
+        self.picker.weights.note(self._clock.wall_s())
         reason = self.not_ready()
         others = self._host.beat(ready=not reason)
         self._show_readiness("" if others and not self._draining else reason)

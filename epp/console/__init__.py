@@ -1,0 +1,1 @@
+"""The live page of a picker, loaded when somebody first asks for it."""

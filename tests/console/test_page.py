@@ -1,0 +1,237 @@
+"""The live page, in a real browser and as events, of real pickers behind a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from epp.config.listen import FileTls, Listen
+from epp.config.plan import Plan, Split, render_plan
+from epp.envoy.child import EPP
+from epp.server.live_page import LivePage
+from epp.server.process import SystemClock
+from tests.kit.apps import app_of, ask, rewrite
+from tests.kit.browser import chromium
+from tests.kit.events import events, until_event
+from tests.kit.picker import PickerProcess, Serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "the words of a prompt that nobody shall see"
+ROWS = "document.querySelectorAll('#rows tr').length"
+DIALOG = "document.getElementById('explain')"
+
+
+@pytest.mark.envoy
+async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving, chromium(tmp_path) as page:
+        await page.open(f"http://{serving.picker.http}/ui")
+        await page.until("document.getElementById('state')?.textContent === 'live'")
+        await page.until("document.querySelectorAll('.replica .status').length === 3")
+        await serving.chat()
+        await page.until(f"{ROWS} === 1")
+
+        await page.press("j")
+        await page.press("Enter")
+        await page.until(f"{DIALOG}.open")
+        explained = await page.look(f"{DIALOG}.innerText")
+        assert all(spec.address in explained for spec in serving.specs())
+        assert "prefill" in explained
+        await page.press("Escape")
+        await page.until(f"!{DIALOG}.open")
+
+        light = await page.look("getComputedStyle(document.body).backgroundColor")
+        await page.dark(on=True)
+        assert await page.look("getComputedStyle(document.body).backgroundColor") != light
+        loaded = await page.look(
+            "performance.getEntriesByType('resource').map((each) => new URL(each.name).host)"
+        )
+        assert set(loaded) == {serving.picker.http}, "the page needs nothing of elsewhere"
+
+        nodes = []
+        for _ in range(3):
+            await asyncio.gather(*(serving.chat(f"{number}") for number in range(50)))
+            last = await last_decision(serving)
+            await page.until(f"document.querySelector('#rows tr').dataset.id === {json.dumps(last)}")
+            nodes.append(await page.look("document.querySelectorAll('*').length"))
+        assert await page.look(ROWS) == 30
+        assert nodes[1] == nodes[2]
+
+
+async def last_decision(serving: Serving) -> str:
+    async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
+        return str((await answer.json())["id"])
+
+
+async def opinions(serving: Serving, policy: str) -> list[dict[str, Any]]:
+    """What each picker says of a policy."""
+    async with events(serving.picker.http, f"opinion?policy={policy}") as heard:
+        return [content async for _, content in heard]
+
+
+@pytest.mark.envoy
+async def test_events_carry_numbers_and_another_policys_opinion(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        for number in range(12):
+            await serving.chat(f"{SECRET} {number % 4}", headers={"x-session-id": SECRET})
+        async with events(serving.picker.http) as heard:
+            hello = await until_event(heard, "hello")
+            frame = await until_event(heard, "frame")
+            assert "lmetric" in hello["policies"]
+            assert len(frame["decisions"]) == 12
+            assert frame["fleet"]["address"] == [spec.address for spec in serving.specs()]
+            assert {row["to"] for row in frame["decisions"]} == {*frame["picked"]}
+            assert SECRET not in json.dumps(frame)
+            for policy in ("gorgo-ms", "lmetric"):
+                (found,) = await opinions(serving, policy)
+                assert (found["policy"], found["decisions"], found["failed"]) == (policy, 12, 0)
+                assert sum(other for _, other in found["picks"].values()) == 12
+                if policy == "gorgo-ms":
+                    assert (found["agreed"], found["difference_ms"]) == (12, 0.0), (
+                        "it is the one that decided"
+                    )
+            async with serving.http.get(
+                f"http://{serving.picker.http}/ui/opinion", params={"policy": "none"}
+            ) as answer:
+                assert answer.status == 404
+
+            await serving.picker.stop()
+            assert [kind async for kind, _ in heard if kind != "frame"] == [], "an open page holds up no end"
+
+
+@pytest.mark.envoy
+async def test_one_page_shows_all_workers(tmp_path: Path) -> None:
+    async with Serving(tmp_path, options=("--workers", "3"), concurrency=3) as serving:
+        made, asked = dict[str, int](), 40
+        async with events(serving.picker.http) as heard:
+            await asyncio.gather(*(serving.chat(f"{number}") for number in range(asked)))
+            while len(made) < 3 or sum(made.values()) < asked:
+                frame = await until_event(heard, "frame")
+                made[frame["picker"]] = frame["made"]
+            assert sum(made.values()) == asked
+            found = await opinions(serving, "lmetric")
+            assert {one["picker"] for one in found} == {*made}
+            assert sum(one["decisions"] for one in found) == asked
+
+
+@pytest.mark.parametrize(
+    ("listen", "served"),
+    [
+        (Listen(), True),
+        (Listen(http="[::1]:9090"), True),
+        (Listen(http="0.0.0.0:9090"), False),
+        (Listen(http="0.0.0.0:9090", ui=True), True),
+        (Listen(http="0.0.0.0:9090", http_tls=FileTls(cert_file="c", key_file="k")), False),
+        (
+            Listen(http="0.0.0.0:9090", http_tls=FileTls(cert_file="c", key_file="k", client_ca_file="ca")),
+            True,
+        ),
+        (Listen(ui=False), False),
+    ],
+)
+def test_beyond_loopback_the_page_is_served_to_known_clients_or_on_request(
+    listen: Listen, served: bool
+) -> None:
+    assert listen.serves_ui is served
+
+
+async def test_a_picker_that_shall_not_serve_the_page_does_not(tmp_path: Path) -> None:
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    picker = PickerProcess(
+        tmp_path, listen={**dict.fromkeys(("grpc", "http"), "127.0.0.1:0"), "ui": False, "first_token": ""}
+    )
+    await picker.start()
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"http://{picker.http}/ui") as answer:
+            assert answer.status == 404
+    finally:
+        await picker.stop()
+
+
+def test_a_start_loads_nothing_of_the_page() -> None:
+    loaded = "import epp.server.command, sys; print([name for name in sys.modules if 'console' in name])"
+    done = subprocess.run((sys.executable, "-c", loaded), capture_output=True, text=True, check=True)
+    assert "epp." not in done.stdout
+
+
+async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> None:
+    app = app_of(
+        tmp_path, pool={"file": "endpoints.yaml"}, weights_file="weights.yaml", policy={"name": "gorgo-ms"}
+    )
+    rewrite(app, tmp_path / "endpoints.yaml", "endpoints: [{address: '192.0.2.1:8000'}]")
+    ask(app)
+    app.picker.weights.note(0.0)
+    for weight in (1.5, 2.5):
+        trial = Split(id="t", weights={"stall_weight": 0.5}, valid_from_wall_s=0.0, valid_until_wall_s=1e11)
+        plan = Plan(weights={"prefill_weight": weight}, policy="gorgo-ms", reason="better", trial=trial)
+        rewrite(app, tmp_path / "weights.yaml", render_plan(plan))
+        app.picker.weights.note(weight)
+    shown: dict[str, Any] = (
+        LivePage(app.picker, app.core.recent, SystemClock(), None, None)._made().frame()["weights"]
+    )
+    assert shown["bounds"]["prefill_weight"] == (1.0, 12.0)
+    assert [(at_s, values["prefill_weight"]) for at_s, values in shown["history"]] == [
+        (0.0, 3.0),
+        (1.5, 1.5),
+        (2.5, 2.5),
+    ]
+    assert (shown["reason"], shown["sources"]["prefill_weight"]) == ("better", "tuner")
+    assert (shown["trial"]["id"], shown["trial"]["values"]["stall_weight"]) == ("t", 0.5)
+
+
+@pytest.mark.envoy
+async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
+    async with Serving(tmp_path) as serving:
+        await serving.chat()
+        url = f"http://{serving.picker.http}"
+        words = (*EPP, "top", "--url", url, "--ask", "lmetric")
+        printing = await asyncio.create_subprocess_exec(
+            *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={"COLUMNS": "200"}
+        )
+        printed = (await printing.communicate())[0].decode()
+        assert all(spec.address in printed for spec in serving.specs())
+        assert "lmetric would have picked the same on" in printed
+        assert "prefill_weight" in printed
+
+        leader, follower = os.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+        running = await asyncio.create_subprocess_exec(
+            *words, stdin=follower, stdout=follower, env={"TERM": "xterm"}
+        )
+        try:
+            await until_printed(leader, "next best")
+            await serving.chat()
+            await until_printed(leader, await last_decision(serving))
+        finally:
+            running.terminate()
+            await running.wait()
+            os.close(leader)
+            os.close(follower)
+        await serving.picker.stop()
+        gone = await asyncio.create_subprocess_exec(*words, stderr=subprocess.PIPE)
+        assert url in (await gone.communicate())[1].decode()
+        assert gone.returncode == 2
+
+
+async def until_printed(terminal: int, words: str) -> None:
+    """Read a terminal until it shows something."""
+    shown = ""
+    async with asyncio.timeout(20):
+        while words not in shown:
+            ready, _, _ = select.select([terminal], [], [], 0)
+            if ready:
+                shown += os.read(terminal, 65536).decode(errors="replace")
+            else:
+                await asyncio.sleep(0.05)
