@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -123,6 +123,7 @@ test-image: ## the image, built from the Dockerfile and run, on a base of Debian
 
 screenshots: setup ## the pictures in README and docs, into docs/images (wants chromium; 3 minutes)
 	$(BIN)/python -m deploy.screenshots
+	$(BIN)/python -m tests.console.screenshots
 
 release: ## wheel, sdist, chart, bill of materials and checksums of HEAD, into build/release (wants Go for Helm)
 	PYTHON=$(PYTHON) deploy/release/build.sh
@@ -174,6 +175,9 @@ docs: setup ## write the generated pages again: configuration, metrics, APIs
 
 bench: setup ## what requests cost here, goals beside measurements (under 20 minutes)
 	$(BIN)/epp bench all
+
+bench-ui: setup ## what the live page costs a picker and a Chromium (3 minutes; ARGS="--shown 600000" for ten more)
+	$(BIN)/python -m tests.console.cost $(ARGS)
 
 bench-long: setup ## an index of 100M cached tokens; a soak of a million requests, memory flat (an hour and more)
 	$(BIN)/epp bench long-index

@@ -98,8 +98,8 @@ class Proxy:
                     raise EppError(f"{self._server.grpc}: {error.code().name}: {error.details()}") from error
 
         await asyncio.gather(*(one_by_one() for _ in range(min(at_once, len(conversations)))))
-        # The last access log is on its way.
-        await asyncio.sleep(2.5 * _LOG_INTERVAL_S)
+        if self._reports:  # the last access log is on its way
+            await asyncio.sleep(2.5 * _LOG_INTERVAL_S)
         if any(task.done() for task in self._tasks):
             raise EppError(f"{self._server.grpc} does not take first tokens or the access log")
         return decided_ms
