@@ -186,6 +186,8 @@ class RequestInfo(Struct, frozen=True):
         previous_response: key of the stored response that it is about, 0 for none
             (`epp.signals.stored_responses`).
         stores: the engine is to store its response.
+        origin_region: region whose picker forwarded the request first, ``""`` for a client's own.
+        origin_decision: that picker's decision.
     """
 
     decision_id: str = ""
@@ -220,6 +222,8 @@ class RequestInfo(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     previous_response: int = 0
     stores: bool = False
+    origin_region: str = ""
+    origin_decision: str = ""
 
     def tokens_before(self, blocks: int) -> float:
         """Count the tokens in so many of the first blocks."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import ASKED, Basis, Decision
+from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
             **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
             api=record["api"],
             text_bytes=record["text_bytes"],
+            **{name: record[name] for name in ORIGIN if name in record},
         ),
         fleet=fleet,
         weights=record["weights"],

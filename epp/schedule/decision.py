@@ -47,6 +47,8 @@ ASKED = (
     "task",
     "tried_models",
 )
+#: What it says of one that another region forwarded.
+ORIGIN = ("origin_region", "origin_decision")
 
 #: Ends of answers that came whole.
 _COMPLETE = frozenset({"completed", "retried-elsewhere"})
@@ -206,6 +208,7 @@ def to_record(
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
         **({"extra": {name: column.tolist() for name, column in fleet.extra.items()}} if fleet.extra else {}),
+        **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         "served_model": decision.served_model,
         "served_models": fleet.models,
     }
