@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from rich.markup import escape
 from rich.table import Table
 
 from epp.errors import EppError
+from epp.ops.path_trace import hops_of, trace
 from epp.ops.picker_http import answered
 from epp.ops.records import DEFAULT_FOLDER, number, wide_console
 from epp.policies.lodestar import FALLBACKS
 from epp.records.files import read_records
+from epp.records.schema import Joined, join
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import RenderableType
 
+_Place = TypeVar("_Place")
+#: A decision, and its outcome where that is on record.
+_Found = tuple[dict[str, Any], dict[str, Any] | None]
 #: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
 _RATES = (
     ("prefill_base_ms", "prefill: fixed ms", "{:,.1f}", 1.0),
@@ -53,21 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "id", nargs="?", default="last", help="decision id, or the start of a single one; default: the last"
     )
     parser.add_argument(
-        "--records", type=Path, default=DEFAULT_FOLDER, help="folder of records (%(default)s)"
+        "--records", type=Path, action="append", help=f"folder of records, one a region ({DEFAULT_FOLDER})"
     )
-    parser.add_argument("--url", help="ask a running picker instead, e.g. http://127.0.0.1:9090")
+    parser.add_argument(
+        "--url", action="append", help="ask running pickers instead, one a region: http://127.0.0.1:9090"
+    )
     parser.add_argument("--json", action="store_true", help="print the record itself")
+    parser.add_argument(
+        "--trace", action="store_true", help="write the request's path through all regions, for Perfetto"
+    )
+    parser.add_argument("--out", type=Path, default=Path("trace.json"), help="where to (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one decision."""
-    record: dict[str, Any]
-    outcome: dict[str, Any] | None = None
+    folders = arguments.records or [DEFAULT_FOLDER]
     if arguments.url:
-        with answered(arguments.url, f"decisions/{quote(arguments.id, safe='')}") as answer:
-            record = json.load(answer)
+        record, outcome = _first(partial(_asked, decision_id=arguments.id), arguments.url)
     else:
-        record, outcome = _find(arguments.records, arguments.id)
+        record, outcome = _first(partial(_find, decision_id=arguments.id), folders)
+    if arguments.trace:
+        return _trace(record, arguments.url or (), folders, arguments.out)
     if arguments.json:
         print(json.dumps({**record, "outcome": outcome}, indent=2))
         return 0
@@ -77,7 +91,41 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find(folder: Path, decision_id: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _first(find: Callable[[_Place], _Found], places: Sequence[_Place]) -> _Found:
+    """Find a decision at the first place that has it.
+
+    Raises:
+        EppError: none has; says why the last has not.
+    """
+    *others, last = places
+    for place in others:
+        with contextlib.suppress(EppError):
+            return find(place)
+    return find(last)
+
+
+def _asked(url: str, decision_id: str) -> _Found:
+    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
+        return json.load(answer), None
+
+
+def _trace(record: dict[str, Any], urls: Sequence[str], folders: Sequence[Path], out: Path) -> int:
+    """Write the path of a decision's request; running pickers know no outcomes."""
+    origin, told = record.get("origin_decision", record["id"]), [Joined(record, None)]
+    for url in urls:
+        with contextlib.suppress(EppError):
+            told.append(Joined(*_asked(url, origin)))
+    on_file = chain.from_iterable(join(read_records(folder)) for folder in folders)
+    hops = hops_of(origin, told if urls else on_file)
+    try:
+        out.write_text(json.dumps(trace(hops)))
+    except OSError as error:
+        raise EppError(f"{out} cannot be written: {error.strerror}") from error
+    print(f"{out}: {len(hops)} regions; open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _find(folder: Path, decision_id: str) -> _Found:
     found: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
     alike: dict[str, None] = {}

@@ -1,9 +1,9 @@
-"""The hop header: how a picker proves to a peer region that it forwards a request, and how often it was forwarded.
+"""The hop header: how a picker proves to a peer region that it forwards a request.
 
 Owns what a region believes of a forwarded request. One token belongs to one pick. It names the region that
-forwarded first and its decision, the regions passed, those that it is valid for, and an expiry. A region believes
-a token signed under the key that all share, from the region passed last by its certificate, once, and only while
-the request has hops left.
+forwarded first and its decision, the regions passed, those that it is valid for, and an expiry. A region
+believes a token signed under the key that all share, from the region passed last by its certificate, once,
+and only while the request has hops left.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ EU = "eu.region.epp.internal"
 
 
 def token(key: bytes = KEY, **fields: Any) -> str:
-    told = {
+    told: dict[str, Any] = {
         "decision_id": "d-1",
         "request_id": "r-1",
         "expires_ms": NOW_MS + 5_000,
@@ -104,7 +104,9 @@ def test_no_request_comes_twice_to_a_region_nor_goes_further_than_allowed(most: 
         visited.append(target)
         assert before.decision_id == f"d-{way[0]}"
         for back in visited:
-            assert refused(regions[back], text, peer=f"{visited[-2]}.region.epp.internal", request_id="r" * 300) in (
+            assert refused(
+                regions[back], text, peer=f"{visited[-2]}.region.epp.internal", request_id="r" * 300
+            ) in (
                 "target",
                 "replayed",
             )
