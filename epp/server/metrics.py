@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
     from epp.server.metrics_read import Samples
-    from epp.server.metrics_table import Row
+    from epp.server.metrics_row import Row
     from epp.signals.duration import Duration
     from epp.types import RequestInfo
 

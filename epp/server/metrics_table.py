@@ -9,12 +9,12 @@ whose series go when the endpoint goes, and a capped number of model names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from epp.server import metrics_read as read
+from epp.server.metrics_row import Row, counter, gauge, histogram, shown
 from epp.server.tokenizers import REASONS
 
 if TYPE_CHECKING:
@@ -49,142 +49,99 @@ _TTFT_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4, 10)
 _SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no times,"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One metric.
-
-    Attributes:
-        name: as queries have it, of a histogram without a suffix.
-        kind: ``counter``, ``gauge`` or ``histogram``.
-        labels: names of its labels.
-        text: what it means.
-        bounds: upper bounds of a histogram's buckets.
-        zeros: label values that are shown from the start: an alert needs the zero before the one.
-        source: what ``read`` is given: the object shown under this name (`Metrics.show`).
-        read: gives label values and value of each series; None for what is counted.
-    """
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    text: str
-    bounds: tuple[float, ...] = ()
-    zeros: tuple[tuple[str, ...], ...] = ()
-    source: str = ""
-    read: Callable[[Any], Samples] | None = None
-
-
-def _counter(name: str, labels: str, text: str, zeros: str = "") -> Row:
-    found = tuple(tuple(zero.split()) for zero in zeros.split(",") if zero)
-    return Row(name, "counter", tuple(labels.split()), text, zeros=found)
-
-
-def _gauge(name: str, labels: str, text: str) -> Row:
-    return Row(name, "gauge", tuple(labels.split()), text)
-
-
-def _histogram(name: str, labels: str, text: str, bounds: tuple[float, ...]) -> Row:
-    return Row(name, "histogram", tuple(labels.split()), text, bounds)
-
-
-def _read(source: str, name: str, labels: str, text: str, how: Callable[[Any], Samples]) -> Row:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    return Row(name, kind, tuple(labels.split()), text, source=source, read=how)
-
-
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
-    return _read("picker", name, labels, text, how)
+    return shown("picker", name, labels, text, how)
 
 
 def _of_peers(name: str, labels: str, text: str, how: Callable[[Link], Samples]) -> Row:
-    return _read("peers", name, labels, text, how)
+    return shown("peers", name, labels, text, how)
 
 
 _REQUEST = "llm_d_epp_request_{}".format
 TABLE: tuple[Row, ...] = (
     # Requests, llm-d's names.
-    _counter(_REQUEST("total"), R, "Requests, refused ones included."),
-    _counter(_REQUEST("error_total"), f"{R} error_code", "Requests that failed, by error."),
-    _gauge(_REQUEST("running"), R, "Requests decided and not ended."),
-    _histogram(_REQUEST("size_bytes"), R, "Bytes of the request body.", _BYTES),
-    _histogram(_REQUEST("duration_seconds"), R, f"{_SINCE} to the request's end.", _DURATION_S),
-    _histogram(_REQUEST("ttft_seconds"), f"{R} streaming", f"{_SINCE} to the first token.", _TTFT_S),
-    _histogram(
+    counter(_REQUEST("total"), R, "Requests, refused ones included."),
+    counter(_REQUEST("error_total"), f"{R} error_code", "Requests that failed, by error."),
+    gauge(_REQUEST("running"), R, "Requests decided and not ended."),
+    histogram(_REQUEST("size_bytes"), R, "Bytes of the request body.", _BYTES),
+    histogram(_REQUEST("duration_seconds"), R, f"{_SINCE} to the request's end.", _DURATION_S),
+    histogram(_REQUEST("ttft_seconds"), f"{R} streaming", f"{_SINCE} to the first token.", _TTFT_S),
+    histogram(
         _REQUEST("input_tokens"),
         R,
         "Prompt tokens: the engine's count, or the picker's where the engine reports none.",
         _INPUT_TOKENS,
     ),
-    _histogram(_REQUEST("output_tokens"), R, "Answer tokens, where reported.", _OUTPUT_TOKENS),
-    _histogram(
+    histogram(_REQUEST("output_tokens"), R, "Answer tokens, where reported.", _OUTPUT_TOKENS),
+    histogram(
         _REQUEST("cached_tokens"), R, "Prompt tokens that the engine reports as cached.", _INPUT_TOKENS
     ),
-    _histogram(_REQUEST("ntpot_seconds"), R, "Duration per answer token, prefill included.", _PER_TOKEN_S),
-    _histogram(_REQUEST("streaming_tpot_seconds"), R, "Time per answer token after the first.", _TOKEN_S),
-    _histogram(
+    histogram(_REQUEST("ntpot_seconds"), R, "Duration per answer token, prefill included.", _PER_TOKEN_S),
+    histogram(_REQUEST("streaming_tpot_seconds"), R, "Time per answer token after the first.", _TOKEN_S),
+    histogram(
         _REQUEST("streaming_itl_seconds"),
         R,
         "Mean time between the tokens of a streamed answer, one observation a request.",
         _TOKEN_S,
     ),
-    _histogram(
+    histogram(
         _REQUEST("processing_duration_seconds"),
         "",
         "Time from the whole request to the decision: parse, count tokens, price, reserve.",
         _PICK_S,
     ),
-    _histogram(
+    histogram(
         "llm_d_epp_scheduler_e2e_duration_seconds",
         "",
         "Time to filter, price, draw and reserve.",
         _PICK_S[:-2],
     ),
-    _counter(
+    counter(
         "llm_d_epp_scheduler_attempts_total",
         "status target_model_name endpoint_name namespace port",
         "Requests scheduled, by the endpoint picked.",
     ),
-    _histogram(
+    histogram(
         "llm_d_epp_prefix_indexer_hit_ratio",
         "plugin_name plugin_type",
         "Share of the prompt that the prefix index expects in the cache of the endpoint picked.",
         _SHARES,
     ),
-    _counter(
+    counter(
         "llm_d_epp_model_rewrite_decisions_total",
         "model_rewrite_name model_name target_model",
         "Requests that an InferenceModelRewrite gave a model, by its name.",
     ),
     # Requests, ours.
-    _counter(
+    counter(
         "epp_decisions_total",
         "policy basis arm",
         "Requests given an endpoint, by policy, by what the decision rests on, and by arm of a trial.",
     ),
-    _counter(
+    counter(
         "epp_outcomes_total",
         "endpoint cause status",
         "Requests ended, by endpoint, cause and class of the status.",
     ),
-    _counter("epp_refusals_total", "status rule", "Requests answered with an error, by status and rule."),
-    _counter(
+    counter("epp_refusals_total", "status rule", "Requests answered with an error, by status and rule."),
+    counter(
         "epp_usage_total",
         "known",
         "Requests ended, by what the engine reported of their tokens; refused: counts that cannot be.",
         "cached_tokens,tokens,nothing,refused",
     ),
-    _counter(
+    counter(
         "epp_cache_tokens_total",
         "kind",
         "Tokens of prompts whose engine reported its cache: all, expected cached, reported cached.",
         "prompt,expected,reported",
     ),
-    _counter(
+    counter(
         "epp_compressed_answers_total",
         "",
         "Answers whose usage could not be read because they were compressed.",
     ),
-    _histogram(
+    histogram(
         "epp_ttft_prediction_ratio",
         "",
         "TTFT observed over the TTFT predicted from round trip, uncached tokens ahead and learned rates.",
@@ -196,74 +153,74 @@ TABLE: tuple[Row, ...] = (
         "Requests decided and not ended.",
         read.one(lambda s: s.picker.in_flight),
     ),
-    _read(
+    shown(
         "leases",
         "epp_requests_in_flight_estimated",
         "",
         "In-flight requests whose stream ended at the pick; their end is estimated.",
         read.one(len),
     ),
-    _counter(
+    counter(
         "epp_leases_lost_total",
         "reason",
         "Requests whose end was never reported: expired after half an hour.",
         "expired",
     ),
-    _counter(
+    counter(
         "epp_picks_not_honoured_total",
         "",
         "Picks whose first attempt Envoy made elsewhere: its cluster did not hold the endpoint.",
     ),
-    _counter(
+    counter(
         "epp_token_estimates_total",
         "reason",
         "Prompts whose tokens were estimated though their model has a tokenizer, by reason.",
         ",".join(REASONS),
     ),
     # Protocol and transport.
-    _gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),
-    _counter("llm_d_epp_extproc_streams_total", "code", "ext_proc streams ended, by gRPC status."),
-    _histogram("llm_d_epp_extproc_stream_duration_seconds", "", "Life of a stream.", _DURATION_S),
-    _counter(
+    gauge("llm_d_epp_extproc_streams_inflight", "", "ext_proc streams open now."),
+    counter("llm_d_epp_extproc_streams_total", "code", "ext_proc streams ended, by gRPC status."),
+    histogram("llm_d_epp_extproc_stream_duration_seconds", "", "Life of a stream.", _DURATION_S),
+    counter(
         "epp_request_bodies_total",
         "seen mode",
         "Requests by what was seen of their body (cut: at a buffer's limit) and by mode of the proxy.",
         "whole normal,none normal,unread normal,cut normal",
     ),
-    _read(
+    shown(
         "sampler",
         "epp_response_sampling_total",
         "observe",
         "Responses that pass, or would pass, through the picker: read, carried unread, or left.",
         read.sampled,
     ),
-    _read(
+    shown(
         "sampler",
         "epp_response_sampling_share",
         "",
         "Share of the responses passing the picker that are read, now in force.",
         read.one(lambda sampler: sampler.share),
     ),
-    _read(
+    shown(
         "receivers",
         "epp_reports_total",
         "receiver result",
         "Reports of Envoy, by receiver and by what became of them.",
         read.reports,
     ),
-    _counter("epp_late_reports_total", "", "Reports on unknown or finished decisions, dropped."),
-    _counter(
+    counter("epp_late_reports_total", "", "Reports on unknown or finished decisions, dropped."),
+    counter(
         "epp_connections_closed_total",
         "listener reason",
         "Connections closed by the picker: over a limit, idle, for room, balance, or a flood of work.",
         "grpc limit,http limit,first_token limit,grpc idle,grpc room,grpc flood,grpc balance",
     ),
-    _counter(
+    counter(
         "epp_connections_throttled_seconds_total",
         "",
         "Time that gRPC connections were not read because their peers were over their budgets of work.",
     ),
-    _read(
+    shown(
         "bodies",
         "epp_held_body_bytes",
         "",
@@ -272,25 +229,25 @@ TABLE: tuple[Row, ...] = (
     ),
     # The process.
     Row("llm_d_epp_info", "gauge", ("commit", "build_ref"), "Which picker this is."),
-    _counter(
+    counter(
         "epp_faults_total",
         "part",
         "Faults of the picker: streams that failed, restarts of the thread that writes records.",
         "stream,recorder",
     ),
-    _counter("epp_records_dropped_total", "", "Records lost to a full queue or disk."),
-    _counter(
+    counter("epp_records_dropped_total", "", "Records lost to a full queue or disk."),
+    counter(
         "epp_event_loop_stall_seconds_total",
         "",
         "Time by which heartbeats of the event loop came late, in all; requests waited as long.",
     ),
-    _gauge(
+    gauge(
         "epp_file_ok",
         "file",
         "1 while a watched file's content is in force, 0 if refused or gone; eds is written, for Envoy.",
     ),
-    _gauge("epp_kubernetes_ok", "resource", "1 while the API server lets the resource be followed."),
-    _counter(
+    gauge("epp_kubernetes_ok", "resource", "1 while the API server lets the resource be followed."),
+    counter(
         "epp_kubernetes_failures_total",
         "resource reason",
         "Calls of the API server that failed and watches that broke, by reason.",
@@ -363,13 +320,13 @@ TABLE: tuple[Row, ...] = (
         "1 while ejections are ignored.",
         read.one(lambda s: s.fleet.health.panicking),
     ),
-    _counter(
+    counter(
         "epp_endpoint_events_total",
         "endpoint event",
         "What happened to an endpoint: probe-failed, scrape-failed, gpu-scrape-failed, ejected, restarted "
         "(its engine).",
     ),
-    _gauge(
+    gauge(
         "epp_endpoint_model_mismatch",
         "endpoint",
         "Names that the endpoint's engine is asked for and does not list in /v1/models; 0 is good.",
@@ -422,7 +379,7 @@ TABLE: tuple[Row, ...] = (
         "Estimated network time to the first byte for a body of mean size; cold opens a connection.",
         read.path_network,
     ),
-    _read(
+    shown(
         "tokenizers",
         "epp_model_tokens_counted",
         "model_name by",
@@ -458,6 +415,27 @@ TABLE: tuple[Row, ...] = (
         "Age at arrival of the changes in the last thousand messages, by the wall clocks of both pickers.",
         read.change_ages,
     ),
+    # Other regions.
+    counter("epp_region_forwarded_total", "region", "Requests that a pick sent to a peer region first."),
+    counter(
+        "epp_region_refused_total",
+        "reason",
+        "Requests of peer regions refused before an engine saw them: full, or why their hop is not believed.",
+    ),
+    shown(
+        "regions",
+        "epp_region_summary_age_seconds",
+        "region",
+        "Age of what is known of a peer region; from 3 on it is not picked while another may serve.",
+        read.summary_ages,
+    ),
+    shown(
+        "regions",
+        "epp_region_bytes_total",
+        "direction",
+        "Bytes of summaries and sketches sent to peer regions and received from them.",
+        lambda link: link.bytes.items(),
+    ),
     # Weights and models in force.
     _of_picker(
         "epp_weight",
@@ -471,26 +449,26 @@ TABLE: tuple[Row, ...] = (
         "Unix time at which the tuner wrote the weights in force; 0 without a tuner.",
         read.weights_version,
     ),
-    _counter(
+    counter(
         "epp_learned_decisions_total",
         "by",
         "Decisions of a learned policy by what decided: model, explored, or why the heuristic did.",
     ),
-    _read(
+    shown(
         "model",
         "epp_reward_model_age_seconds",
         "version withdrawn",
         "Time since the training of the reward model, and why it is withdrawn, if it is.",
         read.model_age,
     ),
-    _read(
+    shown(
         "shadow",
         "epp_shadow_decisions_total",
         "policy result",
         "Live decisions scored in shadow: the same endpoint (agreed), another (differed), or failed.",
         read.shadowed,
     ),
-    _read(
+    shown(
         "shadow",
         "epp_shadow_estimated_difference_seconds",
         "policy",
