@@ -26,7 +26,7 @@ from epp.errors import ConfigError
 from epp.schedule.decision import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -93,6 +93,7 @@ class NatsLink(Link):
         self._contents, self._records = f"{subject}.file", f"{subject}.records"
         self._questions, self._answers = f"{subject}.page", f"{subject}.answers"
         self._decision = decision
+        self._further: dict[str, Callable[[Msg], Awaitable[None]]] = {}
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
         self._problem = ""
@@ -131,6 +132,30 @@ class NatsLink(Link):
         if self.leading.follows:
             data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
             self._put(f"{self._records}.{self.leading.leader}", data, _RECORDS_OUTBOX)
+
+    def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
+        """Hear a further subject once connected; what ``take`` returns is the answer, None for none."""
+
+        async def received(message: Msg) -> None:
+            answer = take(message.data)
+            if answer is not None:
+                await message.respond(answer)
+
+        self._further[subject] = received
+
+    def publish(self, subject: str, data: bytes) -> None:
+        """Send a message on a further subject, or drop it."""
+        self._put(subject, data)
+
+    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        """Ask whoever listens to a subject; empty where nobody answers."""
+        if self._client is None or not self.connected:
+            return b""
+        try:
+            answer = await self._client.request(subject, data, timeout=timeout_s)
+        except (Error, OSError, TimeoutError):
+            return b""
+        return answer.data
 
     async def run(self) -> None:
         """Connect, and share until cancelled."""
@@ -173,6 +198,8 @@ class NatsLink(Link):
                 await client.subscribe(f"{self._answers}.{self._origin}", cb=self._received_answer)
                 await client.subscribe(self._contents, cb=self._received_content)
                 await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
+                for subject, received in self._further.items():
+                    await client.subscribe(subject, cb=received)
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
@@ -224,13 +251,7 @@ class NatsLink(Link):
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
-        if self._client is None or not self.connected:
-            return b""
-        try:
-            answer = await self._client.request(self._asked, decision_id.encode(), timeout=_FIND_S)
-        except (Error, OSError, TimeoutError):
-            return b""
-        return answer.data
+        return await self.ask(self._asked, decision_id.encode(), _FIND_S)
 
     async def _find_here(self, message: Msg) -> None:
         if content := self._decision(message.data.decode(errors="replace")):

@@ -141,6 +141,12 @@ class Sharing:
         return sum(peer.alive for peer in self._peers.values())
 
     @property
+    def first(self) -> bool:
+        """Whether this picker has listened, and is the first by name of those heard."""
+        listened = self._clock.mono_s() - self._started_s > SILENT_S
+        return listened and all(self._origin < name for name, peer in self._peers.items() if peer.alive)
+
+    @property
     def warm(self) -> bool:
         """Whether the index has what the pool knew when this picker joined, as far as peers could say."""
         return self._warm

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from epp.cluster.link import Link
+    from epp.regions.link import RegionLink
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed, Shadow
     from epp.server.response_sampling import Sampler
@@ -71,6 +72,12 @@ class PickerState:
     def paths(self) -> Iterable[tuple[str, PathFigures]]:
         """Describe the path to each region or endpoint."""
         return self.fleet.paths.describe(self.fleet.rtt.rtt_ms(self.mono_s())).items()
+
+
+def summary_ages(link: RegionLink) -> Samples:
+    """Read the age of what is known of each peer region that was ever heard."""
+    ages = ((region, link.age_s(region)) for region in link.peers)
+    return [((region,), age_s) for region, age_s in ages if age_s < math.inf]
 
 
 def one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
