@@ -6,6 +6,7 @@ socket or the pool is checked by whoever owns that.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,6 +24,8 @@ from epp.config.section import (
     Section,
     Share,
 )
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 class Pool(Section, frozen=True):
@@ -357,6 +360,11 @@ class Config(Section, frozen=True):
     def _check_federation(self) -> None:
         own, relays = self.federation.region, self.relays.regions
         wrong = [
+            f"relays.regions: {name!r} is no name of a host, which certificates need"
+            for name in relays
+            if not _HOST.fullmatch(name)
+        ]
+        wrong += [
             f"federation.region: {own!r} is not in relays.regions" if own not in relays else "",
             "" if len(relays) <= MAX_REGIONS else f"relays.regions: more than {MAX_REGIONS} regions",
             "" if self.federation.key_file else "federation.key_file is needed: it signs forwarded requests",

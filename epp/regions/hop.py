@@ -160,10 +160,8 @@ class Hops:
             raise HopRefusedError("replayed")
         seen[key] = hop.expires_ms
 
-    def reachable(self, hop: Hop | None, regions: Collection[str]) -> frozenset[str] | None:
-        """List the regions of a federation that a request may go to after a hop; None for all."""
-        if hop is None:
-            return None
+    def reachable(self, hop: Hop, regions: Collection[str]) -> frozenset[str]:
+        """List the regions of a federation that a request may go to after a hop."""
         if len(hop.passed) >= self._max_hops:
             return frozenset({self._region})
         return frozenset(regions) - {*hop.passed}

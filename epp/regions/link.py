@@ -8,6 +8,7 @@ changes asks for.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from epp.regions.summary import LEAST_S, Summaries
@@ -74,7 +75,7 @@ class RegionLink:
     ) -> None:
         self._remote, self._bus, self._clock, self._tells = remote, bus, clock, tells
         self.peers = peers
-        self._make = lambda: Summaries(fleet, region=region, origin=origin, key_id=key_id)
+        self._make = partial(Summaries, fleet, region=region, origin=origin, key_id=key_id)
         self._summaries: Summaries | None = None
         self._all, self._sketch = f"{_SUBJECT}.{pool}.summary", f"{_SUBJECT}.{pool}.sketch"
         self._asking: set[asyncio.Task[None]] = set()

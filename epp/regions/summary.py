@@ -131,7 +131,7 @@ class Summaries:
         if now_s - self._sent_s < 0.9 * LEAST_S:  # timers are not exact
             return None
         self._follow()
-        own = self._own(now_s)
+        own = self._fleet.serving(now_s)
         promised = self._fleet.promised(own)
         load = promised.mean(axis=1) if len(own) else promised.sum(axis=1)
         room = float(self._fleet.room.places(own, promised[RUNNING]).sum())
@@ -174,21 +174,6 @@ class Summaries:
             for block in blocks:
                 (self.sketch.insert if held else self.sketch.delete)(block)
         self._log.clear()
-
-    def _own(self, now_s: float) -> Slots:
-        """Find the slots of the engines that may serve."""
-        fleet, remote = self._fleet, self._fleet.remote
-        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s) or {}
-        return np.array(
-            [
-                slot
-                for slot, endpoint in fleet.members
-                if not (endpoint.draining or slot in paused)
-                and (healthy is None or healthy[slot])
-                and not (remote is not None and remote.is_peer(slot))
-            ],
-            np.intp,
-        )
 
     def _moved(self, now: tuple[float, float, float]) -> bool:
         room, said_room = now[0], self._said[0]

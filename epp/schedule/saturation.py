@@ -65,8 +65,8 @@ class Shedding:
 
     def saturation(self, now_s: float) -> float:
         """Measure the endpoints that take requests."""
-        slots = [slot for slot, endpoint in self._fleet.members if not endpoint.draining]
         fleet, settings = self._fleet, self.settings
+        slots = [slot for slot, endpoint in fleet.members if not (endpoint.draining or fleet.is_peer(slot))]
         if settings.running_requests or settings.pending_tokens:
             promised = fleet.promised(np.array(slots, np.intp))
             return concurrency(promised[RUNNING], promised[PENDING], settings)

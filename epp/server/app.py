@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from epp.server.cluster import ClusterFeed
     from epp.server.lead import LeadFeed
     from epp.server.learned import Learning
+    from epp.server.regions import Regions
     from epp.server.restore import IndexRestore
     from epp.server.tracing import Tracing
 
@@ -110,7 +111,8 @@ class App:
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
         shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
-        self._relays = RelayPaths(config.relays) if config.relays.regions else None
+        self._regions = regions = self._build_regions(hasher)
+        self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
         self._learning, self._tracing = self._build_learning(), self._build_tracing()
         self.core = Core(
             config,
@@ -123,6 +125,7 @@ class App:
             admission=shedding,
             tokenizers=self._tokenizers,
             relays=self._relays,
+            regions=regions,
             tracing=self._tracing,
             observers=() if self._learning is None else self._learning.observers,
         )
@@ -135,6 +138,7 @@ class App:
             metrics=self.metrics,
             clock=clock,
             base=base,
+            regions=self._regions,
         )
         self._cluster = self._build_cluster()
         self._peers, self._lead = self._build_peers(hasher)
@@ -157,6 +161,9 @@ class App:
         self.metrics.show("leases", self.core.leases)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
+        if self._regions is not None:
+            self.metrics.show("regions", self._regions.link)
+            self.core.outcomes.peers = self._regions.peers
 
     def _build_listeners(self) -> None:
         config, host = self._config, self._host
@@ -219,6 +226,21 @@ class App:
             clock=self._clock,
         )
 
+    def _build_regions(self, hasher: BlockHasher) -> Regions | None:
+        if not self._config.federation.region:
+            return None
+        from epp.server.regions import Regions  # noqa: PLC0415  # only where it is configured
+
+        return Regions(
+            self._config,
+            base=self._base,
+            source=self._source,
+            fleet=self.picker.fleet,
+            key_id=hasher.key_id,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+
     def _build_peers(self, hasher: BlockHasher) -> tuple[Link | None, LeadFeed | None]:
         config = self._config
 
@@ -227,7 +249,8 @@ class App:
 
             kubernetes = config.pool.kubernetes
             pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
-            return Group(pool, config.policy.name, hasher.key_id)
+            own = f"{pool}.{config.federation.region}" if config.federation.region else pool
+            return Group(own, config.policy.name, hasher.key_id)
 
         if not config.cluster.url:
             return self._host.link(group, self.picker.fleet, self._clock), None
@@ -250,6 +273,8 @@ class App:
             decision=self._decision_json,
             term=lead.read_lead(records).term if led else None,
         )
+        if self._regions is not None:
+            self._regions.connect(link, config.cluster.name or "default")
         if not led or self._recorder is None:
             return link, None
         files = lead.followed_files(config, self._base)
@@ -418,6 +443,8 @@ class App:
         self.tasks.start("estimated leases", self.core.leases.run())
         if self._peers is not None:
             self.tasks.start("share with peers", self._peers.run())
+        if self._regions is not None:
+            self.tasks.start("share with peer regions", self._regions.link.run())
         if self._lead is not None:
             self.tasks.start("follow the leader", self._lead.run())
             if self._cluster is not None and self._peers is not None:

@@ -21,6 +21,7 @@ from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import rewrite
 from epp.apis.rewrite_answer import restorer
 from epp.apis.tried import task_of, tried_models
+from epp.config.federation import PEER_HEADER
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, PickAt, Refusal
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from epp.schedule.picker import Picker
     from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
+    from epp.server.regions import Regions
     from epp.server.relays import RelayPaths
     from epp.server.tokenizers import Tokenizers
     from epp.server.tracing import Tracing
@@ -74,6 +76,11 @@ UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
 PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
+#: Response header on a request of a peer region that no engine has seen: another region, or the own one, may.
+UNSERVED_HEADER = "x-epp-relay-unserved"
+#: Rules by which no region would serve a request, and statuses of those that are no lack of endpoints.
+_CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
+_STATUS = {"saturated": 429, "room": 429, "hop": 403}
 #: Retrieves, cancels or deletes a stored response.
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
@@ -94,6 +101,7 @@ class Core:
         admission: refuses requests before they are read.
         tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
+        regions: of which requests of peer regions are believed, and which may go there; None without peers.
         tracing: makes spans, if anything does.
         observers: called with every decision; they take note and do no work.
 
@@ -115,11 +123,13 @@ class Core:
         admission: Shedding,
         tokenizers: Tokenizers,
         relays: RelayPaths | None,
+        regions: Regions | None,
         tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
     ) -> None:
         self.picker = picker
         self._observers = observers
+        self._regions = regions
         self._max_body_bytes = config.request.max_body_bytes
         self.configure(config)
         self._model_rules = ModelRules()
@@ -141,7 +151,7 @@ class Core:
     def configure(self, config: Config) -> None:
         """Use a configuration's keys that may change while requests are served."""
         self._inject_usage = config.request.inject_usage == "always"
-        self._regions, self._tenant_header = config.regions, config.request.tenant_header.lower()
+        self._rules, self._tenant_header = config.regions, config.request.tenant_header.lower()
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
@@ -233,8 +243,11 @@ class Core:
         """
         if isinstance(parsed, Refusal):
             return parsed
+        hop = None
         try:
             asked = self._info(request, parsed, counted)
+            if self._regions is not None:
+                asked, hop = self._regions.admit(request, asked)
             if self._headers_read is not None:
                 told = {name: value for name, value in request.headers.items() if name in self._headers_read}
                 priority = self._admission.priority(request.headers)
@@ -249,7 +262,7 @@ class Core:
                 words = f"The model '{models[0]}' does not exist or you do not have access to it."
                 return self._refuse(request, 404, words, rule=error.rule, param="model", models=models)
             words = f"no endpoint available: {error.message}"
-            status = 429 if error.rule == "saturated" else 503
+            status = _STATUS.get(error.rule, 503)
             return self._refuse(request, status, words, rule=error.rule, models=models)
         decided_s = self._clock.mono_s()
         self._schedule_seconds.observe(decided_s - asked_s)
@@ -263,6 +276,8 @@ class Core:
         for observe in self._observers:
             observe(decision)
         pick = self._pick(request, decision)
+        if self._regions is not None:
+            self._regions.set_hop(pick, request, decision, hop)
         if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
             pick.set_headers["traceparent"] = parent
         return pick
@@ -306,9 +321,9 @@ class Core:
         headers = request.headers
         body_bytes = len(request.body or b"") if request.whole else announced_bytes(headers)
         regions = None
-        if self._regions:
+        if self._rules:
             model = "" if parsed is None else parsed.model
-            regions = allowed_regions(self._regions, model=model, path=request.path, headers=headers)
+            regions = allowed_regions(self._rules, model=model, path=request.path, headers=headers)
         subset = self._subset(request)
         if parsed is None:
             opaque = request.body is not None or not request.whole
@@ -385,6 +400,8 @@ class Core:
         make = error_words(request.path) or openai_error  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}
+        if self._regions is not None and PEER_HEADER in request.headers and rule not in _CLIENTS_FAULT:
+            headers[UNSERVED_HEADER] = "true"
         if self._protocol.errors == "api":
             return Refusal(status, make(status, message, param), headers=headers, details=rule)
         return Refusal(status, error_text(status, message, rule), PLAIN_TEXT, headers, rule)

@@ -52,6 +52,9 @@ SHORTEST_PAUSE_S = 0.01
 #: After a fault of the picker's own: whoever reads the log needs it told now and then, not each interval.
 FAULT_PAUSE_S = 10.0
 
+#: What Envoys that stand before a region answer by themselves (`epp.envoy.relays`).
+READY_PATH = "/epp-relay/ready"
+
 #: How many of an engine's own names a log line lists.
 _NAMED = 5
 
@@ -75,6 +78,7 @@ class Target:
         relay: ``host:port`` of the relay that it is asked through, empty for directly.
         cert_file: certificate to show, none when empty.
         key_file: its private key.
+        ready_path: of a peer region what its Envoy answers itself: that is probed, and nothing scraped.
     """
 
     address: str
@@ -86,6 +90,7 @@ class Target:
     relay: str = ""
     cert_file: str = ""
     key_file: str = ""
+    ready_path: str = ""
 
     def context(self) -> ssl.SSLContext | None:
         """Make what a connection is opened with, None for plaintext; reads files, so it may block.
@@ -216,18 +221,19 @@ class Poller:
     async def run(self) -> None:
         """Poll until cancelled."""
         works: list[Callable[[KeepAlive], Awaitable[None]]] = []
-        for schedule, what, once in (
-            (self._probes, "probe", self._probe_once),
-            (self._scrapes, "scrape", self._scrape_once),
+        engine = not self._target.ready_path
+        for schedule, what, once, wanted in (
+            (self._probes, "probe", self._probe_once, True),
+            (self._scrapes, "scrape", self._scrape_once, engine),
         ):
-            if schedule.interval_s:
+            if schedule.interval_s and wanted:
                 works.append(partial(self._kept, partial(self._every, schedule, what, once), what))
-        if self._probes.interval_s:
+        if self._probes.interval_s and engine:
             works.append(partial(self._kept, self._check_models, ""))
         if self._token is not None:
             await self._token.first_read()
         connections = [await self._connected() for _ in works]  # opened when first asked
-        if self._scrapes.interval_s and self._scrape.gpu_port:
+        if self._scrapes.interval_s and self._scrape.gpu_port and engine:
             host, _ = split_address(self._target.address)
             exporter = join_address(host, self._scrape.gpu_port)
             connections.append(KeepAlive(exporter, tls=None, server_name=None))
@@ -276,7 +282,7 @@ class Poller:
             ValueError: its answer is no HTTP, or too long.
         """
         headers = {} if self._token is None else self._token.headers()
-        if not self._target.relay:
+        if not self._target.relay or self._target.ready_path:
             return await connection.get(path, headers, self._probe.timeout_s)
         wanted = self._known_as(self._target.address)
         headers = {**headers, DESTINATION_HEADER: wanted}
@@ -297,7 +303,8 @@ class Poller:
 
     async def _probe_once(self, connection: KeepAlive) -> None:
         opened = connection.opened
-        answer = await self._answered("probe", self._ask(connection, self._probe.path))
+        path = self._target.ready_path or self._probe.path
+        answer = await self._answered("probe", self._ask(connection, path))
         if answer is None:
             return
         if answer.status >= 500:

@@ -25,7 +25,7 @@ from epp.server.poll import PROBES_AT, Poller, PollSchedule, target_of, with_cre
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from epp.clock import Clock
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.poll import SignalFeed, Target
     from epp.server.process import Tasks
+    from epp.server.regions import Regions
     from epp.server.resolve import Resolver
     from epp.types import Endpoint
 
@@ -59,6 +60,7 @@ class PoolFeed:
         metrics: counted into.
         clock: the time.
         base: folder that paths in the configuration are relative to.
+        regions: adds peer regions to the pool, where regions are peers.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class PoolFeed:
         metrics: Metrics,
         clock: Clock,
         base: Path,
+        regions: Regions | None = None,
     ) -> None:
-        settings, relays = config.pool, config.relays
-        self._resolver, self._relays = core.resolver, relays
+        settings, relays = config.pool, None if regions is not None else config.relays
+        self._resolver, self._relays, self._regions = core.resolver, relays, regions
         self._source = str(base / settings.file)
         self._picker, self._sink, self._tasks = core.picker, sink, tasks
         self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
@@ -82,13 +85,14 @@ class PoolFeed:
         self._endpoints: list[Endpoint] = []
         self._eds: EdsFile | None = None
         # Relays are what Envoy knows then, not endpoints.
-        if settings.eds_file and settings.kubernetes is None and not relays.regions:
+        if settings.eds_file and settings.kubernetes is None and not (relays and relays.regions):
             self._eds = EdsFile(
                 base / settings.eds_file,
                 delay_s=EDS_DELAY_S,
                 resolver=core.resolver,
                 metrics=metrics,
                 on_known=self._offer,
+                forwards=() if regions is None else tuple(regions.peers),
             )
         self._pollers: dict[str, Target] = {}
         self._tokens: dict[str, TokenFile] = {}
@@ -119,10 +123,10 @@ class PoolFeed:
 
     def apply(self, specs: Mapping[str, EndpointSpec], aliases: Mapping[str, str] | None = None) -> None:
         """Make these the pool; ``aliases`` are further addresses of them, to their own."""
+        if self._regions is not None:
+            specs = self._regions.pool(specs)
         endpoints = [spec.endpoint() for spec in specs.values()]
-        targets = {
-            address: target_of(address, spec, self._scrape, self._relays) for address, spec in specs.items()
-        }
+        targets = {address: self._target(address, spec) for address, spec in specs.items()}
         gone = self._specs.keys() - specs.keys()
         new = specs.keys() - self._specs.keys()
         self._endpoints = endpoints
@@ -142,6 +146,10 @@ class PoolFeed:
             self._metrics.requests.models.keep(endpoint.models)
         self._run_pollers(targets)
         log.info("pool: %d endpoints, %d new, %d gone", len(specs), len(new), len(gone))
+
+    def _target(self, address: str, spec: EndpointSpec) -> Target:
+        peer = None if self._regions is None else self._regions.target(address)
+        return peer or target_of(address, spec, self._scrape, self._relays)
 
     def _offer(self) -> None:
         """Give the picker the pool; an endpoint that Envoy does not know yet takes no requests.
@@ -208,6 +216,7 @@ class EdsFile:
         resolver: host names to addresses.
         metrics: counted into.
         on_known: called when Envoy knows further endpoints.
+        forwards: addresses at which Envoy takes requests for peer regions; it knows them from its start.
     """
 
     def __init__(
@@ -218,8 +227,10 @@ class EdsFile:
         resolver: Resolver,
         metrics: Metrics,
         on_known: Callable[[], None],
+        forwards: Collection[str] = (),
     ) -> None:
         self._path, self._delay_s, self._resolver = path, delay_s, resolver
+        self._forwards = forwards
         self._metrics, self._on_known = metrics, on_known
         self._endpoints: Sequence[Endpoint] | None = None
         self._content: bytes | None = None
@@ -274,7 +285,7 @@ class EdsFile:
             for endpoint in self._endpoints
             if (address := self._resolver.resolved(endpoint.address)) is not None
         }
-        content = eds_content(hosts.values())
+        content = eds_content(hosts.values(), self._forwards)
         try:
             if content != self._content:
                 await in_daemon_thread(replace_file, self._path, content)

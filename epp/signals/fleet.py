@@ -387,6 +387,23 @@ class Fleet:
         own: Floats = self.ledger.block[:, rows]
         return own if self.peer_load is None else own + self.peer_load.promised(rows, own)
 
+    def is_peer(self, slot: int) -> bool:
+        """Tell whether a slot stands for a peer region."""
+        return self.remote is not None and self.remote.is_peer(slot)
+
+    def serving(self, now_s: float) -> Slots:
+        """Find the slots of the own engines that may serve now."""
+        healthy, paused = self.health.eligible(now_s), self.retry_after.until_s(now_s) or {}
+        return np.array(
+            [
+                slot
+                for slot, endpoint in self.members
+                if not (endpoint.draining or slot in paused or self.is_peer(slot))
+                and (healthy is None or healthy[slot])
+            ],
+            np.intp,
+        )
+
     def places(self, slots: Slots) -> Floats:
         """Return how many more requests each endpoint or peer region takes before they wait."""
         found = self.room.places(slots, self.promised(slots)[RUNNING])

@@ -95,7 +95,7 @@ def test_no_request_comes_twice_to_a_region_nor_goes_further_than_allowed(most: 
     before, visited = None, [way[0]]
     for target in way[1:]:
         here = regions[visited[-1]]
-        allowed = here.reachable(before, way)
+        allowed = None if before is None else here.reachable(before, way)
         if allowed is not None and target not in allowed:
             assert allowed == {visited[-1]}
             break

@@ -147,7 +147,7 @@ async def _engines(context: Context, http: aiohttp.ClientSession) -> tuple[Engin
     """Ask every endpoint of the pool; a relay knows one with a host name by its address alone."""
     config = context.config
     targets = {
-        address: target_of(address, spec, config.scrape, config.relays)
+        address: target_of(address, spec, config.scrape, None if config.federation.region else config.relays)
         for address, spec in context.specs.items()
     }
     relayed = [address for address, target in targets.items() if target.relay]
