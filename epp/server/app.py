@@ -163,7 +163,6 @@ class App:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
             self.metrics.show("regions", self._regions.link)
-            self.core.outcomes.peers = self._regions.peers
 
     def _build_listeners(self) -> None:
         config, host = self._config, self._host

@@ -31,10 +31,10 @@ from epp.server.access_log import Termination
 from epp.signals.engine_metrics import RUNNING, WAITING
 from epp.signals.ledger import RUNNING as PROMISED_REQUESTS
 from epp.signals.paths import ConnectionTiming
-from epp.signals.retry_after import STATUSES, retry_after_s
+from epp.signals.retry_after import PEER_PAUSE_S, STATUSES, retry_after_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from epp.apis.usage import Usage
     from epp.clock import Clock
@@ -54,8 +54,6 @@ REPORT_WAIT_S = 2.0
 #: Less than a tuner waits for outcomes.
 FORETOLD_WAIT_S = 30.0
 _REMEMBERED = 4096
-#: How long a peer region that did not serve a request is left alone; then one request tries it.
-PEER_PAUSE_S = 1.0
 #: Ends that do not say what became of the response, because it did not pass the picker, or not to its end.
 _BLIND = {cause.value for cause in (Cause.STREAM_END, Cause.CUT_OFF, Cause.CLIENT_GONE, Cause.UNOBSERVED)}
 #: Ends of a response that began well, as far as the stream shows it.
@@ -107,8 +105,6 @@ class Outcomes:
         self._unreported: dict[str, _Verdict] = {}
         #: Endpoints whose last pick Envoy did not honour.
         self._not_honoured: set[str] = set()
-        #: Addresses that stand for peer regions, which are paused and not ejected.
-        self.peers: Collection[str] = ()
         #: Called with every outcome.
         self.listeners: list[Callable[[Outcome], None]] = []
 
@@ -338,8 +334,7 @@ class Outcomes:
         slot, health = self._picker.fleet.slot_of(address), self._picker.fleet.health
         if slot is None:
             return
-        if failed and address in self.peers:
-            # What failed may be one engine of many, or that others were faster to take the last room there.
+        if failed and self._picker.fleet.is_peer(slot):
             self._picker.fleet.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
         elif not failed:
             if health.success(slot, now_s, "outcome"):

@@ -22,6 +22,7 @@ from epp.keyed_uniform import keyed_uniform
 from epp.server.keep_alive import KeepAlive, client_tls
 from epp.server.listed_models import parse_models
 from epp.signals.metrics_text import MetricsReader, gpu_utilization
+from epp.signals.retry_after import PEER_PAUSE_S
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -406,13 +407,15 @@ class SignalFeed:
             log.info("endpoint %s is back", address)
 
     def failed(self, address: str, what: str, problem: str, now_s: float) -> None:
-        """Count a probe or a scrape without a good answer; only probes eject an endpoint."""
+        """Count a probe or a scrape without a good answer; only probes eject an endpoint, or pause a peer."""
         slot = self._fleet.slot_of(address)
         if slot is None:
             return
         self._metrics.endpoint_event(address, f"{what}-failed")
         if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
+        elif self._fleet.is_peer(slot):
+            self._fleet.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
         elif self._fleet.health.failure(slot, "probe", now_s):
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)

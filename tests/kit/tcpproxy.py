@@ -16,6 +16,8 @@ class TcpProxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.refusing = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -37,10 +39,19 @@ class TcpProxy:
             writer.transport.abort()
         return len(writers)
 
+    def hold(self) -> None:
+        """Let nothing through from now on, and tell nobody: a network that is gone."""
+        self._flowing.clear()
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        self._flowing.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             writer.transport.abort()
             return
+        await self._flowing.wait()
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
@@ -48,16 +59,16 @@ class TcpProxy:
             return
         self._writers |= {writer, far_writer}
         try:
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         finally:
             self._writers -= {writer, far_writer}
             for each in (writer, far_writer):
                 each.transport.abort()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
