@@ -119,7 +119,7 @@ class Hops:
         self._seen: dict[tuple[str, tuple[str, ...]], int] = {}
 
     def check(self, token: str, peer: str, request_id: str, now_ms: int) -> Hop:
-        """Believe a token, once.
+        """Believe a token that was not used before.
 
         Args:
             token: of the request, ``""`` without one.
@@ -144,21 +144,16 @@ class Hops:
             raise HopRefusedError("expired")
         if len(hop.passed) > self._max_hops:
             raise HopRefusedError("hops")
-        self._remember(hop, now_ms)
-        return hop
-
-    def _remember(self, hop: Hop, now_ms: int) -> None:
-        """Note a token as used.
-
-        Raises:
-            HopRefusedError: it was used before, or so many were that it cannot be known.
-        """
-        seen, key = self._seen, (hop.decision_id, hop.passed)
+        seen = self._seen
         while seen and seen[oldest := next(iter(seen))] <= now_ms:
             del seen[oldest]
-        if seen.get(key, 0) > now_ms or len(seen) >= REMEMBERED:
+        if seen.get((hop.decision_id, hop.passed), 0) > now_ms or len(seen) >= REMEMBERED:
             raise HopRefusedError("replayed")
-        seen[key] = hop.expires_ms
+        return hop
+
+    def use(self, hop: Hop) -> None:
+        """Note a token as used: its request is taken, and no other under it."""
+        self._seen[hop.decision_id, hop.passed] = hop.expires_ms
 
     def reachable(self, hop: Hop, regions: Collection[str]) -> frozenset[str]:
         """List the regions of a federation that a request may go to after a hop."""

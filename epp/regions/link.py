@@ -92,7 +92,7 @@ class RegionLink:
         try:
             while True:
                 for region in self.tick():
-                    task = asyncio.ensure_future(self._ask(region))
+                    task = asyncio.ensure_future(self.ask(region))
                     self._asking.add(task)
                     task.add_done_callback(self._asking.discard)
                 await asyncio.sleep(LEAST_S)
@@ -115,7 +115,8 @@ class RegionLink:
                 self._bus.publish(self._all, self._counted("sent", data))
         return self._remote.missing(now_s)
 
-    async def _ask(self, region: str) -> None:
+    async def ask(self, region: str) -> None:
+        """Ask a region for its whole sketch."""
         if answer := await self._bus.ask(f"{self._sketch}.{region}", b"", _ANSWER_S):
             self._hear(answer)
 

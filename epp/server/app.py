@@ -95,12 +95,7 @@ class App:
         self.tasks = Tasks()
         hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
         self._recorder = self._build_recorder(hasher)
-        self._index = WarmIndex(
-            capacity_tokens=config.prefix.capacity_tokens,
-            name_block=hasher.export_id,
-            coarse_blocks=hasher.coarse_blocks,
-            states=StateSlots.of(config.prefix.state_slots, config.prefix.chunk_tokens),
-        )
+        self._index = self._build_index(hasher)
         self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
@@ -138,7 +133,7 @@ class App:
             metrics=self.metrics,
             clock=clock,
             base=base,
-            regions=self._regions,
+            regions=regions,
         )
         self._cluster = self._build_cluster()
         self._peers, self._lead = self._build_peers(hasher)
@@ -163,6 +158,15 @@ class App:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
             self.metrics.show("regions", self._regions.link)
+
+    def _build_index(self, hasher: BlockHasher) -> WarmIndex:
+        prefix = self._config.prefix
+        return WarmIndex(
+            capacity_tokens=prefix.capacity_tokens,
+            name_block=hasher.export_id,
+            coarse_blocks=hasher.coarse_blocks,
+            states=StateSlots.of(prefix.state_slots, prefix.chunk_tokens),
+        )
 
     def _build_listeners(self) -> None:
         config, host = self._config, self._host

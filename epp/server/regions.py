@@ -140,6 +140,7 @@ class Regions:
         if not regions:
             self._metrics.value("epp_region_refused_total", "full").inc()
             raise NoEndpointError("room", f"{self._region} has no room")
+        self._hops.use(hop)
         allowed = regions if asked.regions is None else regions & asked.regions
         told = {"origin_region": hop.origin, "origin_decision": hop.decision_id}
         return replace(asked, regions=allowed, **told), hop

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 STATUSES = frozenset({429, 503})
 #: Longest pause, jitter included: an endpoint that asks for an hour is tried every minute.
 MAX_PAUSE_S = 60.0
-#: Pause of a peer region that could not be reached, or did not serve a request. It is not ejected: what failed may
-#: be one engine of many, and where nobody else may serve a request it is tried all the same.
+#: Pause of a peer region that could not be reached, or did not serve a request. It is not ejected: one engine
+#: of many may have failed, and where nobody else may serve a request it is tried all the same.
 PEER_PAUSE_S = 1.0
 #: A pause is longer than asked by up to this share, so that many pickers do not return at one moment.
 _JITTER = 0.2

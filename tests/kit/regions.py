@@ -79,7 +79,8 @@ class World:
 async def world(
     folder: Path, nats: Nats, replicas: Mapping[str, Sequence[SimConfig]], **config: Any
 ) -> AsyncIterator[World]:
-    """Regions by name with their replicas; ``config`` are sections of all pickers."""
+    """Regions by name with their replicas; ``config`` are sections of all pickers, ``envoy`` settings of Envoys."""
+    envoy = config.pop("envoy", {})
     names = tuple(replicas)
     made = World()
     certificates(folder, {name: f"{name}.{DOMAIN}" for name in names})
@@ -104,12 +105,15 @@ async def world(
                 cert_file=str(folder / f"{name}.crt"),
                 key_file=str(folder / f"{name}.key"),
             )
-            federation = Federation(region=name, key_file=str(folder / "key"), forward_port=free_ports(len(names)))
+            federation = Federation(
+                region=name, key_file=str(folder / "key"), forward_port=free_ports(len(names))
+            )
             made.forwards[name] = federation.forwards(names)
             serving = Serving(
                 home,
                 replicas=replicas[name],
                 envoy={
+                    **envoy,
                     "relays": relays,
                     "federation": federation,
                     "region_rules": tuple(msgspec.convert(rule, RegionRule) for rule in rules),

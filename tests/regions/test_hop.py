@@ -1,4 +1,4 @@
-"""What a region believes of a forwarded request: one token, once, under the right certificate, while hops are left."""
+"""What a region believes of a forwarded request: a token, once, under the right certificate."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def token(key: bytes = KEY, **fields: Any) -> str:
     return sign(Hop(**(told | fields)), key)
 
 
+def taken(region: Hops, text: str, peer: str = EU, request_id: str = "r-1", now_ms: int = NOW_MS) -> Hop:
+    hop = region.check(text, peer, request_id, now_ms)
+    region.use(hop)
+    return hop
+
+
 def refused(us: Hops, text: str, *, peer: str = EU, request_id: str = "r-1", now_ms: int = NOW_MS) -> str:
     with pytest.raises(HopRefusedError) as error:
         us.check(text, peer, request_id, now_ms)
@@ -59,26 +65,29 @@ def refused(us: Hops, text: str, *, peer: str = EU, request_id: str = "r-1", now
 def test_what_is_not_believed(reason: str, make: Callable[[], str], told: dict[str, Any]) -> None:
     us = Hops("us", KEY, 1)
     assert refused(us, make(), **told) == reason
-    assert us.check(token(), EU, "r-1", NOW_MS).origin == "eu"  # and nothing of it is remembered
+    assert taken(us, token()).origin == "eu"  # and nothing of it is remembered
 
 
 def test_a_token_is_believed_once() -> None:
     us = Hops("us", KEY, 1)
-    us.check(token(), EU, "r-1", NOW_MS)
+    us.check(token(), EU, "r-1", NOW_MS)  # and was not taken, for want of room
+    taken(us, token())
     assert refused(us, token()) == "replayed"
     # The same decision by another way is another token; two regions each take what both may.
-    Hops("ap", KEY, 1).check(token(), EU, "r-1", NOW_MS)
-    Hops("us", KEY, 2).check(token(passed=("ap", "eu")), EU, "r-1", NOW_MS)
+    taken(Hops("ap", KEY, 1), token())
+    longer = Hops("us", KEY, 2)
+    taken(longer, token())
+    taken(longer, token(passed=("ap", "eu")))
 
 
 def test_what_is_remembered_is_bounded_and_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hops, "REMEMBERED", 3)
     us = Hops("us", KEY, 1)
     for number in range(3):
-        us.check(token(decision_id=f"d-{number}"), EU, "r-1", NOW_MS)
+        taken(us, token(decision_id=f"d-{number}"))
     assert refused(us, token(decision_id="d-3")) == "replayed"
     later = NOW_MS + 5_000
-    us.check(token(decision_id="d-3", expires_ms=later + 1), EU, "r-1", later)
+    taken(us, token(decision_id="d-3", expires_ms=later + 1), now_ms=later)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
@@ -100,7 +109,7 @@ def test_no_request_comes_twice_to_a_region_nor_goes_further_than_allowed(most: 
             assert allowed == {visited[-1]}
             break
         text = here.forward(before, f"d-{visited[-1]}", "r" * 300, (target,), NOW_MS)
-        before = regions[target].check(text, f"{visited[-1]}.region.epp.internal", "r" * 300, NOW_MS)
+        before = taken(regions[target], text, f"{visited[-1]}.region.epp.internal", "r" * 300)
         visited.append(target)
         assert before.decision_id == f"d-{way[0]}"
         for back in visited:

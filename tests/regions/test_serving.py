@@ -1,60 +1,207 @@
-"""Regions as peers, all of it real: pickers, Envoys, NATS, replicas that answer."""
+"""Regions as peers, all of it real: pickers, Envoys, NATS, replicas that answer; what users see when parts fail."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import json
+import signal
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 
 from epp.records.schema import join
+from epp.records.verify import verify
 from tests.kit.nats import nats_server
-from tests.kit.records import recorded
+from tests.kit.records import command, recorded
 from tests.kit.regions import BOUND, World, one_each, world
+from tests.kit.replicas import QUICK
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
-    from epp.lab.demo.nats import Nats
+    from epp.records.schema import Joined
+    from tests.kit.picker import Serving
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
-
-@pytest.fixture
-async def nats(tmp_path: Path) -> AsyncIterator[Nats]:
-    async with nats_server(tmp_path) as server:
-        yield server
-
-
-async def served(made: World, home: str, **options: object) -> dict[str, int]:
-    before = {name: serving.replicas[0].requests for name, serving in made.regions.items()}
-    status, body = await made.regions[home].chat(**options)
-    assert status == 200, body
-    return {
-        name: serving.replicas[0].requests - before[name] for name, serving in made.regions.items()
-    }
+#: Two requests at once, a third of a second each: a few clients fill it.
+SMALL = replace(QUICK, name="small", max_running=2, decode_curve=((1, 20.0),))
+#: From when on no new request may fail.
+BOUND_S = 2.0
 
 
-async def test_a_request_bound_to_a_peer_is_answered_there_and_told_in_both(tmp_path: Path, nats: Nats) -> None:
-    async with world(tmp_path, nats, one_each("eu", "us")) as made:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    folder = tmp_path_factory.mktemp("regions")
+    server = nats_server(folder)
+    async with (
+        server,
+        world(
+            folder, server, one_each("eu", "us", engine_class=SMALL), envoy={"message_timeout_ms": 500}
+        ) as made,
+    ):
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def made(running: World) -> World:
+    await running.meet()
+    return running
+
+
+@dataclass
+class Asked:
+    """A request of a client.
+
+    Attributes:
+        began_s: monotonic time.
+        took_s: until its answer was there.
+        status: of the answer.
+    """
+
+    began_s: float
+    took_s: float
+    status: int
+
+
+@asynccontextmanager
+async def load(serving: Serving, clients: int) -> AsyncIterator[list[Asked]]:
+    """Clients that always have one request under way each; what became of these."""
+    stop, seen = asyncio.Event(), list[Asked]()
+
+    async def keep_asking() -> None:
+        while not stop.is_set():
+            began_s = time.monotonic()
+            status, _ = await serving.chat(f"question {len(seen)} ", max_tokens=16)
+            seen.append(Asked(began_s, time.monotonic() - began_s, status))
+
+    tasks = [asyncio.ensure_future(keep_asking()) for _ in range(clients)]
+    try:
+        yield seen
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+def engine(serving: Serving) -> int:
+    """Requests that a region's engine has had."""
+    return serving.replicas[0].requests
+
+
+async def until_more(serving: Serving, more: int = 3) -> None:
+    wanted = engine(serving) + more
+    await until(lambda: engine(serving) >= wanted, 20)
+
+
+def of_region(serving: Serving) -> list[Joined]:
+    return [each for each in join(recorded(serving.folder / "records")) if each.outcome is not None]
+
+
+async def test_a_request_bound_to_a_peer_is_answered_there_and_told_in_both(made: World) -> None:
+    eu, us = made.regions.values()
+    before = engine(eu), engine(us)
+    assert (await eu.chat())[0] == (await eu.chat(headers={BOUND: "us"}))[0] == 200
+    assert (engine(eu), engine(us)) == (before[0] + 1, before[1] + 1)
+
+    def forwarded() -> list[Joined]:
+        return [each for each in of_region(us) if each.decision.get("origin_region") == "eu"]
+
+    await until(lambda: len(forwarded()) == 1)
+    (there,) = forwarded()
+    origin = there.decision["origin_decision"]
+    await until(lambda: origin in [each.decision["id"] for each in of_region(eu)])
+    (here,) = [each for each in of_region(eu) if each.decision["id"] == origin]
+    assert here.outcome["served"] == made.forwards["eu"]["us"]
+    for fact in ("cause", "status", "completion_tokens"):
+        assert here.outcome[fact] == there.outcome[fact]
+    assert 0.0 < there.outcome["ttft_ms"] <= here.outcome["ttft_ms"] + 1.0
+    for serving in made.regions.values():
+        assert verify(recorded(serving.folder / "records")).differences == []
+    places = [word for serving in (us, eu) for word in ("--records", serving.folder / "records")]
+    assert command("explain", "--trace", origin, *places, "--out", eu.folder / "trace.json") == 0
+    events = json.loads((eu.folder / "trace.json").read_text())["traceEvents"]
+    assert {each["args"]["name"] for each in events if each["name"] == "process_name"} == {"eu", "us"}
+
+
+async def test_what_finds_no_room_goes_to_a_peer(made: World) -> None:
+    eu, us = made.regions.values()
+    async with load(eu, 6) as seen:
+        await until_more(us)
+    assert {each.status for each in seen} == {200}
+    assert await eu.picker.metric("epp_region_forwarded_total", region="us") > 0
+
+
+async def test_a_peer_that_is_full_refuses_before_an_engine_sees_the_request(made: World) -> None:
+    eu, us = made.regions.values()
+    async with load(us, 8) as seen:
+        await until_more(us, 8)
+        answers = [await eu.chat(headers={BOUND: "us"}) for _ in range(10)]
+    refused = [body["error"]["message"] for status, body in answers if status == 429]
+    assert any("us has no room" in message for message in refused)
+    assert len(refused) + [status for status, _ in answers].count(200) == len(answers)
+    assert await us.picker.metric("epp_region_refused_total", reason="full") >= len(refused)
+    assert await us.picker.metric("epp_region_refused_total", reason="replayed") == 0
+    assert {each.status for each in seen} == {200}
+
+
+async def under_fault(made: World, *, fault: Any, healing: Any) -> list[Asked]:
+    """Fill a region so that it forwards, let something fail, heal it; what its clients saw."""
+    eu, us = made.regions.values()
+    async with load(eu, 6) as seen:
+        await until_more(us)
+        fault()
+        failed_s = time.monotonic()
+        await until(lambda: sum(each.began_s > failed_s + BOUND_S for each in seen) >= 20, 30)
+        healing()
         await made.meet()
-        eu, us = made.regions.values()
-        assert await served(made, "eu") == {"eu": 1, "us": 0}
-        assert await served(made, "eu", headers={BOUND: "us"}) == {"eu": 0, "us": 1}
-        assert await eu.picker.metric("epp_region_forwarded_total", region="us") == 1
+        await until_more(us)
+    late = [each for each in seen if each.began_s > failed_s + BOUND_S]
+    assert {each.status for each in late} == {200}
+    return seen
 
-        def done() -> list[dict[str, object]]:
-            ends = [each for each in join(recorded(us.folder / "records")) if each.outcome]
-            return ends
 
-        await until(lambda: len(done()) == 1)
-        (there,) = done()
-        (here,) = [
-            each
-            for each in join(recorded(eu.folder / "records"))
-            if each.decision["id"] == there.decision["origin_decision"]
-        ]
-        assert there.decision["origin_region"] == "eu"
-        assert here.outcome["cause"] == there.outcome["cause"] == "completed"
-        assert here.outcome["completion_tokens"] == there.outcome["completion_tokens"] > 0
+async def test_a_region_that_is_cut_off_costs_no_new_request_and_comes_back(made: World) -> None:
+    await under_fault(made, fault=lambda: made.split("us"), healing=lambda: made.heal("us"))
+
+
+async def test_a_peer_whose_picker_hangs_costs_no_new_request(made: World) -> None:
+    us = made.regions["us"]
+    await under_fault(
+        made,
+        fault=lambda: us.picker.signal(signal.SIGSTOP),
+        healing=lambda: us.picker.signal(signal.SIGCONT),
+    )
+
+
+async def test_a_peer_whose_summaries_are_lost_is_left_alone_until_they_are_back(made: World) -> None:
+    eu, us = made.regions.values()
+    link = made.links["us", "nats"]
+    link.hold()
+    await eu.picker.until_metric("epp_region_summary_age_seconds", lambda age: age > 3.0, region="us")
+    had = engine(us)
+    async with load(eu, 6) as seen:
+        await until(lambda: len(seen) >= 20, 20)
+        assert engine(us) == had
+        link.cut()
+        link.heal()
+        await until_more(us)
+    assert {each.status for each in seen} == {200}
+
+
+async def test_a_peer_without_a_picker_takes_nothing_and_what_is_bound_to_it_fails_closed(
+    made: World,
+) -> None:
+    eu, us = made.regions.values()
+    await us.picker.kill()
+    try:
+        had = engine(eu), engine(us)
+        assert (await eu.chat(headers={BOUND: "us"}))[0] == 503
+        assert (engine(eu), engine(us)) == had
+        assert (await eu.chat())[0] == 200
+    finally:
+        await us.picker.start()
