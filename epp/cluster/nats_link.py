@@ -13,6 +13,7 @@ import secrets
 import socket
 import ssl
 import zlib
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _SUBJECT = "epp.1"
 _CONNECT_S, _RETRY_S, _FIND_S = 2, 0.5, 1.0
+#: A client that is away for longer is made anew.
+_STUCK_S = 5.0
 #: A server that does not answer pings for twice this is gone.
 _PING_S = 1
 #: Messages that wait to be sent, and bytes that a server may be behind in reading.
@@ -147,7 +150,7 @@ class NatsLink(Link):
         """Send a message on a further subject, or drop it."""
         self._put(subject, data)
 
-    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Ask whoever listens to a subject; empty where nobody answers."""
         if self._client is None or not self.connected:
             return b""
@@ -204,9 +207,12 @@ class NatsLink(Link):
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
             else:
-                self._client = client  # from here on it connects again by itself, for ever
+                self._client = client  # from here on it connects again by itself
                 log.info("sharing with the pickers of %s", self._all)
-                return
+                await _until_stuck(client)
+                self._client = None
+                with suppress(TimeoutError, Error, OSError):
+                    await asyncio.wait_for(client.close(), _CONNECT_S)
 
     async def _send(self) -> None:
         while True:
@@ -251,7 +257,7 @@ class NatsLink(Link):
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
-        return await self.ask(self._asked, decision_id.encode(), _FIND_S)
+        return await self.request(self._asked, decision_id.encode(), _FIND_S)
 
     async def _find_here(self, message: Msg) -> None:
         if content := self._decision(message.data.decode(errors="replace")):
@@ -286,6 +292,14 @@ class NatsLink(Link):
     async def _again(self) -> None:
         self._problem = ""
         log.info("NATS is back: sharing again")
+
+
+async def _until_stuck(client: Client) -> None:
+    """Wait until a client is away for so long that it may not try any more: a fault in its task ends that."""
+    away_s = 0.0
+    while away_s < _STUCK_S:
+        await asyncio.sleep(_RETRY_S)
+        away_s = 0.0 if client.is_connected else away_s + _RETRY_S
 
 
 def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:

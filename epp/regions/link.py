@@ -34,7 +34,7 @@ class Bus(Protocol):
     def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
         """Hear a subject from now on; what ``take`` returns is the answer, None for none."""
 
-    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         """Ask whoever listens; empty where nobody answers."""
         ...
 
@@ -117,7 +117,7 @@ class RegionLink:
 
     async def ask(self, region: str) -> None:
         """Ask a region for its whole sketch."""
-        if answer := await self._bus.ask(f"{self._sketch}.{region}", b"", _ANSWER_S):
+        if answer := await self._bus.request(f"{self._sketch}.{region}", b"", _ANSWER_S):
             self._hear(answer)
 
     def _hear(self, data: bytes) -> None:

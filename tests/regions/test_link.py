@@ -50,7 +50,7 @@ class Bus:
     def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
         self._wire.takers[subject].append((self, take))
 
-    async def ask(self, subject: str, data: bytes, timeout_s: float) -> bytes:  # noqa: ARG002
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:  # noqa: ARG002
         return next(iter(self._wire.send(self, subject, data)), b"")
 
 
