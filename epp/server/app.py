@@ -234,15 +234,9 @@ class App:
             return None
         from epp.server.regions import Regions  # noqa: PLC0415  # only where it is configured
 
-        return Regions(
-            self._config,
-            base=self._base,
-            source=self._source,
-            fleet=self.picker.fleet,
-            key_id=hasher.key_id,
-            metrics=self.metrics,
-            clock=self._clock,
-        )
+        config, source, clock, fleet = self._config, self._source, self._clock, self.picker.fleet
+        key_id, metrics = hasher.key_id, self.metrics
+        return Regions(config, self._base, source, clock, fleet=fleet, key_id=key_id, metrics=metrics)
 
     def _build_peers(self, hasher: BlockHasher) -> tuple[Link | None, LeadFeed | None]:
         config = self._config

@@ -44,10 +44,10 @@ class Regions:
         config: of the picker, with `federation.region`.
         base: folder that its paths are relative to.
         source: its name, for errors.
+        clock: the time.
         fleet: the signals.
         key_id: of block size and hashing key (`BlockHasher.key_id`).
         metrics: counted into.
-        clock: the time.
 
     Attributes:
         peers: endpoint of the pool that stands for a peer region -> the region.
@@ -60,13 +60,13 @@ class Regions:
     def __init__(
         self,
         config: Config,
-        *,
         base: Path,
         source: str,
+        clock: Clock,
+        *,
         fleet: Fleet,
         key_id: str,
         metrics: Metrics,
-        clock: Clock,
     ) -> None:
         federation = config.federation
         self._region, self._relays = federation.region, config.relays

@@ -117,8 +117,13 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     forwarded = {"origin_region": "us", "origin_decision": "us-7"}
     decision, prompt = decided(1, prefix="forwarded")[0]
     decision = replace(decision, request=replace(decision.request, **forwarded))
-    assert {name: getattr(decision_of(through_json(decision)).request, name) for name in forwarded} == forwarded
-    record_all(tmp_path, [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)])
+    assert {
+        name: getattr(decision_of(through_json(decision)).request, name) for name in forwarded
+    } == forwarded
+    record_all(
+        tmp_path,
+        [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)],
+    )
     with recorder_to(tmp_path) as (recorder, _):
         recorder.verdict(Verdict(id="id-0", correct=True), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))

@@ -22,9 +22,8 @@ from tests.kit.replicas import QUICK
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
-    from epp.records.schema import Joined
     from tests.kit.picker import Serving
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -98,8 +97,10 @@ async def until_more(serving: Serving, more: int = 3) -> None:
     await until(lambda: engine(serving) >= wanted, 20)
 
 
-def of_region(serving: Serving) -> list[Joined]:
-    return [each for each in join(recorded(serving.folder / "records")) if each.outcome is not None]
+def of_region(serving: Serving) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Decisions with their outcomes."""
+    requests = join(recorded(serving.folder / "records"))
+    return [(each.decision, each.outcome) for each in requests if each.outcome is not None]
 
 
 async def test_a_request_bound_to_a_peer_is_answered_there_and_told_in_both(made: World) -> None:
@@ -108,18 +109,18 @@ async def test_a_request_bound_to_a_peer_is_answered_there_and_told_in_both(made
     assert (await eu.chat())[0] == (await eu.chat(headers={BOUND: "us"}))[0] == 200
     assert (engine(eu), engine(us)) == (before[0] + 1, before[1] + 1)
 
-    def forwarded() -> list[Joined]:
-        return [each for each in of_region(us) if each.decision.get("origin_region") == "eu"]
+    def forwarded() -> list[tuple[str, Mapping[str, Any]]]:
+        told = of_region(us)
+        return [(each["origin_decision"], end) for each, end in told if each.get("origin_region") == "eu"]
 
     await until(lambda: len(forwarded()) == 1)
-    (there,) = forwarded()
-    origin = there.decision["origin_decision"]
-    await until(lambda: origin in [each.decision["id"] for each in of_region(eu)])
-    (here,) = [each for each in of_region(eu) if each.decision["id"] == origin]
-    assert here.outcome["served"] == made.forwards["eu"]["us"]
+    ((origin, there),) = forwarded()
+    await until(lambda: origin in [each["id"] for each, _ in of_region(eu)])
+    (here,) = [end for each, end in of_region(eu) if each["id"] == origin]
+    assert here["served"] == made.forwards["eu"]["us"]
     for fact in ("cause", "status", "completion_tokens"):
-        assert here.outcome[fact] == there.outcome[fact]
-    assert 0.0 < there.outcome["ttft_ms"] <= here.outcome["ttft_ms"] + 1.0
+        assert here[fact] == there[fact]
+    assert 0.0 < there["ttft_ms"] <= here["ttft_ms"] + 1.0
     for serving in made.regions.values():
         assert verify(recorded(serving.folder / "records")).differences == []
     places = [word for serving in (us, eu) for word in ("--records", serving.folder / "records")]
