@@ -17,8 +17,6 @@ from epp.config.capability import read_chances
 from epp.errors import ConfigError
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
-from epp.prefix_cache.state_slots import StateSlots
-from epp.prefix_cache.warm_index import WarmIndex
 from epp.schedule.decision import to_record
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
@@ -35,7 +33,7 @@ from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
-from epp.server.process import DecisionIds, Tasks, hash_secret
+from epp.server.process import DecisionIds, Tasks, hash_secret, index_of
 from epp.server.relays import RelayPaths
 from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
@@ -95,7 +93,7 @@ class App:
         self.tasks = Tasks()
         hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
         self._recorder = self._build_recorder(hasher)
-        self._index = self._build_index(hasher)
+        self._index = index_of(config.prefix, hasher)
         self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
@@ -158,15 +156,6 @@ class App:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
             self.metrics.show("regions", self._regions.link)
-
-    def _build_index(self, hasher: BlockHasher) -> WarmIndex:
-        prefix = self._config.prefix
-        return WarmIndex(
-            capacity_tokens=prefix.capacity_tokens,
-            name_block=hasher.export_id,
-            coarse_blocks=hasher.coarse_blocks,
-            states=StateSlots.of(prefix.state_slots, prefix.chunk_tokens),
-        )
 
     def _build_listeners(self) -> None:
         config, host = self._config, self._host

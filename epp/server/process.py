@@ -10,12 +10,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ConfigError
+from epp.prefix_cache.state_slots import StateSlots
+from epp.prefix_cache.warm_index import WarmIndex
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from epp.config.schema import Config
+    from epp.config.schema import Config, Prefix
+    from epp.prefix_cache.blocks import BlockHasher
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,16 @@ def hash_secret(config: Config, base: Path, source: str) -> bytes:
     if len(secret) < 16:
         raise ConfigError(source, key, f"{name} holds fewer than 16 bytes")
     return secret
+
+
+def index_of(settings: Prefix, hasher: BlockHasher) -> WarmIndex:
+    """Make the prefix index as configured."""
+    return WarmIndex(
+        capacity_tokens=settings.capacity_tokens,
+        name_block=hasher.export_id,
+        coarse_blocks=hasher.coarse_blocks,
+        states=StateSlots.of(settings.state_slots, settings.chunk_tokens),
+    )
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
