@@ -65,6 +65,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         expires_ms: Unix time.
         passed: regions that have forwarded it, the origin first.
         targets: regions that may take it.
+        bound: no engine of the region passed last may, so one without room takes it, too.
     """
 
     decision_id: str
@@ -72,6 +73,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     expires_ms: int
     passed: tuple[str, ...]
     targets: tuple[str, ...]
+    bound: bool = False
 
     @property
     def origin(self) -> str:
@@ -162,7 +164,14 @@ class Hops:
         return frozenset(regions) - {*hop.passed}
 
     def forward(
-        self, before: Hop | None, decision_id: str, request_id: str, targets: tuple[str, ...], now_ms: int
+        self,
+        before: Hop | None,
+        decision_id: str,
+        request_id: str,
+        targets: tuple[str, ...],
+        now_ms: int,
+        *,
+        bound: bool = False,
     ) -> str:
         """Sign a pick that may go to other regions.
 
@@ -172,8 +181,9 @@ class Hops:
             request_id: of the request.
             targets: the regions.
             now_ms: Unix time.
+            bound: no engine here may take it.
         """
         passed = (self._region,) if before is None else (*before.passed, self._region)
         origin_id = decision_id if before is None else before.decision_id
-        hop = Hop(origin_id, request_id[:_ID_CHARS], now_ms + LIFETIME_MS, passed, targets)
+        hop = Hop(origin_id, request_id[:_ID_CHARS], now_ms + LIFETIME_MS, passed, targets, bound)
         return sign(hop, self._key)

@@ -135,7 +135,7 @@ class Regions:
             self._metrics.value("epp_region_refused_total", error.reason).inc()
             raise NoEndpointError("hop", str(error)) from error
         regions = self._hops.reachable(hop, self._relays.regions)
-        if not self._has_room():
+        if not (hop.bound or self._has_room()):
             regions -= {self._region}
         if not regions:
             self._metrics.value("epp_region_refused_total", "full").inc()
@@ -157,7 +157,8 @@ class Regions:
         if not targets:
             return
         request_id = request.headers.get("x-request-id") or decision.id
-        token = self._hops.forward(hop, decision.id, request_id, targets, self._now_ms())
+        bound = all(names[row] in self.peers for row in rows)
+        token = self._hops.forward(hop, decision.id, request_id, targets, self._now_ms(), bound=bound)
         pick.set_headers |= {FORWARD_HEADER: ",".join(targets), HOP_HEADER: token}
         if decision.endpoint in self.peers:
             self._metrics.value("epp_region_forwarded_total", targets[0]).inc()
