@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -32,6 +33,7 @@ from epp.config.pool import EndpointSpec
 from epp.config.relays import GLOBAL_NAME, RELAY_NAME
 from epp.envoy.child import EPP, Child
 from epp.envoy.process import find_envoy
+from epp.errors import EppError
 from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace import TraceRequest
@@ -61,6 +63,8 @@ CAPACITY_PER_S = 1.6
 #: Per GB that leaves a region and per million tokens computed there, in dollars of nobody's price list.
 PRICES = {"ashburn": (0.05, 0.10), "frankfurt": (0.05, 0.12), "seoul": (0.08, 0.16)}
 DOCUMENTS = 8
+#: Binds a request to a region, by a rule of every picker; how many are sent, one at a time.
+BOUND_HEADER, BOUND = "x-demo-region", 30
 
 
 class Place(threading.Thread):
@@ -261,6 +265,7 @@ class World:
             "cluster": {"url": nats_url},
             "prefix": {"secret_file": str(self._out.absolute() / "hash.key")},
             "relays": self._relays(f"{name}.{DOMAIN}"),
+            "regions": [{"allow": [each], "header": BOUND_HEADER, "value": each} for each in LINKS_MS],
             "federation": {
                 "region": name,
                 "key_file": str(self._out.absolute() / "hop.key"),
@@ -313,10 +318,26 @@ class World:
         self.kept |= {f"{title}, {phase.name}, {name}": found for name, found in results.items()}
         return [title, phase.name, *row(results, load, documents), *money(moved, cost)]
 
+    async def forward_adds_ms(self, regions: Mapping[str, Region], origin: str) -> tuple[float, float]:
+        """Measure what a forward to `HOLDER` adds to the median TTFT there, and the round trip; ms."""
+        load = [request(250.0 * place, [7], tokens=64) for place in range(BOUND)]
+        medians = []
+        for name in (HOLDER, origin):
+            found = await self._from(name, regions, load, headers={BOUND_HEADER: HOLDER})
+            if {result.served_by for result in found} != {HOLDER}:
+                raise EppError(f"requests bound to {HOLDER} were answered elsewhere")
+            # The first few open connections.
+            medians.append(float(np.median([result.ttft_ms or np.inf for result in found[BOUND // 3 :]])))
+        return medians[1] - medians[0], await self.places[origin].here(connect_ms(self.addresses[HOLDER]))
+
     async def _from(
-        self, name: str, regions: Mapping[str, Region], requests: list[TraceRequest]
+        self,
+        name: str,
+        regions: Mapping[str, Region],
+        requests: list[TraceRequest],
+        headers: Mapping[str, str] | None = None,
     ) -> list[RequestResult]:
-        options = LoadOptions(base_url=regions[name].url, model=MODEL)
+        options = LoadOptions(base_url=regions[name].url, model=MODEL, headers=headers or {})
         return await self.places[name].here(run_load(requests, options))
 
     async def _computed(self) -> dict[str, float]:
@@ -335,18 +356,30 @@ class World:
         return {name: await place.here(ask(place.address)) for name, place in self.places.items()}
 
 
-def request(at_ms: float, blocks: Sequence[int]) -> TraceRequest:
-    """Make a request with a prompt of `PROMPT_TOKENS`."""
+def request(at_ms: float, blocks: Sequence[int], tokens: int = PROMPT_TOKENS) -> TraceRequest:
+    """Make a request with a prompt that has one block."""
     name = f"{blocks[-1]}"
     return TraceRequest(
         at_ms=at_ms,
         session=name,
         user=name,
-        prompt_tokens=PROMPT_TOKENS,
+        prompt_tokens=tokens,
         output_tokens=ANSWER_TOKENS,
         block_ids=tuple(blocks),
-        block_tokens=PROMPT_TOKENS,
+        block_tokens=tokens,
     )
+
+
+async def connect_ms(address: str) -> float:
+    """Measure the round trip to an engine: the median of a few connects."""
+    took = []
+    for _ in range(BOUND // 3):
+        began_s = time.perf_counter()
+        _, writer = await asyncio.open_connection(address, ENGINE_PORT)
+        took.append(1e3 * (time.perf_counter() - began_s))
+        writer.close()
+        await asyncio.sleep(0.1)
+    return float(np.median(took))
 
 
 def poisson(
@@ -440,13 +473,20 @@ def show(arguments: argparse.Namespace) -> int:
     table.title = "ms with 95 % intervals; elsewhere: served by another region than the client's"
     links = {name: Shape(rtt_ms / 2) for name, rtt_ms in LINKS_MS.items()}
     with Network(links, routed=True) as network:
-        asyncio.run(run_all(arguments, network, table.add_row))
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+        added = asyncio.run(run_all(arguments, network, table.add_row))
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(table)
+    for origin, (ms, rtt_ms) in added.items():
+        beyond = f"{ms - rtt_ms:+.1f} beside a connect's {rtt_ms:.1f}"
+        console.print(f"A forward from {origin} to {HOLDER} adds {ms:.1f} ms to the first token: {beyond}.")
     return 0
 
 
-async def run_all(arguments: argparse.Namespace, network: Network, add: Callable[..., None]) -> None:
-    """Run the regions with all phases, then what they are compared with."""
+async def run_all(
+    arguments: argparse.Namespace, network: Network, add: Callable[..., None]
+) -> dict[str, tuple[float, float]]:
+    """Run the regions with all phases, then what they are compared with; what forwards add, by origin."""
+    added = dict[str, tuple[float, float]]()
     async with World(network, arguments.out, arguments.seconds) as world:
 
         async def phases(title: str, regions: Mapping[str, Region], *phases: Phase) -> None:
@@ -456,6 +496,8 @@ async def run_all(arguments: argparse.Namespace, network: Network, add: Callable
         if arguments.only in (None, "regions"):
             async with AsyncExitStack() as stack:
                 regions = await world.federation(stack, alone=False)
+                for origin in (name for name in regions if name != HOLDER):
+                    added[origin] = await world.forward_adds_ms(regions, origin)
                 # The holder keeps what it holds only while it has little else to do.
                 pull = Phase("prefix pull", {**SPILL.rates, HOLDER: 0.1}, cached=True)
                 await phases("regions", regions, LOCAL, SPILL, pull)
@@ -470,6 +512,7 @@ async def run_all(arguments: argparse.Namespace, network: Network, add: Callable
             async with AsyncExitStack() as stack:
                 await phases("one for all", await world.single(stack), LOCAL, SPILL)
         (arguments.out / "results.json").write_bytes(msgspec.json.encode(world.kept))
+    return added
 
 
 if __name__ == "__main__":
