@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import PEER, PRICE, ROOM
+from epp.policies.base import PEER, PRICE, ROOM, Share
 from epp.policies.gorgo_ms import GorgoMs
 from epp.types import Ranking
 
@@ -15,21 +15,29 @@ if TYPE_CHECKING:
     from epp.policies.base import Weights
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
+#: A third of the largest batch, where an engine takes twice as many as that.
+_LIGHT = 1 / 6
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFirst(GorgoMs):
-    """Cheapest by `GorgoMs` of the local endpoints with room, if there are any; else of all but full peers.
+    """Cheapest by `GorgoMs` of the local endpoints while one has room; else of all but full peers.
 
-    ``cost = gorgo-ms + price_ms + elsewhere``. While a local endpoint has room, ``elsewhere`` is more than
-    any cost for all that are not such; it is as much more for a peer region without room, which would refuse.
-    Room is learned (`epp.signals.room`); a price is money as milliseconds.
+    ``cost = gorgo-ms + price_ms + elsewhere``. ``elsewhere`` is more than any cost for all that is not local
+    while a local endpoint has room or no peer is cheaper than the cheapest by ``margin``. It is as much more
+    for a peer region that takes no request.
+
+    An endpoint has room while none of its requests waits or is prefilled, and they are less than `_LIGHT` of
+    those that it takes at most (`epp.signals.room`). A price is money as milliseconds.
 
     Attributes:
         local_region: where the picker is. Left out: all that is no peer region is local.
+        margin: share of the cheapest local cost that a forward has to save.
     """
 
     name = "local-first"
     local_region: str = ""
+    margin: Share = 0.2
 
     @property
     def asks(self) -> frozenset[str]:
@@ -41,11 +49,14 @@ class LocalFirst(GorgoMs):
         ranking = GorgoMs.rank(self, request, fleet, weights, seed)
         none = np.zeros(len(fleet))
         price, room, peer = (fleet.extra.get(name, none) for name in (PRICE, ROOM, PEER))
-        costs, full = ranking.costs + price, room <= 0.0
-        admits = self._local(fleet, peer) & ~full
-        behind = ((peer > 0.0) & full).astype(np.float64)
-        if admits.any():
-            behind += ~admits
+        costs, local, running = ranking.costs + price, self._local(fleet, peer), fleet.running_requests
+        has_room = (running == fleet.decoding_requests) & (fleet.engine_waiting == 0.0)
+        has_room &= running < _LIGHT * (running + room)
+        behind = ((peer > 0.0) & (room <= 0.0)).astype(np.float64)
+        if local.any():
+            enough = (1.0 - self.margin) * costs[local].min()
+            stays = has_room[local].any() or not (costs[~local] < enough).any()
+            behind += stays * ~local
         # Beyond the band of ties of the dearest before, however wide it is configured.
         elsewhere = behind * (2.0 * float(np.abs(costs).max()) + 1.0)
         terms = {**ranking.terms, "price": price, "elsewhere": elsewhere}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from epp.policies.local_first import LocalFirst
 from epp.regions.remote import STALE_S, RemoteRegions, peer_endpoint
 from epp.regions.summary import EVERY_S, LEAST_S, Summaries
 from epp.schedule.decision import rerun
@@ -30,6 +31,7 @@ class Region:
         self.name, self.other = name, "b" if name == "a" else "a"
         engines = [Endpoint(f"{name}{number}:1", region=name) for number in (1, 2)]
         self.picker = picker_of("local-first", prefix=name, pool=[])
+        self.picker.replace_policy(LocalFirst(margin=0.0))
         peers = {self.other: ADDRESS[self.other]}
         self.remote = RemoteRegions(
             self.picker.fleet, region=name, key_id="k", peers=peers, prices=prices, ms_per_unit=1000.0
@@ -99,7 +101,7 @@ def test_a_peer_is_what_its_engines_are_on_average() -> None:
     assert seen["pending_uncached_tokens"] == 3 * 40 * 64
     assert (seen["engine_running"], seen["engine_waiting"], seen["engine_used_tokens"]) == (5.0, 0.0, 500.0)
     assert seen["cached_tokens"] == 40 * 64, "by its sketch"
-    assert seen["room"] == 2 * 8.0 - 6.0, "eight ran while others waited"
+    assert seen["room"] == 2 * 2 * 8.0 - 6.0, "twice as many as ran while others waited"
     assert seen["peer"] == 1.0
 
 
@@ -115,7 +117,7 @@ def test_own_forwards_count_until_a_summary_has_them() -> None:
     first, second = (world.a.pick(world.now_s + 0.03 + at, request) for at in (0.0, 0.02))
     assert first.endpoint == second.endpoint == ADDRESS["b"]
     assert [world.row(each)["running_requests"] for each in (first, second)] == [0.5, 1.0]
-    assert [world.row(each)["room"] for each in (first, second)] == [7.0, 6.0]
+    assert [world.row(each)["room"] for each in (first, second)] == [15.0, 14.0]
     for _ in (first, second):
         world.b.pick(world.now_s + 0.06, request)
     world.pass_s(3 * LEAST_S)

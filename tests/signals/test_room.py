@@ -10,20 +10,17 @@ def places(room: Room, promised: float) -> float:
     return float(room.places(np.array([0]), np.array([promised]))[0])
 
 
-def test_room_is_the_largest_batch_seen_less_what_is_promised() -> None:
+def test_an_engine_is_full_with_twice_the_largest_batch_seen() -> None:
     room = Room()
     room.resize(1)
     assert places(room, 50.0) == UNLIMITED, "nothing ever waited"
     room.observe(0, EngineSample("", 8.0, 3.0), 0.0)
-    assert places(room, 0.0) == 0.0, "something waits"
-    room.observe(0, EngineSample("", 6.0, 0.0), 1.0)
-    assert [places(room, promised) for promised in (6.0, 8.0, 9.0)] == [2.0, 0.0, 0.0]
+    assert [places(room, promised) for promised in (11.0, 16.0, 17.0)] == [5.0, 0.0, 0.0]
     room.observe(0, EngineSample("", 12.0, 0.0), 2.0)
-    assert places(room, 6.0) == 6.0, "more fit than was thought"
+    assert places(room, 6.0) == 18.0, "more fit than was thought"
     for second in range(3, 600):
         room.observe(0, EngineSample("", 5.0, 1.0), float(second))
-    room.observe(0, EngineSample("", 5.0, 0.0), 600.0)
-    assert 0.0 < places(room, 5.0) < 0.1, "longer prompts: fewer fit"
+    assert 0.0 < places(room, 10.0) < 0.2, "longer prompts: fewer fit"
     room.observe(0, EngineSample("", None, None), 601.0)
     room.forget(0)
     assert places(room, 5.0) == UNLIMITED
