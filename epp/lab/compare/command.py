@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from rich.console import Console
@@ -33,7 +33,7 @@ from epp.lab.compare.stats import MIN_UNITS
 from epp.lab.origin import origin
 from epp.lab.progress import progress
 from epp.lab.sim.oracle import ORACLES
-from epp.lab.sim.scenario import PickerOptions, WindowOptions
+from epp.lab.sim.scenario import PickerOptions, RegionMode, WindowOptions
 from epp.lab.workloads.registry import WORKLOADS, workload_named
 from epp.learn.reward_model.settings import DataKeys
 from epp.policies.lodestar import Lodestar
@@ -106,6 +106,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--share", choices=("none", "index", "all"), default="all", help="what they share (%(default)s)")
     add("--delay-ms", type=number_from(0, float), default=1.0, help="of their messages (%(default)s)")
     add("--loss", type=number_from(0, float), default=0.0, help="share of messages lost (%(default)s)")
+    add(
+        "--regions",
+        type=_modes,
+        default="regions",
+        metavar="MODE,..",
+        help="of a fleet of regions: `nearest` knows its own engines alone, `regions` forwards, `global` is "
+        "one picker that sees all (%(default)s)",
+    )
     group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
     group.add_argument(
         "--learn-first", type=number_from(1), metavar="N", help="samples before the first model (5000)"
@@ -124,6 +132,13 @@ def _counts(text: str) -> list[int]:
     if max(counts) > MAX_PICKERS:
         raise ArgumentTypeError(f"at most {MAX_PICKERS}")
     return counts
+
+
+def _modes(text: str) -> list[str]:
+    modes = text.split(",")
+    if unknown := set(modes).difference(get_args(RegionMode)):
+        raise ArgumentTypeError(f"no mode {min(unknown)!r}; one of {', '.join(get_args(RegionMode))}")
+    return modes
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -250,9 +265,15 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
         tuned = _tuned(cells, policies, fleet, arguments, step)
         chosen = [
             [
-                replace(p, pickers=pickers, weights=found[p.name].weights if p.name in found else p.weights)
+                replace(
+                    p,
+                    pickers=pickers,
+                    regions=regions,
+                    weights=found[p.name].weights if p.name in found else p.weights,
+                )
                 for p in policies
                 for pickers in arguments.pickers
+                for regions in arguments.regions
             ]
             for found in tuned
         ]

@@ -9,7 +9,8 @@ import msgspec
 
 from epp.errors import EppError
 from epp.lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
-from epp.lab.sim.scenario import FleetSpec, parse_fleet, regional_fleet
+from epp.lab.sim.network import NetworkPath
+from epp.lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 from epp.records.files import DAMAGED
 
 #: Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
@@ -43,6 +44,17 @@ def _lodestar(text: str) -> FleetSpec:
     return replace(parse_fleet(text), scrape_interval_s=0.1)
 
 
+LINKS = Regions({"us": {"eu": 70.0, "ap": 140.0}, "eu": {"ap": 211.0}})
+#: Three regions with users and a picker each.
+THREE_REGIONS = FleetSpec(
+    tuple(
+        ReplicaSpec(f"{region}-{number}:8000", L40S_X2, NetworkPath(2.0), region)
+        for region in LINKS.names
+        for number in range(3)
+    ),
+    regions=LINKS,
+)
+
 FLEETS: dict[str, tuple[str, FleetSpec]] = {
     "paper": (
         "the published fleet as calibrated: L40Sx2 in three regions, hybrid caches, 30 % of hits lost",
@@ -55,6 +67,10 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
     "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
     "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet(_MIXED)),
     "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
+    "regions": (
+        "three L40Sx2 and a picker in each of three regions, 70, 140 and 211 ms apart",
+        THREE_REGIONS,
+    ),
     "homo": ("seven A30 side by side, 8B model, engine metrics each 100 ms", _lodestar("a30*7")),
     "hetero": ("seven A30 and eight V100 without prefix cache, the same", _lodestar("a30*7,v100*8")),
     "l20-a30": ("seven L20 and eight A30, the same", _lodestar("l20*7,a30*8")),

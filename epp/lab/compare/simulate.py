@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from epp.lab.compare.plan import Cell
     from epp.lab.compare.stats import Floats
-    from epp.lab.sim.scenario import FleetSpec
+    from epp.lab.sim.scenario import FleetSpec, RegionMode
     from epp.policies.base import Policy, WeightSpec
 
 _R = TypeVar("_R")
@@ -48,6 +48,7 @@ class PolicyChoice:
         params: parameters that differ from its defaults.
         learning: how it learns during the run, for a policy that does.
         pickers: how many pickers run it.
+        regions: how they cooperate, of a fleet of regions (`PickerOptions.regions`).
     """
 
     name: str
@@ -55,11 +56,13 @@ class PolicyChoice:
     params: Mapping[str, object] = field(default_factory=dict)
     learning: Learning | None = None
     pickers: int = 1
+    regions: RegionMode = "regions"
 
     @property
     def label(self) -> str:
-        """The policy, and its pickers where they are several."""
-        return self.name if self.pickers == 1 else f"{self.name}, {self.pickers} pickers"
+        """The policy, and its pickers where they are several, or do not forward."""
+        name = self.name if self.pickers == 1 else f"{self.name}, {self.pickers} pickers"
+        return name if self.regions == "regions" else f"{name}, {self.regions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,11 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     room = min(r.engine_class.kv_capacity_tokens for r in fleet.replicas)
     if block > room:
         raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
-    pickers = replace(cell.reports.pickers, count=policy.pickers)
+    pickers = replace(cell.reports.pickers, count=policy.pickers, regions=policy.regions)
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
     weights, lesson = policy.weights, None
+    if fleet.regions is not None and policy.name in (HILLCLIMB, *LEARNERS):
+        raise EppError(f"{policy.name}: does not run on a fleet of regions")
     if policy.name == HILLCLIMB:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
     elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):

@@ -42,6 +42,7 @@ class TraceRequest:
         think_ms: pause between that answer and this request.
         turn_starts: token offsets at which a new message starts, rising; the system message comes before the
             first, then user and assistant alternate, the last is the user's. Empty when not known.
+        region: where it comes from, of a fleet with `epp.lab.sim.scenario.Regions`; empty to draw it.
     """
 
     at_ms: Milliseconds
@@ -54,6 +55,7 @@ class TraceRequest:
     after: int | None = None
     think_ms: Milliseconds = 0.0
     turn_starts: tuple[int, ...] = ()
+    region: str = ""
 
 
 def in_time_order(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:

@@ -58,6 +58,24 @@ _BODY_OVERHEAD_BYTES: Final = 300
 _BYTES_PER_TOKEN: Final = 4.5
 
 
+class Pickers(Protocol):
+    """Who decides: `PickerGroup`, or a picker for each region."""
+
+    @property
+    def all(self) -> Sequence[Picker]:
+        """Every picker."""
+        ...
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Messages that they sent each other, and their bytes."""
+        ...
+
+    def of(self, decision_id: str) -> Picker:
+        """Return the picker of a decision."""
+        ...
+
+
 class Sender(Protocol):
     """Whoever sends the load: `Client`, or one that decides by what came back."""
 
@@ -107,15 +125,16 @@ class FleetSim:
         self._truth = Truth(self)
         self._policy = policy if isinstance(policy, Policy) else policy(self._truth)
         self._next_id = ""
-        pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
+        self._pickers = self._build_pickers(weights)
         #: The only one where there are not several.
-        self._picker = pickers[0]
-        self._pickers = PickerGroup(pickers, self.options.pickers, self.loop, seed)
+        self._picker = self._pickers.all[0]
         self._signals = [
             SignalFeed(picker.fleet, self.options.config, self.loop, seed + number)
-            for number, picker in enumerate(pickers)
+            for number, picker in enumerate(self._pickers.all)
         ]
         self._results: list[SimResult] = []
+        #: Bytes that left each region, of a fleet that has any.
+        self.egress: dict[str, float] = {}
         self._pool = {replica.address: _endpoint(replica) for replica in spec.replicas if not replica.absent}
         self._apply_pool()
         for address in self._pool:
@@ -137,6 +156,7 @@ class FleetSim:
             counters=tuple(replica.counters() for replica in self.replicas.values()),
             duration_ms=self.loop.now_ms - self.start_ms,
             messages=self._pickers.sent,
+            egress=self.egress,
         )
 
     def body_bytes(self, index: int) -> int:
@@ -199,6 +219,10 @@ class FleetSim:
             stream=True,
         )
 
+    def _build_pickers(self, weights: Mapping[str, float]) -> Pickers:
+        pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
+        return PickerGroup(pickers, self.options.pickers, self.loop, self.seed)
+
     def _build_picker(self, weights: Mapping[str, float]) -> Picker:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
@@ -227,14 +251,14 @@ class FleetSim:
         )
 
     def _send(self, index: int, intended_ms: float) -> None:
-        now_s = self.loop.now_ms / 1e3
-        flight = Flight(self, index, intended_ms)
-        request = self._info(index)
-        # The same request draws the same numbers under every policy.
-        self._next_id = f"r{index}"
         self._truth.index = index
+        # The same request draws the same numbers under every policy.
+        self._submit(f"r{index}", self._info(index), Flight(self, index, intended_ms))
+
+    def _submit(self, decision_id: str, request: RequestInfo, flight: Flight) -> None:
+        now_s, self._next_id = self.loop.now_ms / 1e3, decision_id
         try:
-            decision = self._pickers.of(self._next_id).pick(request, now_s, ZERO_WALL_S + now_s)
+            decision = self._pickers.of(decision_id).pick(request, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return

@@ -50,7 +50,8 @@ class PickerGroup:
     """
 
     def __init__(self, pickers: Sequence[Picker], options: PickerOptions, loop: Loop, seed: int) -> None:
-        self.all, self._options, self._loop, self._seed = pickers, options, loop, seed
+        self.all: Sequence[Picker] = pickers
+        self._options, self._loop, self._seed = options, loop, seed
         self._links: dict[str, Sharing] = {}
         self._messages = 0
         if len(pickers) > 1 and options.share != "none":

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epp.lab.sim.job import Counters
 
 
@@ -39,6 +41,8 @@ class SimResult:
         cached_tokens: what the engine's cache gave, 0 when it never came to that.
         waited_ms: time in the engine's queue.
         network_ms: from sending to the replica's socket: distance, handshake and upload.
+        region: where it came from, of a fleet with regions.
+        refused: peer regions that did not serve it.
     """
 
     index: int
@@ -58,6 +62,8 @@ class SimResult:
     cached_tokens: int = 0
     waited_ms: float = 0.0
     network_ms: float = 0.0
+    region: str = field(default="", repr=False)
+    refused: int = field(default=0, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -77,6 +83,7 @@ class WindowResult:
         counters: what each replica's engine counted; of a restarted one, all its lives together.
         duration_ms: until the last answer.
         messages: those that pickers sent each other, and their bytes; in no digest.
+        egress: bytes of prompts and answers that left each region for another; likewise.
     """
 
     policy: str
@@ -86,6 +93,7 @@ class WindowResult:
     counters: tuple[Counters, ...]
     duration_ms: float
     messages: tuple[int, int] = field(default=(0, 0), repr=False)
+    egress: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def digest(self) -> str:
         """Return a hash of everything above, equal for equal runs on any machine."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from epp.lab.sim.fleet import FleetSim
 from epp.lab.sim.oracle import ORACLES
+from epp.lab.sim.regions import RegionSim
 from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
 
@@ -59,6 +60,7 @@ def run_window(
         ValueError: the load cannot be simulated: a follower before the one it waits for, mixed block sizes.
     """
     chosen = policy_named(policy) if isinstance(policy, str) else policy
-    return FleetSim(
+    sim = FleetSim if fleet.regions is None else RegionSim
+    return sim(
         requests, fleet, chosen, weights=weights or {}, seed=seed, options=options or WindowOptions()
     ).run()

@@ -7,6 +7,7 @@ Values only. Must not know how any of it is simulated. A fleet is also one line 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003  # fleets are read from files by their annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -55,11 +56,13 @@ class Happening(Enum):
     REROUTE = "reroute"  # round trips to it take `factor` times as long, 1 for its own way
     ADD = "add"  # joins the pool (discovery tells the picker), cold
     REMOVE = "remove"  # leaves the pool; what runs there runs on
+    CUT = "cut"  # nothing comes through between a region, the address, and the others
+    HEAL = "heal"  # its links are back
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to a replica.
+    """Something that happens to a replica or a region.
 
     Attributes:
         at_s: seconds after the start of the window.
@@ -75,6 +78,32 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Regions:
+    """Regions that have users, an Envoy and a picker each; their engines are the replicas of that region.
+
+    Attributes:
+        rtt_ms: round trips between any two regions, in either order; the keys and theirs are the regions.
+        shares: requests by the region they come from, in proportion, drawn by session: one mapping for each
+            of equal stretches of the load. Empty for as many from each.
+    """
+
+    rtt_ms: Mapping[str, Mapping[str, float]]
+    shares: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every region, in order of appearance."""
+        return tuple(dict.fromkeys((*self.rtt_ms, *(name for row in self.rtt_ms.values() for name in row))))
+
+    def between_ms(self, one: str, other: str) -> float:
+        """Return the round trip between two regions, 0 within one."""
+        if one == other:
+            return 0.0
+        found = self.rtt_ms.get(one, {}).get(other)
+        return self.rtt_ms[other][one] if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSpec:
     """Replicas, and what happens to them.
 
@@ -82,11 +111,16 @@ class FleetSpec:
         replicas: in pool order; each has an address of its own.
         events: in any order, of these addresses.
         scrape_interval_s: how often the picker reads engine metrics there; None for the configuration's.
+        regions: regions with pickers of their own; None for pickers in one place.
     """
 
     replicas: tuple[ReplicaSpec, ...]
     events: tuple[Event, ...] = ()
     scrape_interval_s: float | None = None
+    regions: Regions | None = None
+
+
+RegionMode = Literal["nearest", "regions", "global"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +130,17 @@ class PickerOptions:
     Attributes:
         count: pickers, each asked as often as the others.
         share: nothing, prefixes, or prefixes and load.
-        delay_ms: how long a message takes from one to another.
+        delay_ms: how long a message takes from one to another; between regions, half a round trip.
         loss: share of the messages that never come.
+        regions: of a fleet with `Regions`: a picker in each that knows its own engines alone, one in each
+            that forwards to the others (`epp.regions`), or one for all that sees everything at once.
     """
 
     count: int = 1
     share: Literal["none", "index", "all"] = "all"
     delay_ms: float = 1.0
     loss: float = 0.0
+    regions: RegionMode = "regions"
 
 
 @dataclass(frozen=True, slots=True)
