@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
 from aiohttp import web
 
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
@@ -306,6 +307,10 @@ def build_app(
         content = decision(asked) or (b"" if elsewhere is None else await elsewhere(asked))
         if not content:
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
+        if "explained" in request.query:
+            from epp.console.explain import explained  # noqa: PLC0415  # only once it is asked for
+
+            content = msgspec.json.encode(explained(msgspec.json.decode(content)))
         return web.Response(body=content, content_type="application/json")
 
     async def feedback(request: web.Request) -> web.Response:

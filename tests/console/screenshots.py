@@ -20,7 +20,7 @@ from rich.console import Console
 from epp.lab.demo.command import fleet
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.workloads.art_chat import DEMO, generate
-from epp.ops.top import Seen, follow
+from epp.ops.top import Seen
 from epp.server.files import replace_file
 from tests.kit.browser import Chromium
 
@@ -77,7 +77,7 @@ async def show(out: Path, images: Path) -> int:
 def listen(stack: Stack) -> Seen:
     """Listen as `epp top` does, until it has seen enough."""
     seen = Seen()
-    threading.Thread(target=follow, args=(stack.picker_url, seen), daemon=True).start()
+    threading.Thread(target=seen.follow, args=(stack.picker_url,), daemon=True).start()
     time.sleep(_LISTEN_S)
     return seen
 
@@ -92,7 +92,7 @@ def top(seen: Seen) -> str:
         force_terminal=True,
         color_system="truecolor",
     )
-    console.print(seen.picture(_LINES))
+    console.print(seen.drawn(_LINES))
     style = (
         "body { background: #14171c; color: #e4e7eb; margin: 16px; font-size: 15px } pre { line-height: 1.3 }"
     )
