@@ -21,7 +21,6 @@ from epp.errors import EppError
 from epp.policies.registry import create
 from epp.schedule.decision import rerun
 from epp.schedule.second_opinion import estimated_ms, is_opinion, quiet
-from epp.signals.health import State
 from epp.threads import in_daemon_thread
 from epp.types import NUMERIC_COLUMNS
 
@@ -119,7 +118,10 @@ def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[di
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, address = _state(fleet, slot, now_s, draining=endpoint.draining), endpoint.address
+        state, address = fleet.health.state(slot).value, endpoint.address
+        if state != "ejected":
+            paused = fleet.retry_after.left_s(slot, now_s) > 0.0
+            state = "draining" if endpoint.draining else "retry-after" if paused else state
         rows.append(
             {
                 "id": address,
@@ -138,15 +140,6 @@ def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[di
             }
         )
     return rows
-
-
-def _state(fleet: Fleet, slot: int, now_s: float, *, draining: bool) -> str:
-    state = fleet.health.state(slot)
-    if state is State.EJECTED:
-        return "ejected"
-    if draining:
-        return "draining"
-    return "retry-after" if fleet.retry_after.left_s(slot, now_s) > 0.0 else str(state.value)
 
 
 def _weights(book: WeightBook, wall_s: float) -> list[dict[str, Any]]:

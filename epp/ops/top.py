@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -21,11 +21,12 @@ from epp.ops.records import wide_console
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator, Sequence
 
     from rich.console import JustifyMethod, RenderableType
 
-#: Between two looks; between two tries to reach a picker; what opinions may take; until all pickers answered.
-_LOOK_S, _RETRY_S, _OPINION_S, _FIRST_S = 0.25, 1.0, 20.0, 1.5
+#: Between two tries to reach a picker; what opinions may take; pictures until all pickers have answered.
+_RETRY_S, _OPINION_S, _FIRST = 1.0, 20.0, 3
 _BAR, _METER = 24, 8
 #: Of Okabe and Ito (2008), as on the page.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98")
@@ -51,65 +52,53 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: no picker with a live page answers.
     """
-    seen, console = Seen(), wide_console()
-    threading.Thread(target=seen.follow, args=(arguments.url,), daemon=True).start()
-    while not seen.picture:
-        if seen.problem:
-            raise EppError(seen.problem)
-        time.sleep(0.05)
+    url, console, opinion = arguments.url, wide_console(), list[str]()
     if arguments.ask:
-        with answered(
-            arguments.url, f"ui/opinion?policy={quote(arguments.ask)}", timeout_s=_OPINION_S
-        ) as told:
-            seen.opinion = json.load(told)["words"]
+        with answered(url, f"ui/opinion?policy={quote(arguments.ask)}", timeout_s=_OPINION_S) as answer:
+            opinion = json.load(answer)["words"]
     if not sys.stdout.isatty():
-        time.sleep(_FIRST_S)
-        console.print(seen.drawn(console.height))
+        *_, picture = islice(pictures(url), _FIRST)
+        console.print(drawn(picture, console.height, opinion))
         return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(seen.drawn(console.height), refresh=True)
-            time.sleep(_LOOK_S)
+        for picture in pictures(url):
+            live.update(drawn(picture, console.height, opinion), refresh=True)
+    return 0
 
 
-class Seen:
-    """What was seen of a picker so far.
+def pictures(url: str) -> Iterator[dict[str, Any]]:
+    """Read pictures for ever; a stream that ends is opened anew.
 
-    Attributes:
-        picture: the last, empty before the first.
-        opinion: of the policy that was asked.
-        problem: why there are no pictures, ``""`` while there are.
+    Raises:
+        EppError: there is none at all.
     """
+    picture: dict[str, Any] = {}
+    while True:
+        try:
+            with answered(url, "ui/events") as lines:
+                for line in lines:
+                    if line.startswith(b"data: "):
+                        picture = json.loads(line[6:])
+                        yield picture
+        except EppError as error:
+            if not picture:
+                raise
+            yield picture | {"problem": str(error)}
+            time.sleep(_RETRY_S)
 
-    def __init__(self) -> None:
-        self.picture: dict[str, Any] = {}
-        self.opinion: list[str] = []
-        self.problem = ""
 
-    def follow(self, url: str) -> None:
-        """Read pictures for ever; a stream that ends is opened anew."""
-        while True:
-            try:
-                with answered(url, "ui/events") as lines:
-                    for line in lines:
-                        if line.startswith(b"data: "):
-                            self.picture, self.problem = json.loads(line[6:]), ""
-            except EppError as error:
-                self.problem = str(error)
-                time.sleep(_RETRY_S)
-
-    def drawn(self, height: int) -> RenderableType:
-        """Draw everything, decisions as far as a screen of so many lines has room."""
-        pickers, rows = self.picture["pickers"], self.picture["decisions"]
-        first, fleet = pickers[0], _fleet(pickers[0]["fleet"], height // 2)
-        fields = ("id", "value", "tried", "bounds")
-        weights = [" ".join(filter(None, map(each.get, fields))) for each in first["weights"]]
-        words = ["  ".join(weights), *first["words"], *self.opinion]
-        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in words if line]
-        labels = "  ".join([self.problem or "live", first["policy"], *(each["label"] for each in pickers)])
-        # Beside these the head, and the titles of the tables.
-        room = max(height - fleet.row_count - len(lines) - 5, 3)
-        return Group(Text(f"epp  {labels}", style="bold"), fleet, *lines, _decisions(rows[:room]))
+def drawn(picture: dict[str, Any], height: int, opinion: Sequence[str] = ()) -> RenderableType:
+    """Draw everything, decisions as far as a screen of so many lines has room."""
+    first, *others = picture["pickers"]
+    fleet, fields = _fleet(first["fleet"], height // 2), ("id", "value", "tried", "bounds")
+    weights = [" ".join(filter(None, map(each.get, fields))) for each in first["weights"]]
+    words = ["  ".join(weights), *first["words"], *opinion]
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in words if line]
+    labels = [first["policy"], first["label"], *(each["label"] for each in others)]
+    head = "  ".join(["epp", picture.get("problem", "live"), *labels])
+    # Beside these the head, and the titles of the tables.
+    room = max(height - fleet.row_count - len(lines) - 5, 3)
+    return Group(Text(head, style="bold"), fleet, *lines, _decisions(picture["decisions"][:room]))
 
 
 def _fleet(fleet: list[dict[str, Any]], room: int) -> Table:

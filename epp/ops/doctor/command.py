@@ -106,7 +106,7 @@ def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:
         {
             "severity": finding.severity.name.lower(),
             "area": check.area,
-            "check": check.title,
+            "check": check.run.__name__,
             "what": finding.what,
             "why": finding.why,
             "fix": finding.fix,
