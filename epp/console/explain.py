@@ -11,27 +11,27 @@ from epp.policies.lodestar import FALLBACKS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: Signals: title, how a value is shown, and what it is multiplied by.
+#: Signals: title, and how a value is shown.
 _SIGNALS = {
-    "rtt_ms": ("RTT ms", "{:,.0f}", 1.0),
-    "cached_tokens": ("cached tokens", "{:,.0f}", 1.0),
-    "uncached_tokens": ("uncached tokens", "{:,.0f}", 1.0),
-    "queued_tokens": ("queued tokens", "{:,.0f}", 1.0),
-    "pending_uncached_tokens": ("pending tokens", "{:,.0f}", 1.0),
-    "running_requests": ("running requests", "{:,.0f}", 1.0),
+    "rtt_ms": ("RTT ms", "{:,.0f}"),
+    "cached_tokens": ("cached tokens", "{:,.0f}"),
+    "uncached_tokens": ("uncached tokens", "{:,.0f}"),
+    "queued_tokens": ("queued tokens", "{:,.0f}"),
+    "pending_uncached_tokens": ("pending tokens", "{:,.0f}"),
+    "running_requests": ("running requests", "{:,.0f}"),
 }
 #: What is known of connections to an endpoint.
 _CONNECTIONS = {
-    "cold_chance": ("P(new connection)", "{:.0%}", 1.0),
-    "connect_ms": ("connect ms", "{:,.0f}", 1.0),
-    "upload_rounds": ("upload RTTs if warm", "{:.2f}", 1.0),
+    "cold_chance": ("P(new connection)", "{:.0%}"),
+    "connect_ms": ("connect ms", "{:,.0f}"),
+    "upload_rounds": ("upload RTTs if warm", "{:.2f}"),
 }
 #: Learned of each endpoint's engine class, per endpoint because one may be slower than its class.
 _RATES = {
-    "prefill_base_ms": ("prefill: fixed ms", "{:,.1f}", 1.0),
-    "prefill_ms_per_token": ("prefill: ms/1k tok.", "{:,.1f}", 1e3),
-    "decode_base_ms": ("decode: ms/token", "{:,.1f}", 1.0),
-    "decode_ms_per_request": ("decode: +ms/running", "{:,.1f}", 1.0),
+    "prefill_base_ms": ("prefill: fixed ms", "{:,.1f}"),
+    "prefill_ms_per_token": ("prefill: ms/token", "{:,.4f}"),
+    "decode_base_ms": ("decode: ms/token", "{:,.1f}"),
+    "decode_ms_per_request": ("decode: +ms/running", "{:,.1f}"),
 }
 
 
@@ -42,14 +42,14 @@ def _by(code: float) -> str:
 
 #: Terms that are shown otherwise than as parts of a cost: title, and how a value is shown.
 _OTHERS = {
-    "predicted_ms": ("predicted ms", "{:,.1f}".format),
-    "congestion_ms": ("latency added to others ms", "{:,.1f}".format),
-    "ttft_ms": ("predicted TTFT ms", "{:,.1f}".format),
-    "itl_ms": ("predicted ITL ms", "{:,.1f}".format),
-    "probability": ("probability, exploring", "{:.1%}".format),
-    "before_exploring": ("cost before exploring", "{:,.1f}".format),
-    "explored": ("explored", lambda value: "yes" if value else "-"),
-    "fallback": ("predicted by", _by),
+    "predicted_ms": ("predicted ms", "{:,.1f}"),
+    "congestion_ms": ("latency added to others ms", "{:,.1f}"),
+    "ttft_ms": ("predicted TTFT ms", "{:,.1f}"),
+    "itl_ms": ("predicted ITL ms", "{:,.1f}"),
+    "probability": ("probability, exploring", "{:.1%}"),
+    "before_exploring": ("cost before exploring", "{:,.1f}"),
+    "explored": ("explored", "{:.0f}"),
+    "fallback": ("predicted by", ""),
 }
 #: Terms that are parts of no cost.
 _NO_COSTS = (_OTHERS.keys() | {WORTH_TERM}) - {"predicted_ms", "congestion_ms"}
@@ -112,14 +112,14 @@ def _columns(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "cost", ["-" if scores and cost >= 1e8 else shape.format(cost) for cost in record["costs"]]
     yield "probability", [f"{chance:.0%}" for chance in record["probabilities"]]
     for name, column in record["terms"].items():
-        title, cell = _OTHERS.get(name, (name if scores else f"{name} term", shape.format))
-        yield title, [cell(value) for value in column]
+        title, form = _OTHERS.get(name, (name if scores else f"{name} term", shape))
+        yield title, [form.format(value) if form else _by(value) for value in column]
     signals, unknown = record["signals"], record["unknown"]
     # Where no connection had a chance to be cold nobody told of connections.
     shown = _SIGNALS | (_CONNECTIONS if any(signals["cold_chance"]) else {}) | _RATES
-    for name, (title, shape, scale) in shown.items():
+    for name, (title, shape) in shown.items():
         filled = unknown.get(name, ())
-        yield title, [shape.format(x * scale) + "?" * (row in filled) for row, x in enumerate(signals[name])]
+        yield title, [shape.format(x) + "?" * (row in filled) for row, x in enumerate(signals[name])]
         if name == "rtt_ms" and record["rtt_sources"]:
             sources = {row: source for source, rows in record["rtt_sources"].items() for row in rows}
             yield "RTT source", [sources.get(row, "-") for row in range(len(signals[name]))]

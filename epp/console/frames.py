@@ -19,8 +19,7 @@ from epp.console.explain import costs_of
 from epp.console.figures import number, share
 from epp.errors import EppError
 from epp.policies.registry import create
-from epp.schedule.decision import rerun
-from epp.schedule.second_opinion import estimated_ms, is_opinion, quiet
+from epp.schedule.second_opinion import ask, is_opinion, quiet
 from epp.threads import in_daemon_thread
 from epp.types import NUMERIC_COLUMNS
 
@@ -191,24 +190,24 @@ def _learned(learning: Learning) -> Iterator[str]:
 
 def _ask(decisions: Sequence[Decision], policy: Policy, tie_band: float) -> dict[str, Any]:
     """Ask a policy about decisions as they were taken; queues are those that the live picks made."""
-    picks, differences_ms, agreed = dict[str, list[int]](), list[float](), 0
+    live, other, differences_ms = Counter[str](), Counter[str](), list[float]()
+    agreed = 0
     for turn, decision in enumerate(decisions):
         if turn % _A_TURN == 0:
             time.sleep(_PAUSE_S)
         try:
-            chosen = rerun(decision, policy, tie_band).chosen
+            chosen, difference_ms = ask(decision, policy, tie_band)
         except Exception:  # noqa: BLE001, S112  # any policy may be asked, also one that needs what was not seen
             continue
-        latencies_ms = estimated_ms(decision)
-        differences_ms.append(latencies_ms.item(chosen) - latencies_ms.item(decision.chosen))
+        differences_ms.append(difference_ms)
         agreed += chosen == decision.chosen
-        for place, index in enumerate((decision.chosen, chosen)):
-            picks.setdefault(decision.fleet.endpoints[index], [0, 0])[place] += 1
-    return {
+        live[decision.endpoint] += 1
+        other[decision.fleet.endpoints[chosen]] += 1
+    sums = {
         "decisions": len(differences_ms),
         "failed": len(decisions) - len(differences_ms),
         "agreed": agreed,
-        "sum_ms": sum(differences_ms),
-        "squares_ms2": sum(each * each for each in differences_ms),
-        "picks": picks,
+        "ms": sum(differences_ms),
+        "ms2": sum(each * each for each in differences_ms),
     }
+    return {"sums": sums, "live": live, "other": other}

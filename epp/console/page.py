@@ -81,13 +81,16 @@ class Page:
         self._watching += 1
         if self._ticks is None:
             self._ticks = self._loop.create_task(self._tick())
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        try:
             async with asyncio.timeout(STREAM_S):
                 await response.prepare(request)
                 await response.write(b"retry: 300\n")
                 while picture := await asyncio.shield(self._next):
                     await response.write(b"data: %s\n\n" % picture)
-        self._watching -= 1
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            self._watching -= 1
         return response
 
     async def _tick(self) -> None:

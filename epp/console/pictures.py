@@ -44,27 +44,24 @@ def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
 
 def summed(policy: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Put together what a policy said to all pickers: ``words``, and a table of ``columns`` and ``rows``."""
-    totals, live, other = Counter[str](), Counter[str](), Counter[str]()
-    words = list[str]()
+    sums, live, other = Counter[str](), Counter[str](), Counter[str]()
+    words = dict[str, None]()
     for answer in answers:
         if "error" in answer:
-            words.append(answer["error"])
-            continue
-        for name in ("decisions", "failed", "agreed", "sum_ms", "squares_ms2"):
-            totals[name] += answer[name]
-        for address, (picked, would_pick) in answer["picks"].items():
-            live[address] += picked
-            other[address] += would_pick
-    if failed := totals["failed"]:
-        words.append(f"{failed:,} decisions could not be asked anew")
-    count = totals["decisions"]
+            words[answer["error"]] = None
+        else:
+            for total, part in ((sums, "sums"), (live, "live"), (other, "other")):
+                total.update(answer[part])
+    if sums["failed"]:
+        words[f"{sums['failed']:,} decisions could not be asked anew"] = None
+    count = sums["decisions"]
     if count:
-        mean_ms = totals["sum_ms"] / count
-        error_ms = math.sqrt(max(totals["squares_ms2"] / count - mean_ms**2, 0.0) / count)
-        words.append(
-            f"{policy} would have picked the same on {share(totals['agreed'], count)} of {count:,} decisions;"
+        mean_ms = sums["ms"] / count
+        error_ms = math.sqrt(max(sums["ms2"] / count - mean_ms**2, 0.0) / count)
+        words[
+            f"{policy} would have picked the same on {share(sums['agreed'], count)} of {count:,} decisions;"
             f" {mean_ms:+,.1f} ± {1.96 * error_ms:,.1f} ms a request, estimated at learned rates."
             " Queues stay as the live picks made them: none is simulated."
-        )
+        ] = None
     rows = [[each, share(picked, count), share(other[each], count)] for each, picked in live.most_common(20)]
-    return {"words": list(dict.fromkeys(words)), "columns": ["endpoint", "picked", policy], "rows": rows}
+    return {"words": [*words], "columns": ["endpoint", "picked", policy], "rows": rows}
