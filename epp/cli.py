@@ -39,55 +39,42 @@ class Command:
         return getattr(import_module(module), name)
 
 
-COMMANDS = (
-    Command(("up",), "epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
-    Command(("serve",), "epp.server.command", "run the endpoint picker"),
-    Command(("explain",), "epp.ops.explain", "print the table of terms that decided a request"),
-    Command(("top",), "epp.ops.top", "the fleet, decisions and weights of a running picker, live"),
-    Command(("config", "check"), "epp.ops.config_check", "all errors of a configuration and its files"),
-    Command(("migrate", "llm-d"), "epp.ops.migrate", "values of llm-d's charts as values of ours"),
-    Command(("feedback",), "epp.ops.feedback", "tell a picker whether an answer was right"),
-    Command(("doctor",), "epp.ops.doctor.command", "check a running deployment, and say what to do"),
-    Command(("completion",), "epp.cli:completion", "a shell's script that completes commands and flags"),
-    Command(
-        ("demo",), "epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"
-    ),
-    Command(("bench",), "epp.lab.bench.command", "what requests cost here, goals beside measurements"),
-    Command(("records", "show"), "epp.ops.records:show", "recorded requests as a table"),
-    Command(("records", "filter"), "epp.ops.records:filter", "the lines of the requests that are wanted"),
-    Command(("records", "follow"), "epp.ops.records:follow", "decisions and outcomes as they are written"),
-    Command(("records", "verify"), "epp.ops.records:verify", "prove that recorded decisions run again"),
-    Command(("records", "ttca"), "epp.ops.records:ttca", "time to the first correct answer, by who answered"),
-    Command(
-        ("capability", "measure"), "epp.learn.capability.measure", "ask engines lookups, check their answers"
-    ),
-    Command(
-        ("capability", "fit"),
+_COMMANDS = {
+    "up": ("epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
+    "serve": ("epp.server.command", "run the endpoint picker"),
+    "explain": ("epp.ops.explain", "print the table of terms that decided a request"),
+    "top": ("epp.ops.top", "the fleet, decisions and weights of a running picker, live"),
+    "config check": ("epp.ops.config_check", "all errors of a configuration and its files"),
+    "migrate llm-d": ("epp.ops.migrate", "values of llm-d's charts as values of ours"),
+    "feedback": ("epp.ops.feedback", "tell a picker whether an answer was right"),
+    "doctor": ("epp.ops.doctor.command", "check a running deployment, and say what to do"),
+    "completion": ("epp.cli:completion", "a shell's script that completes commands and flags"),
+    "demo": ("epp.lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"),
+    "bench": ("epp.lab.bench.command", "what requests cost here, goals beside measurements"),
+    "records show": ("epp.ops.records:show", "recorded requests as a table"),
+    "records filter": ("epp.ops.records:filter", "the lines of the requests that are wanted"),
+    "records follow": ("epp.ops.records:follow", "decisions and outcomes as they are written"),
+    "records verify": ("epp.ops.records:verify", "prove that recorded decisions run again"),
+    "records ttca": ("epp.ops.records:ttca", "time to the first correct answer, by who answered"),
+    "capability measure": ("epp.learn.capability.measure", "ask engines lookups, check their answers"),
+    "capability fit": (
         "epp.learn.capability.command",
         "how likely each model is right, from checked answers",
     ),
-    Command(("lab", "compare"), "epp.lab.compare.command", "policies on one load, simulated or over HTTP"),
-    Command(
-        ("lab", "trace"), "epp.lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"
-    ),
-    Command(("lab", "experiments"), "epp.lab.experiment", "run an experiment: cells, entries, seeds, table"),
-    Command(
-        ("lab", "calibrate"),
-        "epp.lab.calibrate.command",
-        "measure engines, and write the fleet like them",
-    ),
-    Command(("lab", "sim"), "epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
-    Command(("tune",), "epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
-    Command(
-        ("learn",),
+    "lab compare": ("epp.lab.compare.command", "policies on one load, simulated or over HTTP"),
+    "lab trace": ("epp.lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"),
+    "lab experiments": ("epp.lab.experiment", "run an experiment: cells, entries, seeds, table"),
+    "lab calibrate": ("epp.lab.calibrate.command", "measure engines, and write the fleet like them"),
+    "lab sim": ("epp.lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
+    "tune": ("epp.learn.tuner.command", "learn the policy's weights from live traffic, safely"),
+    "learn": (
         "epp.learn.reward_model.command",
         "train the model of a learned policy from live traffic, safely",
     ),
-    Command(("weights",), "epp.learn.tuner.weights", "the policy's weights: in force, pinned, earlier ones"),
-    Command(
-        ("envoy", "render"), "epp.envoy.command", "write the Envoy configuration for a picker's configuration"
-    ),
-)
+    "weights": ("epp.learn.tuner.weights", "the policy's weights: in force, pinned, earlier ones"),
+    "envoy render": ("epp.envoy.command", "write the Envoy configuration for a picker's configuration"),
+}
+COMMANDS = [Command(tuple(words.split()), *told) for words, told in _COMMANDS.items()]
 GROUPS = {
     "migrate": "come from another picker",
     "config": "the picker's configuration",

@@ -52,7 +52,6 @@ _CONTENT_BYTES = 16 * 1024 * 1024
 #: Messages that wait, from which on records are dropped: promises go first.
 _RECORDS_OUTBOX = 64
 _CONTENTS, _RECORDS = msgspec.msgpack.Decoder(FileContent), msgspec.msgpack.Decoder(tuple[int, bytes])
-_QUESTIONS = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class NatsLink(Link):
@@ -197,7 +196,7 @@ class NatsLink(Link):
                 for subject in (self._all, f"{self._one}.{self._origin}"):
                     await client.subscribe(subject, cb=self._received)
                 await client.subscribe(self._asked, cb=self._find_here)
-                await client.subscribe(self._questions, cb=self._received_question)
+                await client.subscribe(f"{self._questions}.*", cb=self._received_question)
                 await client.subscribe(f"{self._answers}.{self._origin}", cb=self._received_answer)
                 await client.subscribe(self._contents, cb=self._received_content)
                 await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
@@ -265,16 +264,12 @@ class NatsLink(Link):
 
     def ask(self, question: bytes) -> None:
         """Ask the live pages of all others something."""
-        self._put(self._questions, msgspec.msgpack.encode((self._origin, question)))
+        self._put(f"{self._questions}.{self._origin}", question)
 
     async def _received_question(self, message: Msg) -> None:
-        try:
-            asker, question = _QUESTIONS.decode(message.data)
-        except msgspec.MsgspecError:
-            self.sharing.counts.ignored["unreadable"] += 1
-            return
+        asker = message.subject.rpartition(".")[2]
         if self.on_question is not None:
-            self.on_question(question, partial(self._put, f"{self._answers}.{asker}"))
+            self.on_question(message.data, partial(self._put, f"{self._answers}.{asker}"))
 
     async def _received_answer(self, message: Msg) -> None:
         self.on_answer(message.data)

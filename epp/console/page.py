@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
-from epp.console.frames import NOT_COSTS, offered, unpacked
+from epp.console.frames import answer
+from epp.console.pictures import add_rate, merged, offered, summed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from epp.server.live_page import LivePage
 
-    from epp.console.frames import Sources
-
-    _Event = tuple[str, dict[str, Any]]
-    _Listener = asyncio.Queue[_Event | None]
-
-TICK_S, STREAM_S = 0.5, 60.0
+#: Between two pictures; how long other pickers' frames are waited for.
+TICK_S, GATHER_S = 0.5, 0.1
+STREAM_S = 60.0
+#: A picker that was not heard for so long leaves the page.
+GONE_S = 10.0
 #: How long opinions of other pickers are waited for: not all of them need have a page.
-OPINION_S = 15.0
-#: Events that wait for a browser that reads slowly; further ones pass it by.
-_WAITING = 16
-_TYPES = {"ui.html": "text/html", "ui.js": "text/javascript", "ui.css": "text/css"}
+OPINION_S = 10.0
+_FILES = ("ui.html", "ui.js", "ui.css")
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; frame-ancestors 'none'; base-uri 'none'",
@@ -43,19 +42,19 @@ class Page:
     """The page of one picker, which shows those that it shares with, too.
 
     Args:
-        sources: of this picker.
-        picker_loop: on which they are read.
+        live: its place in the picker.
     """
 
-    def __init__(self, sources: Sources, picker_loop: asyncio.AbstractEventLoop) -> None:
-        self._sources, self._picker_loop = sources, picker_loop
-        self._loop = asyncio.get_running_loop()
-        self._listeners: set[_Listener] = set()
-        self._asking: dict[_Listener, str] = {}
-        self._pickers = 1
+    def __init__(self, live: LivePage) -> None:
+        self._live, self._loop = live, asyncio.get_running_loop()
+        self._frames: dict[str, dict[str, Any]] = {}
+        self._asking: list[tuple[str, asyncio.Queue[dict[str, Any]]]] = []
+        self._watching = 0
         self._ticks: asyncio.Task[None] | None = None
-        if sources.link is not None:
-            sources.link.on_answer = self._answered
+        #: The next picture, empty at the end.
+        self._next = self._loop.create_future()
+        if live.link is not None:
+            live.link.on_answer = lambda data: self._take(unpacked(data))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request below `/ui`."""
@@ -63,104 +62,93 @@ class Page:
         if asked == "/events":
             return await self._stream(request)
         if asked == "/opinion":
-            return await self._opinion(request)
+            return await self._opinion(request.query.get("policy", ""))
         name = asked.removeprefix("/") or "ui.html"
-        if name not in _TYPES:
+        if name not in _FILES:
             raise web.HTTPNotFound
-        content = Path(__file__).with_name(name).read_bytes()
-        return web.Response(body=content, content_type=_TYPES[name], charset="utf-8", headers=_HEADERS)
+        return web.FileResponse(Path(__file__).with_name(name), headers=_HEADERS)
 
     def close(self) -> None:
         """End all streams."""
-        for listener in (*self._listeners, *self._asking):
-            _put(listener, None)
+        if self._ticks is not None:
+            self._ticks.cancel()
+        self._next.set_result(b"")
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Send events for as long as somebody listens."""
-        begins = {"picker": self._sources.name, "policies": offered(), "not_costs": NOT_COSTS}
-        listener: _Listener = asyncio.Queue(_WAITING)
-        _put(listener, ("hello", begins))
-        self._listeners.add(listener)
+        """Send pictures for as long as somebody looks, the newest to who reads slowly."""
+        headers = {"content-type": "text/event-stream", "cache-control": "no-store"}
+        response = web.StreamResponse(headers=headers)
+        self._watching += 1
         if self._ticks is None:
             self._ticks = self._loop.create_task(self._tick())
         try:
-            return await _send(request, listener, STREAM_S, lambda _: False)
+            async with asyncio.timeout(STREAM_S):
+                await response.prepare(request)
+                await response.write(b"retry: 300\n")
+                while picture := await asyncio.shield(self._next):
+                    await response.write(b"data: %s\n\n" % picture)
+        except (TimeoutError, ConnectionError):
+            pass
         finally:
-            self._listeners.discard(listener)
-
-    async def _opinion(self, request: web.Request) -> web.StreamResponse:
-        """Have a policy asked by each picker, and send what they say."""
-        policy = request.query.get("policy", "")
-        if policy not in offered():
-            return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
-        listener: _Listener = asyncio.Queue()
-        self._asking[listener] = policy
-        self._picker_loop.call_soon_threadsafe(self._ask, policy)
-        told = set[str]()
-
-        def is_last(event: _Event) -> bool:
-            told.add(event[1]["picker"])
-            return len(told) >= self._pickers
-
-        try:
-            return await _send(request, listener, OPINION_S, is_last)
-        finally:
-            del self._asking[listener]
+            self._watching -= 1
+        return response
 
     async def _tick(self) -> None:
-        while self._listeners:
-            self._picker_loop.call_soon_threadsafe(self._show)
-            await asyncio.sleep(TICK_S)
+        while self._watching:
+            self._live.loop.call_soon_threadsafe(self._ask, "")
+            await asyncio.sleep(GATHER_S)
+            oldest_s = self._loop.time() - GONE_S
+            self._frames = {name: one for name, one in self._frames.items() if one["heard_s"] > oldest_s}
+            # This picker comes first.
+            frames = sorted(self._frames.values(), key=lambda one: one["id"] != self._live.name)
+            if frames:
+                self._next.set_result(msgspec.json.encode(merged(frames)))
+                self._next = self._loop.create_future()
+            await asyncio.sleep(TICK_S - GATHER_S)
         self._ticks = None
 
-    # What follows runs on the picker's loop.
+    async def _opinion(self, policy: str) -> web.Response:
+        """Have a policy asked by each picker, and send what they say."""
+        if policy not in offered():
+            return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
+        link, told = self._live.link, dict[str, dict[str, Any]]()
+        asking = policy, asyncio.Queue[dict[str, Any]]()
+        self._asking.append(asking)
+        self._live.loop.call_soon_threadsafe(self._ask, policy)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPINION_S):
+                while len(told) <= (0 if link is None else link.sharing.peers):
+                    found = await asking[1].get()
+                    told[found["id"]] = found
+        self._asking.remove(asking)
+        return web.json_response(summed(policy, told.values()))
 
-    def _show(self) -> None:
-        if self._sources.link is not None:
-            self._sources.link.ask(b"")
-        self._take({"frame": self._sources.frame()})
+    def _ask(self, question: str) -> None:
+        """Ask this picker and the others, on its loop."""
+        if self._live.link is not None:
+            self._live.link.ask(question.encode())
+        answer(self._live, question, self._take)
 
-    def _ask(self, policy: str) -> None:
-        link = self._sources.link
-        if link is not None:
-            self._pickers = 1 + link.sharing.peers
-            link.ask(policy.encode())
-        self._sources.opinion(policy, lambda found: self._take({"opinion": found}))
+    def _take(self, found: dict[str, Any]) -> None:
+        self._loop.call_soon_threadsafe(self._heard, found)
 
-    def _answered(self, data: bytes) -> None:
-        self._take(unpacked(data))
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        """Take a picker's answer, this one's or another's."""
-        ((kind, content),) = answer.items()
-        if kind == "frame":
-            listeners = self._listeners
-        else:
-            listeners = {each for each, policy in [*self._asking.items()] if policy == content["policy"]}
-        for listener in [*listeners]:
-            self._loop.call_soon_threadsafe(_put, listener, (kind, content))
-
-
-async def _send(
-    request: web.Request, listener: _Listener, within_s: float, is_last: Callable[[_Event], bool]
-) -> web.StreamResponse:
-    """Send a listener's events within a time, as long as the browser is there."""
-    headers = {"content-type": "text/event-stream", "cache-control": "no-store"}
-    response = web.StreamResponse(headers=headers)
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(within_s):
-            await response.prepare(request)
-            await response.write(b"retry: 300\n")
-            while (event := await listener.get()) is not None:
-                kind, content = event[0].encode(), msgspec.json.encode(event[1])
-                await response.write(b"event: %s\ndata: %s\n\n" % (kind, content))
-                if is_last(event):
-                    break
-    return response
+    def _heard(self, found: dict[str, Any]) -> None:
+        """Take a picker's frame or opinion, this one's or another's."""
+        name, asked = found["id"], found.get("opinion")
+        if asked is None:
+            add_rate(found, self._frames.get(name))
+            self._frames[name] = found | {"heard_s": self._loop.time()}
+        for policy, answers in self._asking:
+            if policy == asked:
+                answers.put_nowait(found)
 
 
-def _put(listener: _Listener, event: _Event | None) -> None:
-    if event is None and listener.full():
-        listener.get_nowait()
-    with contextlib.suppress(asyncio.QueueFull):
-        listener.put_nowait(event)
+def packed(found: dict[str, Any]) -> bytes:
+    """Pack an answer for another picker."""
+    return zlib.compress(msgspec.json.encode(found), 1)
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Unpack what another picker answers."""
+    found: dict[str, Any] = msgspec.json.decode(zlib.decompress(data))
+    return found

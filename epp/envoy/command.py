@@ -23,7 +23,7 @@ from epp.errors import ConfigError, gather, raise_all
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
@@ -32,17 +32,36 @@ if TYPE_CHECKING:
 GLOBAL, RELAY = "global", "relay:"
 """Values of ``--tier``; a region follows the second."""
 
-_FLAGS = {
-    "access_log": "--access-log",
-    "admin_port": "--admin-port",
-    "health_check_path": "--health-check",
-    "max_heap_bytes": "--max-heap-bytes",
-    "preconnect_ratio": "--preconnect-ratio",
-    "strip_accept_encoding": "--strip-accept-encoding",
-    "upstream_ca_file": "--upstream-ca",
-    "upstream_idle_timeout_s": "--upstream-idle-timeout",
+_FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
+    "admin_port": ("--admin-port", int, "port of Envoy's admin interface (default: 9901)"),
+    "upstream_ca_file": ("--upstream-ca", str, "who signs the endpoints' certificates"),
+    "health_check_path": ("--health-check", str, "check endpoints actively, a path, e.g. /health"),
+    "access_log": ("--access-log", None, "one JSON line a request on stdout"),
+    "upstream_idle_timeout_s": (
+        "--upstream-idle-timeout",
+        float,
+        (
+            "close connections to endpoints that were idle so many seconds; keep it below the engine's own"
+            " keep-alive, and raise both where engines are far (default: 4)"
+        ),
+    ),
+    "preconnect_ratio": (
+        "--preconnect-ratio",
+        float,
+        "connections to an endpoint held ready per request in flight, 1 to 3 (default: 1.5)",
+    ),
+    "max_heap_bytes": (
+        "--max-heap-bytes",
+        int,
+        "memory at which Envoy sheds load; below its limit (default: 4 GiB)",
+    ),
+    "strip_accept_encoding": (
+        "--strip-accept-encoding",
+        None,
+        "ask engines for answers that are not compressed, so that their usage can be read",
+    ),
 }
-"""Field of `EnvoySettings` -> the flag that sets it; errors about the field name the flag."""
+"""Field of `EnvoySettings` -> the flag that sets it, its type (none for a switch) and help."""
 
 #: What Envoy waits for the picker beside the time in which a tokenizer may count.
 _BESIDE_COUNT_MS = 200
@@ -52,113 +71,70 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument(
-        "--config", required=True, type=Path, help="the picker's configuration, e.g. epp.yaml"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", required=True, type=Path, help="the picker's configuration, e.g. epp.yaml")
+    add(
         "--variant",
         choices=[str(variant) for variant in Variant],
         default=str(Variant.STANDALONE),
         metavar="VARIANT",
         help=f"one of {', '.join(Variant)} (default: %(default)s)",
     )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
+    _add_places(parser.add_mutually_exclusive_group())
+    add("--out", type=Path, help="file to write (default: standard output)")
+    add("--listen", help="host:port for clients (default: 127.0.0.1:8080)")
+    add("--picker", help="host:port of the picker as Envoy reaches it (default: from the config)")
+    add("--picker-ca", default="", help="who signs the picker's certificate, when it uses TLS")
+    add("--picker-cert", default="", help="Envoy's own certificate, where the picker asks for one (mTLS)")
+    add("--picker-key", default="", help="its private key")
+    for field, (flag, kind, told) in _FLAGS.items():
+        if kind is None:
+            add(flag, dest=field, action="store_true", help=told)
+        else:
+            add(flag, dest=field, type=kind, metavar="VALUE", help=told)
+    add(
+        "--first-token",
+        metavar="ADDRESS",
+        help="host:port or unix:/path of the picker's listener for first tokens, 0 for none"
+        " (default: from the config)",
+    )
+    add("--no-observe", action="store_true", help="report nothing to the picker about how requests went")
+    add(
+        "--eds",
+        type=Path,
+        help="keep the endpoints in this file, which Envoy follows without a restart; written too"
+        " (default: pool.eds_file of the config, which the picker writes)",
+    )
+    add(
+        "--envoy-version",
+        metavar="1.N",
+        help="oldest Envoy that must take the configuration; docs/envoy-versions.md says what is left out",
+    )
+    add("--eds-only", action="store_true", help="with --eds: rewrite only the endpoints file")
+
+
+def _add_places(group: argparse._MutuallyExclusiveGroup) -> None:
+    """Flags of which Envoy it is, where there are several."""
+    add = group.add_argument
+    add(
         "--tier",
         default=GLOBAL,
         metavar="TIER",
         help="where the configuration has relays: 'global', the Envoy beside the picker, or 'relay:REGION'"
         " (default: %(default)s)",
     )
-    place.add_argument(
+    add(
         "--region",
         default="",
         metavar="NAME",
         help="where regions are peers: the Envoy of this one (default: federation.region of the config)",
     )
-    place.add_argument(
+    add(
         "--entry",
         action="store_true",
         help="where regions are peers: the Envoy before them all; regions are tried by round trip from this"
         " machine where a request does not say from where it comes",
     )
-    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
-    parser.add_argument("--listen", help="host:port for clients (default: 127.0.0.1:8080)")
-    parser.add_argument(
-        "--picker", help="host:port of the picker as Envoy reaches it (default: from the config)"
-    )
-    parser.add_argument(
-        "--picker-ca", default="", help="who signs the picker's certificate, when it uses TLS"
-    )
-    parser.add_argument(
-        "--picker-cert", default="", help="Envoy's own certificate, where the picker asks for one (mTLS)"
-    )
-    parser.add_argument("--picker-key", default="", help="its private key")
-    _add_endpoint_arguments(parser)
-
-
-def _add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of what lies behind Envoy, and of what it reports."""
-    parser.add_argument("--admin-port", type=int, help="port of Envoy's admin interface (default: 9901)")
-    parser.add_argument(
-        "--upstream-ca",
-        dest="upstream_ca_file",
-        metavar="UPSTREAM_CA",
-        help="who signs the endpoints' certificates",
-    )
-    parser.add_argument(
-        "--health-check",
-        dest="health_check_path",
-        metavar="PATH",
-        help="check endpoints actively, e.g. /health",
-    )
-    parser.add_argument("--access-log", action="store_true", help="one JSON line a request on stdout")
-    parser.add_argument(
-        "--first-token",
-        metavar="ADDRESS",
-        help="host:port or unix:/path of the picker's listener for first tokens, 0 for none"
-        " (default: from the config)",
-    )
-    parser.add_argument(
-        "--upstream-idle-timeout",
-        dest="upstream_idle_timeout_s",
-        type=float,
-        metavar="S",
-        help="close connections to endpoints that were idle so long; keep it below the engine's own"
-        " keep-alive, and raise both where engines are far (default: 4)",
-    )
-    parser.add_argument(
-        "--preconnect-ratio",
-        type=float,
-        metavar="R",
-        help="connections to an endpoint held ready per request in flight, 1 to 3 (default: 1.5)",
-    )
-    parser.add_argument(
-        "--max-heap-bytes",
-        type=int,
-        metavar="N",
-        help="memory at which Envoy sheds load; below its limit (default: 4 GiB)",
-    )
-    parser.add_argument(
-        "--strip-accept-encoding",
-        action="store_true",
-        help="ask engines for answers that are not compressed, so that their usage can be read",
-    )
-    parser.add_argument(
-        "--no-observe", action="store_true", help="report nothing to the picker about how requests went"
-    )
-    parser.add_argument(
-        "--eds",
-        type=Path,
-        help="keep the endpoints in this file, which Envoy follows without a restart; written too"
-        " (default: pool.eds_file of the config, which the picker writes)",
-    )
-    parser.add_argument(
-        "--envoy-version",
-        metavar="1.N",
-        help="oldest Envoy that must take the configuration; docs/envoy-versions.md says what is left out",
-    )
-    parser.add_argument("--eds-only", action="store_true", help="with --eds: rewrite only the endpoints file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,8 +146,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = settings_from_arguments(arguments)
     except ConfigError as error:
-        if flag := _FLAGS.get(error.key):
-            raise ConfigError("<arguments>", flag, error.problem, error.fix) from error
+        if error.key in _FLAGS:
+            raise ConfigError("<arguments>", _FLAGS[error.key][0], error.problem, error.fix) from error
         raise
     if arguments.eds_only and not arguments.eds:
         raise ConfigError("<arguments>", "--eds-only", "needs --eds FILE")

@@ -19,13 +19,16 @@ _TIMEOUT_S = 5
 
 
 @contextlib.contextmanager
-def answered(url: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[HTTPResponse]:
+def answered(
+    url: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float = _TIMEOUT_S
+) -> Iterator[HTTPResponse]:
     """A picker's answer, read within the block.
 
     Args:
         url: the picker's HTTP side, as an operator wrote it.
         path: what is asked for there, quoted.
         body: what is told, as JSON; None to ask only.
+        timeout_s: how long it may be silent.
 
     Raises:
         EppError: nobody answers, it is refused, or what is read makes no sense (a ValueError of the block).
@@ -37,7 +40,7 @@ def answered(url: str, path: str, body: Mapping[str, object] | None = None) -> I
     header = {} if body is None else {"content-type": "application/json"}
     try:
         request = Request(address, data, header)  # noqa: S310  # scheme checked above
-        with urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # scheme checked above
+        with urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # scheme checked above
             yield answer
     except HTTPError as error:
         raise EppError(f"{address}: {_reason(error)}") from error

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from epp.console.figures import number
 from epp.errors import EppError
 from epp.records.files import Place, Tail, parse_line, read_records, record_files
 from epp.records.model_files import ModelVersions
@@ -340,11 +341,6 @@ def _served(request: Joined) -> str:
 
 def _clock_time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-
-
-def number(value: float | None, digits: int = 0) -> str:
-    """Format a number for people, ``-`` when it is not known."""
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _requests_table(requests: Sequence[Joined]) -> Table:

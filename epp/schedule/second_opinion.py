@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.lodestar import Lodestar
-from epp.schedule.decision import Basis
+from epp.schedule.decision import Basis, rerun
 
 if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
-    from epp.types import Floats
 
 _BY_RATES = GorgoMs()
 _AS_MEASURED = dict.fromkeys(GorgoMs.weight_specs, 1.0)
@@ -29,6 +28,13 @@ def is_opinion(decision: Decision) -> bool:
     return decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen])
 
 
-def estimated_ms(decision: Decision) -> Floats:
-    """Estimate the latency of a request at each of its candidates, at learned rates."""
-    return _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+def ask(decision: Decision, policy: Policy, tie_band: float) -> tuple[int, float]:
+    """Ask a policy about a decision.
+
+    Returns:
+        What it would have chosen, and how many ms longer that would take than the live pick, estimated at
+        learned rates.
+    """
+    chosen = rerun(decision, policy, tie_band).chosen
+    costs = _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+    return chosen, costs.item(chosen) - costs.item(decision.chosen)

@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
 from aiohttp import web
 
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
@@ -306,7 +307,7 @@ def build_app(
         content = decision(asked) or (b"" if elsewhere is None else await elsewhere(asked))
         if not content:
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
-        return web.Response(body=content, content_type="application/json")
+        return _decided(content, explained="explained" in request.query)
 
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
@@ -332,6 +333,14 @@ def build_app(
         ]
     )
     return app
+
+
+def _decided(record: bytes, *, explained: bool) -> web.Response:
+    if explained:
+        from epp.console import explain  # noqa: PLC0415  # only once it is asked for
+
+        record = msgspec.json.encode(explain.explained(msgspec.json.decode(record)))
+    return web.Response(body=record, content_type="application/json")
 
 
 def _probed(failure: str) -> web.Response:

@@ -20,17 +20,13 @@ from epp.errors import ConfigError, gather, raise_all
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create
 from epp.records.model_files import parse_reward_model
-from epp.schedule.decision import rerun
 from epp.schedule.model_watch import ModelWatch
-from epp.schedule.second_opinion import estimated_ms, is_opinion, quiet
+from epp.schedule.second_opinion import ask, is_opinion, quiet
 from epp.server.files import AppliedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from epp.clock import Clock
     from epp.config.schema import Config
@@ -240,19 +236,18 @@ class Account:
     difference_s: float = 0.0
     seen: int = 0
 
-    def score(self, decision: Decision, estimated_ms: NDArray[np.float64], tie_band: float) -> None:
-        """Ask the policy about a decision, whose endpoints would take so long each."""
+    def score(self, decision: Decision, tie_band: float) -> None:
+        """Ask the policy about a decision."""
         try:
-            chosen = rerun(decision, self.policy, tie_band).chosen
+            chosen, difference_ms = ask(decision, self.policy, tie_band)
         except Exception:  # a policy in shadow may be anybody's; it must not reach users
             if not self.counts["failed"]:
                 log.exception("%s cannot score a live decision in shadow", self.policy.name)
             self.counts["failed"] += 1
             return
         self.counts["agreed" if chosen == decision.chosen else "differed"] += 1
-        seconds = float(estimated_ms[chosen] - estimated_ms[decision.chosen]) / 1e3
         self.seen += 1
-        self.difference_s += (seconds - self.difference_s) / min(float(self.seen), _HORIZON)
+        self.difference_s += (difference_ms / 1e3 - self.difference_s) / min(float(self.seen), _HORIZON)
 
 
 class Shadow:
@@ -282,10 +277,9 @@ class Shadow:
 
     async def score(self, decision: Decision) -> None:
         """Score a decision, one policy at a time, so that requests come in between."""
-        latencies_ms = estimated_ms(decision)
         for account in self.accounts:
             await asyncio.sleep(0)
-            account.score(decision, latencies_ms, self._tie_band)
+            account.score(decision, self._tie_band)
 
 
 def shadows(names: Sequence[str], source: str) -> list[Policy]:

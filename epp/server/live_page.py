@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from socket import gethostname
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,38 +14,43 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.cluster.link import Link
-    from epp.console.frames import Sources
     from epp.console.page import Page
     from epp.schedule.picker import Picker
     from epp.server.learned import Learning
     from epp.server.recent import RecentDecisions
 
 
+@dataclass(slots=True)
 class LivePage:
-    """Serves `/ui`, and answers the live pages of other pickers.
+    """Serves `/ui`, and answers the live pages of other pickers. Made on the picker's loop.
 
-    Args:
+    Attributes:
         picker: the picker.
         recent: its newest decisions.
         clock: the time.
         link: the way to other pickers, None without any.
         learning: its learned policies, None without any.
+        asking: opinions that are being made, by policy.
     """
 
-    def __init__(
-        self,
-        picker: Picker,
-        recent: RecentDecisions,
-        clock: Clock,
-        link: Link | None,
-        learning: Learning | None,
-    ) -> None:
-        self._given = gethostname() if link is None else link.name, picker, recent, clock, link, learning
-        self._picker_loop = asyncio.get_running_loop()
-        self._sources: Sources | None = None
-        self._page: Page | None = None
-        if link is not None:
-            link.on_question = self._answer
+    picker: Picker
+    recent: RecentDecisions
+    clock: Clock
+    link: Link | None
+    learning: Learning | None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    _page: Page | None = None
+
+    def __post_init__(self) -> None:
+        """Answer others from now on."""
+        if self.link is not None:
+            self.link.on_question = self._answer
+
+    @property
+    def name(self) -> str:
+        """Name this picker, for people."""
+        return gethostname() if self.link is None else self.link.name
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes."""
@@ -55,7 +61,7 @@ class LivePage:
         if self._page is None:
             from epp.console.page import Page  # noqa: PLC0415  # only once it is asked for
 
-            self._page = Page(self._made(), self._picker_loop)
+            self._page = Page(self)
         return await self._page.handle(request)
 
     async def _close(self, _: web.Application) -> None:
@@ -63,11 +69,6 @@ class LivePage:
             self._page.close()
 
     def _answer(self, question: bytes, reply: Callable[[bytes], object]) -> None:
-        self._made().answer(question, reply)
+        from epp.console import frames, page  # noqa: PLC0415  # likewise
 
-    def _made(self) -> Sources:
-        from epp.console.frames import Sources  # noqa: PLC0415  # likewise
-
-        if self._sources is None:
-            self._sources = Sources(*self._given)
-        return self._sources
+        frames.answer(self, question.decode(), lambda found: reply(page.packed(found)))

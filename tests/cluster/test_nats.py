@@ -19,7 +19,7 @@ from epp.envoy.child import Child
 from epp.records.schema import join
 from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
-from tests.kit.events import events, until_event
+from tests.kit.events import opinion, pictures
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
@@ -143,16 +143,14 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
 async def test_one_page_shows_the_pickers_of_a_cluster(tmp_path: Path, nats: Nats) -> None:
     async with Pair(tmp_path, nats.url) as pair:
         await pair.meet()
-        async with events(pair.one.picker.http) as heard:
+        async with pictures(pair.one.picker.http) as heard:
             await pair.one.chat()
             await pair.two.chat()
-            made = dict[str, int]()
-            while sum(made.values()) < 2:
-                frame = await until_event(heard, "frame")
-                made[frame["picker"]] = frame["made"]
-            assert [*made.values()] == [1, 1]
-        async with events(pair.one.picker.http, "opinion?policy=random") as heard:
-            assert {content["picker"] async for _, content in heard} == {*made}
+            made = list[int]()
+            while sum(made) < 2:
+                made = [each["made"] for each in (await anext(heard))["pickers"]]
+            assert made == [1, 1]
+        assert "of 2 decisions" in await opinion(pair.one.picker.http, "random")
 
 
 async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(

@@ -8,11 +8,8 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 from rich.console import Console
@@ -20,15 +17,12 @@ from rich.console import Console
 from epp.lab.demo.command import fleet
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.workloads.art_chat import DEMO, generate
-from epp.ops.top import Seen, follow
+from epp.ops.top import drawn, pictures
 from epp.server.files import replace_file
 from tests.kit.browser import Chromium
 
-if TYPE_CHECKING:
-    from epp.lab.demo.stack import Stack
-
 #: The load lasts longer than the pictures take; pins come one by one, so that weights have a history.
-_LOAD_S, _PIN_S, _LISTEN_S = 60.0, 4.0, 3.0
+_LOAD_S, _PIN_S = 60.0, 4.0
 _PINS = (0.4, 0.3, 0.6)
 _SIZE = (1280, 720)
 _OTHER = "lmetric"
@@ -65,7 +59,7 @@ async def show(out: Path, images: Path) -> int:
         await page.until("document.getElementById('explain').open")
         replace_file(images / "ui-explain.webp", await page.screenshot())
         text = out / "top.html"
-        replace_file(text, top(await asyncio.to_thread(listen, stack)).encode())
+        replace_file(text, (await asyncio.to_thread(top, stack.picker_url)).encode())
         await page.open(text.absolute().as_uri())
         await page.until("document.querySelector('pre') !== null")
         replace_file(images / "top.webp", await page.screenshot())
@@ -74,16 +68,9 @@ async def show(out: Path, images: Path) -> int:
     return 0
 
 
-def listen(stack: Stack) -> Seen:
-    """Listen as `epp top` does, until it has seen enough."""
-    seen = Seen()
-    threading.Thread(target=follow, args=(stack.picker_url, seen), daemon=True).start()
-    time.sleep(_LISTEN_S)
-    return seen
-
-
-def top(seen: Seen) -> str:
+def top(url: str) -> str:
     """Draw the picture of `epp top` as a page."""
+    picture = next(pictures(url))
     console = Console(
         record=True,
         width=_COLUMNS,
@@ -92,7 +79,7 @@ def top(seen: Seen) -> str:
         force_terminal=True,
         color_system="truecolor",
     )
-    console.print(seen.picture(_LINES))
+    console.print(drawn(picture, _LINES))
     style = (
         "body { background: #14171c; color: #e4e7eb; margin: 16px; font-size: 15px } pre { line-height: 1.3 }"
     )

@@ -11,19 +11,20 @@ import struct
 import subprocess
 import sys
 import termios
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
 from epp.config.listen import FileTls, Listen
 from epp.config.plan import Plan, Split, render_plan
+from epp.console.frames import frame
 from epp.envoy.child import EPP
 from epp.server.live_page import LivePage
 from epp.server.process import SystemClock
 from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.browser import chromium
-from tests.kit.events import events, until_event
+from tests.kit.events import opinion, pictures
 from tests.kit.picker import PickerProcess, Serving
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
             last = await last_decision(serving)
             await page.until(f"document.querySelector('#rows tr').dataset.id === {json.dumps(last)}")
             nodes.append(await page.look("document.querySelectorAll('*').length"))
-        assert await page.look(ROWS) == 30
+        assert await page.look(ROWS) == 31, "the newest, and the one in focus"
         assert nodes[1] == nodes[2]
 
 
@@ -75,55 +76,45 @@ async def last_decision(serving: Serving) -> str:
         return str((await answer.json())["id"])
 
 
-async def opinions(serving: Serving, policy: str) -> list[dict[str, Any]]:
-    """What each picker says of a policy."""
-    async with events(serving.picker.http, f"opinion?policy={policy}") as heard:
-        return [content async for _, content in heard]
-
-
 @pytest.mark.envoy
 async def test_events_carry_numbers_and_another_policys_opinion(tmp_path: Path) -> None:
     async with Serving(tmp_path) as serving:
         for number in range(12):
             await serving.chat(f"{SECRET} {number % 4}", headers={"x-session-id": SECRET})
-        async with events(serving.picker.http) as heard:
-            hello = await until_event(heard, "hello")
-            frame = await until_event(heard, "frame")
-            assert "lmetric" in hello["policies"]
-            assert len(frame["decisions"]) == 12
-            assert frame["fleet"]["address"] == [spec.address for spec in serving.specs()]
-            assert {row["to"] for row in frame["decisions"]} == {*frame["picked"]}
-            assert SECRET not in json.dumps(frame)
-            for policy in ("gorgo-ms", "lmetric"):
-                (found,) = await opinions(serving, policy)
-                assert (found["policy"], found["decisions"], found["failed"]) == (policy, 12, 0)
-                assert sum(other for _, other in found["picks"].values()) == 12
-                if policy == "gorgo-ms":
-                    assert (found["agreed"], found["difference_ms"]) == (12, 0.0), (
-                        "it is the one that decided"
-                    )
+        async with pictures(serving.picker.http) as heard:
+            picture = await anext(heard)
+            (shown,) = picture["pickers"]
+            assert "lmetric" in picture["policies"]
+            assert len(picture["decisions"]) == 12
+            assert [row["id"] for row in shown["fleet"]] == [spec.address for spec in serving.specs()]
+            picked = {row["endpoint"].split()[-1] for row in picture["decisions"]}
+            assert picked == {row["id"] for row in shown["fleet"] if row["believed"] != "-"}
+            assert SECRET not in json.dumps(picture)
+            own = await opinion(serving.picker.http, "gorgo-ms")
+            assert "the same on 100% of 12 decisions; +0.0" in own, "it is the one that decided"
+            other = await opinion(serving.picker.http, "lmetric")
+            assert "lmetric would have picked the same on" in other
+            assert "of 12 decisions" in other
+            assert "could not be asked" not in other
             async with serving.http.get(
                 f"http://{serving.picker.http}/ui/opinion", params={"policy": "none"}
             ) as answer:
                 assert answer.status == 404
 
             await serving.picker.stop()
-            assert [kind async for kind, _ in heard if kind != "frame"] == [], "an open page holds up no end"
+            assert [one async for one in heard if not one["pickers"]] == [], "an open page holds up no end"
 
 
 @pytest.mark.envoy
 async def test_one_page_shows_all_workers(tmp_path: Path) -> None:
     async with Serving(tmp_path, options=("--workers", "3"), concurrency=3) as serving:
-        made, asked = dict[str, int](), 40
-        async with events(serving.picker.http) as heard:
+        made, asked = list[int](), 40
+        async with pictures(serving.picker.http) as heard:
             await asyncio.gather(*(serving.chat(f"{number}") for number in range(asked)))
-            while len(made) < 3 or sum(made.values()) < asked:
-                frame = await until_event(heard, "frame")
-                made[frame["picker"]] = frame["made"]
-            assert sum(made.values()) == asked
-            found = await opinions(serving, "lmetric")
-            assert {one["picker"] for one in found} == {*made}
-            assert sum(one["decisions"] for one in found) == asked
+            while len(made) < 3 or sum(made) < asked:
+                made = [each["made"] for each in (await anext(heard))["pickers"]]
+            assert sum(made) == asked
+            assert f"of {asked} decisions" in await opinion(serving.picker.http, "lmetric")
 
 
 @pytest.mark.parametrize(
@@ -178,17 +169,17 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
         plan = Plan(weights={"prefill_weight": weight}, policy="gorgo-ms", reason="better", trial=trial)
         rewrite(app, tmp_path / "weights.yaml", render_plan(plan))
         app.picker.weights.note(weight)
-    shown: dict[str, Any] = (
-        LivePage(app.picker, app.core.recent, SystemClock(), None, None)._made().frame()["weights"]
-    )
-    assert shown["bounds"]["prefill_weight"] == (1.0, 12.0)
-    assert [(at_s, values["prefill_weight"]) for at_s, values in shown["history"]] == [
-        (0.0, 3.0),
-        (1.5, 1.5),
-        (2.5, 2.5),
-    ]
-    assert (shown["reason"], shown["sources"]["prefill_weight"]) == ("better", "tuner")
-    assert (shown["trial"]["id"], shown["trial"]["values"]["stall_weight"]) == ("t", 0.5)
+    shown = frame(LivePage(app.picker, app.core.recent, SystemClock(), None, None))
+    weights = {row["id"]: row for row in shown["weights"]}
+    assert weights["prefill_weight"]["bounds"] == "1..12"
+    assert weights["prefill_weight"]["about"] == "from tuner"
+    ages_s, values = zip(*weights["prefill_weight"]["history"], strict=True)
+    assert values == (3.0, 1.5, 2.5, 2.5), "the last is now"
+    assert [ages_s[0] - age_s for age_s in ages_s[:3]] == pytest.approx([0.0, 1.5, 2.5])
+    assert weights["stall_weight"]["tried"] == "→ 0.5"
+    (tuner,) = shown["words"]
+    assert tuner.startswith("tuner: trial t: split, 5% of sessions, candidate serves, ")
+    assert tuner.endswith("; better")
 
 
 @pytest.mark.envoy
@@ -211,7 +202,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
             *words, stdin=follower, stdout=follower, env={"TERM": "xterm"}
         )
         try:
-            await until_printed(leader, "next best")
+            await until_printed(leader, "terms of the cost")
             await serving.chat()
             await until_printed(leader, await last_decision(serving))
         finally:

@@ -12,34 +12,30 @@ import aiohttp
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Event = tuple[str, dict[str, Any]]
-
 
 @asynccontextmanager
-async def events(address: str, what: str = "events") -> AsyncIterator[AsyncIterator[Event]]:
-    """Listen below `/ui`: kinds and contents, until the stream ends."""
+async def pictures(address: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """Listen to `/ui/events`: pictures, until the stream ends."""
     async with (
         asyncio.timeout(30),
         aiohttp.ClientSession(read_bufsize=1 << 22) as http,
-        http.get(f"http://{address}/ui/{what}") as answer,
+        http.get(f"http://{address}/ui/events") as answer,
     ):
         assert answer.status == 200
 
-        async def read() -> AsyncIterator[Event]:
-            kind = ""
+        async def read() -> AsyncIterator[dict[str, Any]]:
             async for line in answer.content:
-                name, _, value = line.decode().rstrip("\n").partition(": ")
-                if name == "event":
-                    kind = value
-                elif name == "data":
-                    yield kind, json.loads(value)
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
 
         yield read()
 
 
-async def until_event(heard: AsyncIterator[Event], kind: str) -> dict[str, Any]:
-    """The next event of a kind."""
-    async for found, content in heard:
-        if found == kind:
-            return content
-    raise AssertionError(f"the stream ended without {kind}")
+async def opinion(address: str, policy: str) -> str:
+    """What all pickers that an address knows say of a policy, in words."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://{address}/ui/opinion", params={"policy": policy}) as answer,
+    ):
+        assert answer.status == 200
+        return " ".join((await answer.json())["words"])

@@ -169,7 +169,7 @@ def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() ->
     assert through_json(decision_of(record))["rtt_sources"] == record["rtt_sources"]
     text = explained(decision)
     rates = picker.fleet.rates.of(0)
-    for words in (first, second, "RTT source", "connect", "probe", f"{rates.prefill_ms_per_token * 1e3:.1f}"):
+    for words in (first, second, "RTT source", "connect", "probe", f"{rates.prefill_ms_per_token:.4f}"):
         assert words in text
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,15 +104,9 @@ def _picker_url(config: Config) -> str:
 
 def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:
     listed = [
-        {
-            "severity": finding.severity.name.lower(),
-            "area": check.area,
-            "check": check.title,
-            "what": finding.what,
-            "why": finding.why,
-            "fix": finding.fix,
-        }
-        for check, finding in findings
+        asdict(each)
+        | {"severity": each.severity.name.lower(), "area": check.area, "check": check.run.__name__}
+        for check, each in findings
     ]
     told = [{"area": area, "text": text} for area, text in notes]
     return json.dumps({"findings": listed, "notes": told}, indent=2)

@@ -59,33 +59,28 @@ def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:
     spreads: list[float] = []
     ttfts: list[float] = []
     known: set[str] = set()
-    reusable = total = 0.0
+    reusable = 0.0
     for record in records:
-        if record.get("kind") == "outcome":
-            if record.get("ttft_ms") is not None:
+        if record["kind"] == "outcome":
+            if record["ttft_ms"] is not None:
                 ttfts.append(record["ttft_ms"])
-            if record.get("cached_tokens") is not None:
+            if record["cached_tokens"] is not None:
                 known.add(record.get("served") or record["endpoint"])
-            continue
-        if record.get("kind") != "decision" or not record["request"]["prompt_tokens"]:
-            continue
-        tokens = record["request"]["prompt_tokens"]
-        prompts.append(tokens)
-        total += tokens
-        rtts = record["signals"]["rtt_ms"]
-        unknown = set(record["unknown"].get("rtt_ms", ()))
-        measured = [rtt_ms for at, rtt_ms in enumerate(rtts) if at not in unknown]
-        if measured:
-            spreads.append(max(measured) - min(measured))
-        blocks = record.get("blocks", ())
-        common = next((at for at, block in enumerate(blocks) if block not in seen), len(blocks))
-        reusable += min(common * record.get("block_tokens", 0.0), tokens)
-        seen.update(blocks)
+        elif record["kind"] == "decision" and (tokens := record["request"]["prompt_tokens"]):
+            prompts.append(tokens)
+            unknown = record["unknown"].get("rtt_ms", ())
+            rtts = [rtt_ms for at, rtt_ms in enumerate(record["signals"]["rtt_ms"]) if at not in unknown]
+            if rtts:
+                spreads.append(max(rtts) - min(rtts))
+            blocks = record["blocks"]
+            common = next((at for at, block in enumerate(blocks) if block not in seen), len(blocks))
+            reusable += min(common * record["block_tokens"], tokens)
+            seen.update(blocks)
     return Traffic(
         requests=len(prompts),
         prompt_tokens=median(prompts) if prompts else 0.0,
         reusable_tokens=reusable / len(prompts) if prompts else 0.0,
-        reuse=reusable / total if total else 0.0,
+        reuse=reusable / sum(prompts) if prompts else 0.0,
         spread_ms=median(spreads) if spreads else 0.0,
         ttft_ms=median(ttfts) if ttfts else None,
         cached_known=frozenset(known),

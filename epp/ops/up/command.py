@@ -31,7 +31,7 @@ from epp.errors import ConfigError, EppError
 from epp.ops.doctor.picker import Page
 from epp.ops.up.engines import Engines, look, spec_of
 from epp.server.poll import with_credentials_of
-from epp.server.process import Tasks, stop_signals
+from epp.server.process import stop_signals
 
 if TYPE_CHECKING:
     import argparse
@@ -200,10 +200,8 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
         http = await started.enter_async_context(aiohttp.ClientSession())
-        tasks = Tasks()
-        started.push_async_callback(tasks.stop_all)
-        for address, spec in wanted.specs.items():
-            tasks.start(address, engines.follow(http, spec))
+        following = asyncio.gather(*(engines.follow(http, spec) for spec in wanted.specs.values()))
+        started.callback(following.cancel)
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOKS_S):
                 await engines.looked.wait()
