@@ -65,6 +65,11 @@ def normalise_address(text: str) -> str:
     return join_address(*split_address(text))
 
 
+def reachable(host: str) -> str:
+    """Where a listener on a host (no brackets) is reached from its own machine: not at a wildcard."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host (no brackets) is this machine: a loopback address, or ``localhost``."""
     return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)

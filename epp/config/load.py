@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import UNIX, split_address
 from epp.config.environment import Overlay
+from epp.config.pool import parse_pool
 from epp.config.schema import Config
 from epp.config.section import Section
 from epp.config.strict import Salvaged, decode, loaded
-from epp.errors import ConfigError, raise_all
+from epp.errors import ConfigError, gather, raise_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from epp.config.pool import EndpointSpec
 
 _NONE: Mapping[str, str] = {}
 
@@ -56,6 +60,29 @@ def salvage_config(
         fix = "a file each: the tuner writes the first and you the second, which wins"
         errors.append(ConfigError(source, "overrides_file", f"{overrides} is weights_file, too", fix))
     return config, [overlay.named(error) for error in errors]
+
+
+def salvage_files(
+    path: Path, read: Callable[[Path], bytes], environment: Mapping[str, str], *, pool: bool = True
+) -> tuple[Config, dict[str, EndpointSpec], list[ConfigError]]:
+    """What can be used of a configuration and of the endpoints file that it names, and all errors.
+
+    Args:
+        path: the configuration.
+        read: reads a file, or raises a ConfigError.
+        environment: variables over it.
+        pool: whether the endpoints are wanted; there are none where a cluster has them.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or is not YAML.
+    """
+    config, errors = salvage_config(read(path), str(path), environment)
+    specs: dict[str, EndpointSpec] = {}
+    if pool and config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
+        file = path.resolve().parent / config.pool.file
+        with gather(errors):
+            specs = parse_pool(read(file), str(file))
+    return config, specs, errors
 
 
 def stated(found: Sequence[ConfigError], section: str, *keys: str) -> bool:

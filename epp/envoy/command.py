@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.config.address import UNIX, is_ip, split_address
+from epp.config.address import UNIX, is_ip, reachable, split_address
 from epp.config.eds import eds_content
-from epp.config.load import salvage_config, stated
-from epp.config.pool import parse_pool
+from epp.config.load import salvage_files
 from epp.envoy.entry import entry_eds, measured_order
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable
 
-    from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
     from epp.types import Endpoint
 
@@ -65,8 +63,6 @@ _FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
 
 #: What Envoy waits for the picker beside the time in which a tokenizer may count.
 _BESIDE_COUNT_MS = 200
-
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -240,15 +236,9 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     Raises:
         ConfigError: naming the file, the key and the fix.
     """
-    config, errors = salvage_config(_read(config_file), str(config_file), os.environ)
-    base = config_file.resolve().parent  # as `epp serve` has it
-    pool: dict[str, EndpointSpec] = {}
+    config, pool, errors = salvage_files(config_file, _read, os.environ, pool=not entry)
     with gather(errors):
         _check_renderable(config, variant, str(config_file))
-    if not entry and config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
-        pool_file = base / config.pool.file
-        with gather(errors):
-            pool = parse_pool(_read(pool_file), str(pool_file))
     raise_all(errors)
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
     if entry or region:
@@ -257,7 +247,8 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     two_tiers = config.relays.regions and not settings.federation
     if variant == Variant.ORIGINAL_DST or entry or two_tiers or not config.pool.eds_file:
         return settings
-    return replace(settings, eds_path=str(base / config.pool.eds_file))
+    # As `epp serve` has it.
+    return replace(settings, eds_path=str(config_file.resolve().parent / config.pool.eds_file))
 
 
 def _check_renderable(config: Config, variant: str, source: str) -> None:
@@ -297,7 +288,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     return EnvoySettings(
         endpoints=tuple(endpoints),
         message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(config.tokens.budget_ms) + _BESIDE_COUNT_MS),
-        picker_host=_WILDCARDS.get(host, host),
+        picker_host=reachable(host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
@@ -305,7 +296,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         relays=config.relays if config.relays.regions else None,
         federation=config.federation if config.federation.region else None,
         region_rules=tuple(config.regions),
-        first_token_host=_WILDCARDS.get(there, there) if there != host else "",
+        first_token_host=reachable(there) if there != host else "",
         first_token_port=first_token_port,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from epp.config.address import join_address, reachable
 from epp.config.eds import eds_content
 from epp.envoy.launch import stop, tied_to_parent
 from epp.envoy.listener import CLIENTS
@@ -212,10 +213,8 @@ class EnvoyProcess:
             if len(statuses) > 1 and status["name"] != CLIENTS:
                 continue
             address = status["local_address"]["socket_address"]
-            host = address["address"]
-            # A wildcard is a place to listen on, not one to connect to.
-            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            self.listener_url = f"http://{f'[{host}]' if ':' in host else host}:{address['port_value']}"
+            host = reachable(address["address"])
+            self.listener_url = f"http://{join_address(host, address['port_value'])}"
 
     async def _pause(self) -> None:
         self.check()

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.config.address import join_address, split_address
-from epp.config.load import salvage_config, stated
-from epp.config.pool import EndpointSpec, parse_pool
-from epp.errors import EppError, gather, raise_all
+from epp.config.address import join_address, reachable, split_address
+from epp.config.load import salvage_files
+from epp.errors import raise_all
 from epp.ops.doctor.checks import CHECKS, examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.fetch import fetch_context
@@ -28,6 +27,7 @@ from epp.server.poll import with_credentials_of
 if TYPE_CHECKING:
     import argparse
 
+    from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
     from epp.ops.doctor.checks import Check
     from epp.ops.doctor.context import Finding
@@ -51,11 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and print; 1 when there are findings.
 
     Raises:
-        EppError: the configuration or the folder of records cannot be read, or a URL is none.
+        EppError: the configuration or the folder of records cannot be read.
     """
-    for flag, url in (("--picker", arguments.picker), ("--envoy-admin", arguments.envoy_admin)):
-        if url and not url.startswith(("http://", "https://")):
-            raise EppError(f"{flag}: {url} is not an http address, e.g. http://{url}")
     config, specs = load(arguments.config)
     folder = arguments.records
     if folder is None and config.records.folder:
@@ -82,24 +79,18 @@ def load(path: Path) -> tuple[Config, dict[str, EndpointSpec]]:
     Raises:
         ConfigError: either cannot be read.
     """
-    config, errors = salvage_config(required_file(path), str(path), os.environ)
+    config, specs, errors = salvage_files(path, required_file, os.environ)
+    raise_all(errors)
     base = path.resolve().parent
     config = msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, base))
-    specs: dict[str, EndpointSpec] = {}
-    if config.pool.kubernetes is None and stated(errors, "pool", "file", "kubernetes"):
-        pool = base / config.pool.file
-        with gather(errors):
-            specs = parse_pool(required_file(pool), str(pool))
-    raise_all(errors)
     return config, {address: with_credentials_of(spec, base) for address, spec in specs.items()}
 
 
 def _picker_url(config: Config) -> str:
     """Give the HTTP listener as it is reached from here; empty when the system chose its port."""
     host, port = split_address(config.listen.http)
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "http" if config.listen.http_tls is None else "https"
-    return f"{scheme}://{join_address(local, port)}" if port else ""
+    return f"{scheme}://{join_address(reachable(host), port)}" if port else ""
 
 
 def _as_json(findings: _Found, notes: list[tuple[str, str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.config.address import is_ip, join_address, split_address
+from epp.config.address import is_ip, is_loopback, join_address, split_address
 from epp.ops.doctor.context import NotFetchedError, advice, error, note, warning
 from epp.ops.doctor.envoy_dump import DESTINATION, Tree, at, find_types, removes_header, seconds
 
@@ -17,7 +17,6 @@ MESSAGE_TIMEOUT_S = 0.2
 ROUTE_TIMEOUT_S, SHORT_S = 15.0, 120.0
 #: Default of Envoy's circuit breakers.
 DEFAULT_REQUESTS = 1024
-LOOPBACK = ("127.", "::1", "localhost")
 _RETRIED = {"connect-failure", "5xx", "gateway-error", "reset", "reset-before-request"}
 _RETRIED_ANSWERS = {"5xx", "gateway-error"}
 _UNSEEN = "connect-failure,refused-stream,reset-before-request"
@@ -292,7 +291,7 @@ def admin(context: Context) -> Findings:
     """Check that only this machine reaches the admin interface."""
     for config in context.envoy.dump.get("configs", []):
         address = at(config, "bootstrap.admin.address.socket_address.address")
-        if address and not address.startswith(LOOPBACK):
+        if address and not is_loopback(address):
             yield warning(
                 f"the admin interface listens on {address}",
                 "whoever reaches it can read secrets and stop Envoy",

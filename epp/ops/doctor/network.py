@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from epp.config.address import is_ip, is_loopback, split_address
 from epp.config.relays import STREAM_WINDOW_BYTES
 from epp.ops.doctor.context import ENOUGH, advice, note
-from epp.ops.doctor.envoy import LOOPBACK
 from epp.ops.doctor.envoy_dump import messages
 from epp.types import FIRST_FLIGHT_BYTES
 
@@ -170,7 +170,7 @@ def windows(context: Context) -> Findings:
 
 def is_envoys(admin: str) -> bool:
     """Tell by the URL of its admin interface whether Envoy runs on this machine."""
-    return admin.partition("://")[2].lstrip("[").startswith(LOOPBACK)
+    return is_loopback(urlsplit(admin).hostname or "")
 
 
 def kernel(context: Context) -> Findings:
