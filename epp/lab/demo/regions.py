@@ -16,11 +16,10 @@ import secrets
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
 import msgspec
@@ -42,15 +41,14 @@ from epp.lab.demo.nats import Nats
 from epp.lab.demo.stack import MODEL, Stack
 from epp.lab.wan.delay import Shape
 from epp.lab.wan.network import Network, why_not
+from epp.lab.wan.place import Place
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from epp.lab.compare.load import RequestResult
-
-_T = TypeVar("_T")
 
 #: Round trip of each region's link, ms: between two regions it is the sum, 100, 181 and 211.
 LINKS_MS = {"ashburn": 35.0, "frankfurt": 65.0, "seoul": 146.0}
@@ -65,30 +63,6 @@ PRICES = {"ashburn": (0.05, 0.10), "frankfurt": (0.05, 0.12), "seoul": (0.08, 0.
 DOCUMENTS = 8
 #: Binds a request to a region, by a rule of every picker; how many are sent, one at a time.
 BOUND_HEADER, BOUND = "x-demo-region", 30
-
-
-class Place(threading.Thread):
-    """A thread inside a region's network, with a loop of its own; what it starts is inside, too."""
-
-    def __init__(self, network: Network, region: str) -> None:
-        super().__init__(name=region, daemon=True)
-        self.region, self.address = region, network.address(region)
-        self._network, self._loop = network, asyncio.new_event_loop()
-        self.start()
-
-    def run(self) -> None:
-        """Run the loop."""
-        with self._network.joined(self.region):
-            self._loop.run_forever()
-
-    async def here(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await something that runs there."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-    def end(self) -> None:
-        """End the loop and the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self.join()
 
 
 class Region(Stack):
