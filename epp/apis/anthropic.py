@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.apis.arguments import add_first, template_arguments
+from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
 from epp.apis.canonical import spell
 from epp.apis.chat_messages import add_part, function_call, function_tool
@@ -23,7 +23,6 @@ from epp.apis.media import ANTHROPIC_RATES
 
 if TYPE_CHECKING:
     from epp.apis.media import PromptFrames
-    from epp.apis.types import Headers, ParsedRequest
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _MEDIA = frozenset({"image", "document", "audio", "video", "file", "container_upload"})
@@ -38,57 +37,51 @@ class _Message(msgspec.Struct):
 
 
 class _Counted(Body, kw_only=True):
+    api = "anthropic-count-tokens"
+    rates = ANTHROPIC_RATES
     messages: list[_Message]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     output_config: Any = None
     chat_template_kwargs: Any = None
 
-    def begun(self) -> PromptFrames:
-        """Begin the prompt, once the body has what the API requires."""
-        framed = self.frames(ANTHROPIC_RATES)
+    def frame(self, framed: PromptFrames) -> int | None:  # noqa: ARG002  # see below
+        """Frame nothing of messages whose tokens are to be counted.
+
+        The engine tokenizes and answers: no prefill, no KV cache. A decision made with the prompt would
+        expect blocks where none will be.
+        """
         if not self.messages:
             raise invalid("'messages' must not be empty", "messages")
-        return framed
+        return 0
 
 
 class _Messages(_Counted, kw_only=True):
+    api = "anthropic-messages"
+    tells_usage = True
     max_tokens: Whole
 
-
-def parse_messages(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read messages."""
-    asked = _Messages.read(body)
-    framed = asked.begun()
-    if asked.max_tokens < 1:
-        raise invalid("'max_tokens' must be at least 1", "max_tokens")
-    arguments = template_arguments(asked.chat_template_kwargs, asked.output_config)
-    add_first(framed, arguments)
-    for tool in asked.tools or ():
-        framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
-    _add_system(framed, asked.system)
-    for message in asked.messages:
-        role = _ROLES.get(message.role, message.role)
-        if role == "system":
-            _add_system(framed, message.content)
-        elif isinstance(message.content, str):
-            framed.add_said(role, message.content)
-        else:
-            _add_blocks(framed, role, message.content)
-    limit = output_limit(max_tokens=asked.max_tokens)
-    return asked.request(
-        "anthropic-messages", framed, headers, limit, include_usage=True, arguments=arguments
-    )
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame messages."""
+        super().frame(framed)
+        if self.max_tokens < 1:
+            raise invalid("'max_tokens' must be at least 1", "max_tokens")
+        add_arguments(framed, self.chat_template_kwargs, self.output_config)
+        for tool in self.tools or ():
+            framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
+        _add_system(framed, self.system)
+        for message in self.messages:
+            role = _ROLES.get(message.role, message.role)
+            if role == "system":
+                _add_system(framed, message.content)
+            elif isinstance(message.content, str):
+                framed.add_said(role, message.content)
+            else:
+                _add_blocks(framed, role, message.content)
+        return output_limit(max_tokens=self.max_tokens)
 
 
-def parse_count(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read messages whose tokens are to be counted, with an empty prompt.
-
-    The engine tokenizes and answers: no prefill, no KV cache. A decision made with the prompt would expect
-    blocks where none will be.
-    """
-    asked = _Counted.read(body)
-    return asked.request("anthropic-count-tokens", asked.begun(), headers, 0)
+parse_count, parse_messages = _Counted.parse, _Messages.parse
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:

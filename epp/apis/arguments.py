@@ -39,10 +39,13 @@ _FIRST: dict[str, FirstArguments] = {
 _FAMILIES = tuple((re.compile(name, re.IGNORECASE), first) for name, first in _FIRST.items())
 
 
-def template_arguments(given: object, *efforts: object, **more: object) -> TemplateArguments:
-    """Return what engines pass on to the template: texts, numbers and truth values; others are left out.
+def add_arguments(framed: PromptFrames, given: object, *efforts: object, **more: object) -> None:
+    """Add what engines pass on to the template, and frame first what its prompts begin with.
+
+    Texts, numbers and truth values are; others are left out.
 
     Args:
+        framed: of which nothing is framed yet.
         given: ``chat_template_kwargs``.
         efforts: where the API may say how hard to think: the effort, or an object that holds it as
             ``effort``. The first that does counts before `given`; it tells whether to think at all, too,
@@ -65,11 +68,8 @@ def template_arguments(given: object, *efforts: object, **more: object) -> Templ
         and len(name) <= _ARGUMENT_CHARS
         and len(str(value)) <= _ARGUMENT_CHARS
     )
-    return tuple(islice(kept, _MOST_ARGUMENTS))  # the others are not even looked at: they may be a million
-
-
-def add_first(framed: PromptFrames, arguments: TemplateArguments) -> None:
-    """Frame the arguments that stand first in prompts of the model, of which nothing is framed yet."""
+    # The others are not even looked at: they may be a million.
+    framed.arguments = arguments = tuple(islice(kept, _MOST_ARGUMENTS))
     if arguments:
         first = next((first for name, first in _FAMILIES if name.search(framed.model)), {})
         if spelled := _spelled(first, arguments):

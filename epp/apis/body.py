@@ -1,23 +1,22 @@
-"""What the bodies of all APIs have in common: the model, streaming, session hints and cache salts.
+"""What the bodies of all APIs have in common: the way to a request, session hints and cache salts.
 
-Owns the order of session hints. Knows no API.
+Owns the order of session hints. Knows no API: each is a subclass that frames its own prompt.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from epp.apis.decode import decode, decoder, invalid
-from epp.apis.media import OPENAI_RATES, PromptFrames
+from epp.apis.media import OPENAI_RATES, PromptFrames, Rates
 from epp.apis.types import ParsedRequest
 from epp.types import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
-    from epp.apis.media import Rates
-    from epp.apis.types import Headers, TemplateArguments
+    from epp.apis.types import Headers
 
 _SESSION_HEADERS = (
     "x-session-id",
@@ -54,9 +53,23 @@ class Body(msgspec.Struct, kw_only=True):
 
     ``extra_key``, ``lora_path``, ``session_params`` and ``routing_key`` are SGLang's, ``lora_request`` is
     TensorRT-LLM's.
+
+    Attributes:
+        api: name of the parser.
+        rates: what media cost in this API.
+        named: whether the model must be named.
+        tells_usage: every stream tells its usage, whether the client asks for it or not.
+        stored: the engine may store its responses, for others to go on from.
     """
 
+    api: ClassVar[str]
+    rates: ClassVar[Rates] = OPENAI_RATES
+    named: ClassVar[bool] = True
+    tells_usage: ClassVar[bool] = False
+    stored: ClassVar[bool] = False
+
     model: str | None = None
+    n: Any = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     cache_salt: Salt = None
@@ -73,62 +86,55 @@ class Body(msgspec.Struct, kw_only=True):
     safety_identifier: Any = None
     user: Any = None
     previous_response_id: Any = None
+    store: Any = None
 
     @classmethod
-    def read(cls, body: bytes) -> Self:
-        """Decode a body of this API.
+    def parse(cls, body: bytes, headers: Headers) -> ParsedRequest:
+        """Read a body of this API.
 
         Raises:
             ClientError: 400, it is none.
         """
-        read: Self = decode(_decoder_of(cls), body)
-        return read
+        asked: Body = decode(_decoder_of(cls), body)
+        framed = asked.frames()
+        limit, options, choices = asked.frame(framed), asked.stream_options, asked.n
+        previous = asked.previous_response_id if cls.stored else ""
+        return ParsedRequest(
+            api=cls.api,
+            model=framed.model,
+            canonical=framed.bytes(),
+            stream=bool(asked.stream),
+            max_output_tokens=limit,
+            session=asked._session(headers),
+            cache_salt=asked._salt(),
+            include_usage=cls.tells_usage or bool(options and options.include_usage),
+            template_arguments=framed.arguments,
+            text_only=framed.text_only,
+            choices=choices if isinstance(choices, int) and choices > 1 else 1,
+            previous_response=previous if isinstance(previous, str) else "",
+            stores=cls.stored and asked.store is not False,
+        )
 
-    def frames(self, usual: Rates = OPENAI_RATES, *, named: bool = True) -> PromptFrames:
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame the prompt; return the output limit.
+
+        Raises:
+            ClientError: 400, the body is not what this API accepts.
+        """
+        raise NotImplementedError
+
+    def frames(self) -> PromptFrames:
         """Begin the prompt.
-
-        Args:
-            usual: what media cost in this API.
-            named: whether the model must be named.
 
         Raises:
             ClientError: 400, the model's name is missing or too long.
         """
         model = self.model or ""
-        if named and not model:
+        if self.named and not model:
             raise invalid("'model' must not be empty", "model")
         if len(model) > MAX_MODEL_CHARS:
             raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
-        return PromptFrames(model, usual)
-
-    def request(
-        self,
-        api: str,
-        framed: PromptFrames,
-        headers: Headers,
-        limit: int | None,
-        *,
-        include_usage: bool | None = None,
-        arguments: TemplateArguments = (),
-        choices: object = 1,
-    ) -> ParsedRequest:
-        """Return the request that a body of this API makes."""
-        options = self.stream_options
-        if include_usage is None:
-            include_usage = bool(options and options.include_usage)
-        return ParsedRequest(
-            api=api,
-            model=self.model or "",
-            canonical=framed.bytes(),
-            stream=bool(self.stream),
-            max_output_tokens=limit,
-            session=self._session(headers),
-            cache_salt=self._salt(),
-            include_usage=include_usage,
-            template_arguments=arguments,
-            text_only=framed.text_only,
-            choices=choices if isinstance(choices, int) and choices > 1 else 1,
-        )
+        return PromptFrames(model, self.rates)
 
     def _session(self, headers: Headers) -> str:
         """Return the first hint that is a text and not empty: of the headers, then of the body.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.apis.media import PromptFrames
-    from epp.apis.types import Headers, ParsedRequest
 
 #: What stands for one image, film or recording in a text, by the chat templates of current models.
 _PLACES = re.compile(
@@ -51,12 +50,24 @@ class _Features(msgspec.Struct):
 
 
 class _Tokens(Body, kw_only=True):
+    api = "vllm-generate"
+    named = False
     token_ids: list[int]
     sampling_params: _Sampling
     features: _Features | None = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame token ids; where the body tells the place of media, their hash stands."""
+        if not self.token_ids:
+            raise invalid("'token_ids' must not be empty", "token_ids")
+        framed.add_ids([_with_media(self.token_ids, self.features)], "token_ids")
+        return output_limit(max_tokens=self.sampling_params.max_tokens)
+
 
 class _Generate(Body, kw_only=True):
+    api = "sglang-generate"
+    named = False
+    tells_usage = True  # every event carries meta_info
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     input_embeds: list[Any] | None = None
@@ -65,16 +76,38 @@ class _Generate(Body, kw_only=True):
     audio_data: Any = None
     sampling_params: _Sampling | list[_Sampling] | None = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame texts or token ids, alone or in a batch.
 
-def parse_tokens(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read vLLM's ``/inference/v1/generate``; where the body tells the place of media, their hash stands."""
-    asked = _Tokens.read(body)
-    framed = asked.frames(named=False)
-    if not asked.token_ids:
-        raise invalid("'token_ids' must not be empty", "token_ids")
-    framed.add_ids([_with_media(asked.token_ids, asked.features)], "token_ids")
-    limit = output_limit(max_tokens=asked.sampling_params.max_tokens)
-    return asked.request("vllm-generate", framed, headers, limit)
+        The output limit is the largest of a batch: it ends with its longest answer.
+        """
+        media = [
+            (one, kind)
+            for kind in ("image", "video", "audio")
+            for inner in _listed(getattr(self, f"{kind}_data"))
+            for one in _listed(inner)
+            if one is not None
+        ]
+        if self.text is not None:
+            _add_texts(framed, _listed(self.text), media)
+        elif self.input_ids is not None:
+            add_prompts(framed, self.input_ids, "input_ids", media)
+        elif self.input_embeds is not None:
+            framed.add_json(b"J", self.input_embeds)
+        else:
+            raise invalid("one of text, input_ids and input_embeds is required")
+        limits = [
+            _SGLANG_NEW_TOKENS if one is None or one.max_new_tokens is None else one.max_new_tokens
+            for one in _listed(self.sampling_params)
+        ]
+        return output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
+
+
+parse_tokens, parse_generate = _Tokens.parse, _Generate.parse
+
+
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
 
 
 def _with_media(ids: list[int], features: _Features | None) -> list[int]:
@@ -95,42 +128,6 @@ def _with_media(ids: list[int], features: _Features | None) -> list[int]:
             identity = xxhash.xxh3_128_hexdigest(f"{kind}\x00{name}".encode("utf-8", "replace")).encode()
             words[place.offset : place.offset + place.length] = media_words(identity, place.length)
     return words
-
-
-def parse_generate(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read SGLang's ``/generate``: texts or token ids, alone or in a batch.
-
-    The output limit is the largest of a batch: it ends with its longest answer.
-    """
-    asked = _Generate.read(body)
-    framed = asked.frames(named=False)
-    media = [
-        (one, kind)
-        for kind, given in (
-            ("image", asked.image_data),
-            ("video", asked.video_data),
-            ("audio", asked.audio_data),
-        )
-        for inner in (given if isinstance(given, list) else [given])
-        for one in (inner if isinstance(inner, list) else [inner])
-        if one is not None
-    ]
-    if asked.text is not None:
-        _add_texts(framed, [asked.text] if isinstance(asked.text, str) else asked.text, media)
-    elif asked.input_ids is not None:
-        add_prompts(framed, asked.input_ids, "input_ids", media)
-    elif asked.input_embeds is not None:
-        framed.add_json(b"J", asked.input_embeds)
-    else:
-        raise invalid("one of text, input_ids and input_embeds is required")
-    given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
-    limits = [
-        _SGLANG_NEW_TOKENS if one is None or one.max_new_tokens is None else one.max_new_tokens
-        for one in given
-    ]
-    limit = output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
-    # every event carries meta_info
-    return asked.request("sglang-generate", framed, headers, limit, include_usage=True)
 
 
 def _add_texts(framed: PromptFrames, texts: Sequence[str], media: list[tuple[Any, str]]) -> None:

@@ -27,6 +27,7 @@ from epp.apis.decode import invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from epp.apis.types import TemplateArguments
 
 _MAX_JPEG_SEGMENTS = 64
 #: Start-of-frame markers of JPEG (ITU-T T.81, table B.1), all of which carry the size.
@@ -214,14 +215,16 @@ class PromptFrames(Frames):
 
     Attributes:
         model: as given.
+        arguments: what the client gives the model's chat template beside the chat.
     """
 
-    __slots__ = ("_described", "_left", "_rates", "model")
+    __slots__ = ("_described", "_left", "_rates", "arguments", "model")
 
     def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
         super().__init__()
         self.model, self._rates = model, rates_for(model, usual)
         self._described, self._left = 0, MAX_REQUEST_TOKENS
+        self.arguments: TemplateArguments = ()
 
     def add_part(self, part: object, kind: str = "") -> None:
         """Add a part that is not text, as its API spells it.

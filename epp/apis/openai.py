@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epp.apis.arguments import add_first, template_arguments
+from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
 from epp.apis.chat_messages import Message, add_message, media_parts
 from epp.apis.decode import Whole, invalid, output_limit
@@ -20,23 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.apis.media import Part, PromptFrames
-    from epp.apis.types import Headers, ParsedRequest, TemplateArguments
 
 
 class _Generating(Body, kw_only=True):
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
-    n: Any = None
 
-    def asked(
-        self, api: str, framed: PromptFrames, headers: Headers, arguments: TemplateArguments = ()
-    ) -> ParsedRequest:
-        """Return the request with its output limit and choices."""
-        limit = output_limit(max_completion_tokens=self.max_completion_tokens, max_tokens=self.max_tokens)
-        return self.request(api, framed, headers, limit, arguments=arguments, choices=self.n)
+    def limit(self) -> int | None:
+        """Return the output limit."""
+        return output_limit(max_completion_tokens=self.max_completion_tokens, max_tokens=self.max_tokens)
 
 
 class _Chat(_Generating, kw_only=True):
+    api = "openai-chat"
     messages: list[Message]
     input_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -49,65 +45,65 @@ class _Chat(_Generating, kw_only=True):
     reasoning: Any = None
     add_generation_prompt: Any = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame a chat: tools first, where templates put them, then the messages.
+
+        Where the chat comes rendered, too, as token ids (SGLang's ``input_ids``, TensorRT-LLM's
+        ``prompt_token_ids``), those are the prompt. Words for the messages' media stand before them: only the
+        engine knows their places.
+        """
+        messages = self.messages
+        if not messages:
+            raise invalid("'messages' must not be empty", "messages")
+        if ids := self.input_ids or self.prompt_token_ids:
+            media = [(part, "") for message in messages for part in media_parts(message)]
+            add_prompts(framed, ids, "input_ids", media)
+            return self.limit()
+        more = self.add_generation_prompt
+        add_arguments(
+            framed,
+            self.chat_template_kwargs,
+            self.reasoning_effort,
+            self.reasoning,
+            add_generation_prompt=more,
+        )
+        if self.chat_template:
+            framed.add_text(b"H", self.chat_template)
+        for document in self.documents or ():
+            framed.add_json(b"D", document)
+        for tool in (*(self.tools or ()), *(self.functions or ())):
+            if isinstance(tool, dict):
+                tool.pop("cache_control", None)  # a mark for caching, which engines drop
+            framed.add_described(b"T", tool)
+        for message in messages:
+            add_message(framed, message)
+        return self.limit()
+
 
 class _Completion(_Generating, kw_only=True):
+    api = "openai-completions"
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
     suffix: Any = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame a completion: text as its bytes, token ids as four bytes each.
 
-def parse_chat(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read a chat: tools first, where templates put them, then the messages.
-
-    Where the chat comes rendered, too, as token ids (SGLang's ``input_ids``, TensorRT-LLM's
-    ``prompt_token_ids``), those are the prompt. Words for the messages' media stand before them: only the
-    engine knows their places.
-
-    Raises:
-        ClientError: the body is not what this API accepts, here and in all APIs.
-    """
-    chat = _Chat.read(body)
-    framed = chat.frames()
-    if not chat.messages:
-        raise invalid("'messages' must not be empty", "messages")
-    if ids := chat.input_ids or chat.prompt_token_ids:
-        media = [(part, "") for message in chat.messages for part in media_parts(message)]
-        add_prompts(framed, ids, "input_ids", media)
-        return chat.asked("openai-chat", framed, headers)
-    more = chat.add_generation_prompt
-    arguments = template_arguments(
-        chat.chat_template_kwargs, chat.reasoning_effort, chat.reasoning, add_generation_prompt=more
-    )
-    add_first(framed, arguments)
-    if chat.chat_template:
-        framed.add_text(b"H", chat.chat_template)
-    for document in chat.documents or ():
-        framed.add_json(b"D", document)
-    for tool in (*(chat.tools or ()), *(chat.functions or ())):
-        if isinstance(tool, dict):
-            tool.pop("cache_control", None)  # a mark for caching, which engines drop
-        framed.add_described(b"T", tool)
-    for message in chat.messages:
-        add_message(framed, message)
-    return chat.asked("openai-chat", framed, headers, arguments)
+        Tensors in base64 (vLLM's ``prompt_embeds``) come before the prompt or instead of it, each by the hash
+        of its content. What is to come behind a gap (SGLang's ``suffix``) follows the text before it.
+        """
+        prompt, embeds = self.prompt, self.prompt_embeds or []
+        tensors = [(one, "embeds") for one in ([embeds] if isinstance(embeds, str) else embeds)]
+        if prompt or not tensors:
+            add_prompts(framed, prompt, "prompt", tensors)
+        for tensor in () if prompt else tensors:
+            framed.add_part(*tensor)
+        if isinstance(prompt, str) and isinstance(self.suffix, str) and self.suffix:
+            framed.add_text(b"C", self.suffix)
+        return self.limit()
 
 
-def parse_completion(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read a completion: text as its bytes, token ids as four bytes each.
-
-    Tensors in base64 (vLLM's ``prompt_embeds``) come before the prompt or instead of it, each by the hash of
-    its content. What is to come behind a gap (SGLang's ``suffix``) follows the text before it.
-    """
-    asked = _Completion.read(body)
-    framed, prompt, embeds = asked.frames(), asked.prompt, asked.prompt_embeds or []
-    tensors = [(one, "embeds") for one in ([embeds] if isinstance(embeds, str) else embeds)]
-    if prompt or not tensors:
-        add_prompts(framed, prompt, "prompt", tensors)
-    for tensor in () if prompt else tensors:
-        framed.add_part(*tensor)
-    if isinstance(prompt, str) and isinstance(asked.suffix, str) and asked.suffix:
-        framed.add_text(b"C", asked.suffix)
-    return asked.asked("openai-completions", framed, headers)
+parse_chat, parse_completion = _Chat.parse, _Completion.parse
 
 
 def add_prompts(framed: PromptFrames, given: object, field: str, media: Sequence[Part] = ()) -> None:

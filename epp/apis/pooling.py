@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.apis.media import PromptFrames
-    from epp.apis.types import Headers, ParsedRequest
 
 #: Bytes that repeated first texts may add; a query beside a million tiny documents would otherwise become as
 #: many copies of itself.
@@ -30,6 +29,7 @@ _Texts = str | list[str | int | list[int | dict[str, Any]] | dict[str, Any]] | d
 
 
 class _Embeddings(Body, kw_only=True):
+    api = "openai-embeddings"
     input: str | list[str | int | list[int] | dict[str, Any]] | None = None
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -37,13 +37,84 @@ class _Embeddings(Body, kw_only=True):
     chat_template: str | None = None
     data: Any = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame texts, token ids, or a chat.
 
-class _Rerank(Body, kw_only=True):
+        vLLM's ``/pooling`` takes ``data`` of any kind instead, for a plugin of the engine (IO processors).
+        """
+        if self.messages:
+            if self.chat_template:
+                framed.add_text(b"H", self.chat_template)
+            for message in self.messages:
+                add_message(framed, message)
+        elif isinstance(self.input, list) and self.input and isinstance(self.input[0], dict):
+            _add_items(framed, self.input)
+        elif self.input is not None:
+            add_prompts(framed, self.input, "input")
+        elif self.text is not None:  # as SGLang's own /classify names them; pairs come one after the other
+            pairs = [self.text] if isinstance(self.text, str) else self.text
+            add_prompts(
+                framed, [one for pair in pairs for one in ([pair] if isinstance(pair, str) else pair)], "text"
+            )
+        elif self.input_ids is not None:
+            add_prompts(framed, self.input_ids, "input_ids")
+        elif self.data is not None and self.api == "vllm-pooling":
+            framed.add_part(self.data, "data")
+        else:
+            raise invalid("missing required field 'input'", "input")
+        return 0
+
+
+class _Classify(_Embeddings):
+    api = "vllm-classify"
+    named = False
+
+
+class _Pooling(_Classify):
+    api = "vllm-pooling"
+
+
+class _Pairs(Body):
+    """Pairs of texts, of a model that may be left out."""
+
+    named = False
+
+    def add_pairs(
+        self, framed: PromptFrames, firsts: Sequence[Any], seconds: Sequence[Any], *, turned: bool = False
+    ) -> None:
+        """Frame all pairs; `firsts` has one element for all of `seconds`, or one for each.
+
+        Turned, the second of a pair stands before the first.
+        """
+        query = self.frames()
+        framed.count_values(len(seconds))
+        if len(firsts) == 1:
+            _add_side(query, b"Q", firsts[0])
+        size = len(query.bytes())
+        for number, second in enumerate(seconds):
+            if turned:
+                _add_side(framed, b"B", second)
+            if len(firsts) > 1:
+                _add_side(framed, b"Q", firsts[number])
+            elif number * size <= MAX_REPEATED_BYTES:
+                framed.add_frames(query)
+            if not turned:
+                _add_side(framed, b"B", second)
+
+
+class _Rerank(_Pairs, kw_only=True):
+    api = "vllm-rerank"
     query: _Text
     documents: _Texts
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame a ranking as Jina and Cohere made it and vLLM takes it, pair by pair."""
+        self.add_pairs(framed, [self.query], _listed(self.documents, "documents"))
+        return 0
 
-class _Score(Body, kw_only=True):
+
+class _Score(_Pairs, kw_only=True):
+    api = "vllm-score"
     text_1: _Texts | None = None
     text_2: _Texts | None = None
     data_1: _Texts | None = None
@@ -54,6 +125,23 @@ class _Score(Body, kw_only=True):
     items: _Texts | None = None
     item_first: bool | None = None
 
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame a score, pair by pair: one against all, or first with first."""
+        for one, two in _SIDES:
+            first, second = getattr(self, one), getattr(self, two)
+            if first is not None and second is not None:
+                break
+        else:
+            raise invalid("missing required fields 'text_1' and 'text_2'", "text_1")
+        firsts, seconds = _listed(first, one), _listed(second, two)
+        if len(firsts) not in (1, len(seconds)):
+            raise invalid(f"'{one}' and '{two}' differ in length", one)
+        self.add_pairs(framed, firsts, seconds, turned=two == "items" and bool(self.item_first))
+        return 0
+
+
+parse_embeddings, parse_classify, parse_pooling = _Embeddings.parse, _Classify.parse, _Pooling.parse
+parse_rerank, parse_score = _Rerank.parse, _Score.parse
 
 #: Names that vLLM takes for the two sides of a score, in its order, and SGLang's.
 _SIDES = (
@@ -63,59 +151,6 @@ _SIDES = (
     ("text_1", "text_2"),
     ("query", "items"),
 )
-
-
-def parse_embeddings(api: str, body: bytes, headers: Headers) -> ParsedRequest:
-    """Read ``/v1/embeddings``, ``/classify`` and ``/pooling``: texts, token ids, or a chat.
-
-    vLLM's ``/pooling`` takes ``data`` of any kind instead, for a plugin of the engine (IO processors).
-    """
-    asked = _Embeddings.read(body)
-    framed = asked.frames(named=api.startswith("openai"))
-    if asked.messages:
-        if asked.chat_template:
-            framed.add_text(b"H", asked.chat_template)
-        for message in asked.messages:
-            add_message(framed, message)
-    elif isinstance(asked.input, list) and asked.input and isinstance(asked.input[0], dict):
-        _add_items(framed, asked.input)
-    elif asked.input is not None:
-        add_prompts(framed, asked.input, "input")
-    elif asked.text is not None:  # as SGLang's own /classify names them; pairs come one after the other
-        pairs = [asked.text] if isinstance(asked.text, str) else asked.text
-        add_prompts(
-            framed, [one for pair in pairs for one in ([pair] if isinstance(pair, str) else pair)], "text"
-        )
-    elif asked.input_ids is not None:
-        add_prompts(framed, asked.input_ids, "input_ids")
-    elif asked.data is not None and api == "vllm-pooling":
-        framed.add_part(asked.data, "data")
-    else:
-        raise invalid("missing required field 'input'", "input")
-    return asked.request(api, framed, headers, 0)
-
-
-def parse_rerank(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read ``/rerank`` as Jina and Cohere made it and vLLM takes it, pair by pair."""
-    asked = _Rerank.read(body)
-    documents = _listed(asked.documents, "documents")
-    return asked.request("vllm-rerank", _pairs(asked, [asked.query], documents), headers, 0)
-
-
-def parse_score(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read ``/score``, pair by pair: one against all, or first with first."""
-    asked = _Score.read(body)
-    for one, two in _SIDES:
-        first, second = getattr(asked, one), getattr(asked, two)
-        if first is not None and second is not None:
-            break
-    else:
-        raise invalid("missing required fields 'text_1' and 'text_2'", "text_1")
-    firsts, seconds = _listed(first, one), _listed(second, two)
-    if len(firsts) not in (1, len(seconds)):
-        raise invalid(f"'{one}' and '{two}' differ in length", one)
-    turned = two == "items" and bool(asked.item_first)
-    return asked.request("vllm-score", _pairs(asked, firsts, seconds, turned=turned), headers, 0)
 
 
 def _add_items(framed: PromptFrames, items: Sequence[object]) -> None:
@@ -140,30 +175,6 @@ def _listed(given: _Texts, field: str) -> list[Any]:
     if not given:
         raise invalid(f"'{field}' must not be empty", field)
     return given  # type: ignore[return-value]  # a list by now
-
-
-def _pairs(
-    asked: Body, firsts: Sequence[Any], seconds: Sequence[Any], *, turned: bool = False
-) -> PromptFrames:
-    """Frame all pairs; `firsts` has one element for all of `seconds`, or one for each.
-
-    Turned, the second of a pair stands before the first.
-    """
-    framed, query = asked.frames(named=False), asked.frames(named=False)
-    framed.count_values(len(seconds))
-    if len(firsts) == 1:
-        _add_side(query, b"Q", firsts[0])
-    size = len(query.bytes())
-    for number, second in enumerate(seconds):
-        if turned:
-            _add_side(framed, b"B", second)
-        if len(firsts) > 1:
-            _add_side(framed, b"Q", firsts[number])
-        elif number * size <= MAX_REPEATED_BYTES:
-            framed.add_frames(query)
-        if not turned:
-            _add_side(framed, b"B", second)
-    return framed
 
 
 def _add_side(framed: PromptFrames, tag: bytes, side: object) -> None:

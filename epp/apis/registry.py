@@ -8,7 +8,6 @@ unread: it is balanced, never refused for what it is.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from epp.apis.anthropic import parse_count, parse_messages
 from epp.apis.generate import parse_generate, parse_tokens
 from epp.apis.openai import parse_chat, parse_completion
-from epp.apis.pooling import parse_embeddings, parse_rerank, parse_score
+from epp.apis.pooling import parse_classify, parse_embeddings, parse_pooling, parse_rerank, parse_score
 from epp.apis.responses import RESPONSES, parse_responses
 from epp.apis.types import Parser
 
@@ -75,21 +74,17 @@ def anthropic_error(status: int, message: str, param: str | None = None) -> byte
     return _ENCODER.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
-def _pooling(name: str, error_body: ErrorBody, *paths: str) -> Parser:
-    return Parser(name, partial(parse_embeddings, name), error_body, paths)
-
-
 PARSERS: tuple[Parser, ...] = (
     Parser("openai-chat", parse_chat, openai_error, ("/v1/chat/completions",)),
     Parser("openai-completions", parse_completion, openai_error, ("/v1/completions",)),
     Parser(RESPONSES, parse_responses, openai_error, ("/v1/responses",)),
-    _pooling("openai-embeddings", openai_error, "/v1/embeddings"),
+    Parser("openai-embeddings", parse_embeddings, openai_error, ("/v1/embeddings",)),
     Parser("anthropic-messages", parse_messages, anthropic_error, ("/v1/messages",)),
     Parser("anthropic-count-tokens", parse_count, anthropic_error, ("/v1/messages/count_tokens",)),
     Parser("vllm-rerank", parse_rerank, vllm_error, ("/rerank", "/v1/rerank", "/v2/rerank")),
     Parser("vllm-score", parse_score, vllm_error, ("/score", "/v1/score")),
-    _pooling("vllm-classify", vllm_error, "/classify", "/v1/classify"),
-    _pooling("vllm-pooling", vllm_error, "/pooling", "/v1/pooling"),
+    Parser("vllm-classify", parse_classify, vllm_error, ("/classify", "/v1/classify")),
+    Parser("vllm-pooling", parse_pooling, vllm_error, ("/pooling", "/v1/pooling")),
     Parser("vllm-generate", parse_tokens, vllm_error, ("/inference/v1/generate",)),
     Parser("sglang-generate", parse_generate, sglang_error, ("/generate",), frozenset({"POST", "PUT"})),
 )

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
-from epp.apis.arguments import add_first, template_arguments
+from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
 from epp.apis.chat_messages import add_part, function_call, function_tool
 from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
     from epp.apis.media import PromptFrames
-    from epp.apis.types import Headers, ParsedRequest
 
 RESPONSES = "openai-responses"
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
 
 class _Responses(Body, kw_only=True):
+    api = RESPONSES
+    stored = True
+    tells_usage = True  # the last event of a stream is the whole response, usage and all
     input: str | list[dict[str, Any]] | None = None
     instructions: str | list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
@@ -36,36 +36,30 @@ class _Responses(Body, kw_only=True):
     previous_input_messages: list[Any] | None = None
     reasoning: Any = None
     chat_template_kwargs: Any = None
-    store: Any = None
+
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame a response request."""
+        items = _Items(framed)
+        if not self.input and self.input != "" and self.prompt is None:
+            raise invalid("'input' must not be empty", "input")
+        add_arguments(framed, self.chat_template_kwargs, self.reasoning)
+        for tool in self.tools or ():
+            framed.add_described(b"T", function_tool(tool))
+        if self.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
+            framed.add_json(b"J", self.prompt)
+        items.add(self.instructions, "system", "instructions")
+        past = self.conversation
+        # In the place of the turns that the engine adds: who goes on from the same past shares it.
+        for name in (past.get("id") if isinstance(past, dict) else past, self.previous_response_id):
+            if isinstance(name, str) and name:
+                framed.add_text(b"V", name)
+        for message in self.previous_input_messages or ():
+            framed.add_json(b"J", message)
+        items.add(self.input, "user", "input")
+        return output_limit(max_output_tokens=self.max_output_tokens)
 
 
-def parse_responses(body: bytes, headers: Headers) -> ParsedRequest:
-    """Read a response request."""
-    asked = _Responses.read(body)
-    items = _Items(asked.frames())
-    framed = items.framed
-    if not asked.input and asked.input != "" and asked.prompt is None:
-        raise invalid("'input' must not be empty", "input")
-    arguments = template_arguments(asked.chat_template_kwargs, asked.reasoning)
-    add_first(framed, arguments)
-    for tool in asked.tools or ():
-        framed.add_described(b"T", function_tool(tool))
-    if asked.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
-        framed.add_json(b"J", asked.prompt)
-    items.add(asked.instructions, "system", "instructions")
-    past, previous = asked.conversation, asked.previous_response_id
-    # In the place of the turns that the engine adds: who goes on from the same past shares it.
-    for name in (past.get("id") if isinstance(past, dict) else past, previous):
-        if isinstance(name, str) and name:
-            framed.add_text(b"V", name)
-    for message in asked.previous_input_messages or ():
-        framed.add_json(b"J", message)
-    items.add(asked.input, "user", "input")
-    limit = output_limit(max_output_tokens=asked.max_output_tokens)
-    # the last event of a stream is the whole response, usage and all
-    request = asked.request(RESPONSES, framed, headers, limit, include_usage=True, arguments=arguments)
-    previous = previous if isinstance(previous, str) else ""
-    return replace(request, previous_response=previous, stores=asked.store is not False)
+parse_responses = _Responses.parse
 
 
 class _Items:
