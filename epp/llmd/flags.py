@@ -77,7 +77,7 @@ class Flag:
         return self.read is values.truth
 
 
-_H, _A, _R = Stance.HONOURED, Stance.ACCEPTED, Stance.REFUSED
+_A, _R = Stance.ACCEPTED, Stance.REFUSED
 _OWN_METRICS = "metric names are recognised by the engine that reports them; llm-d refuses this flag, too"
 _B, _D, _P = values.truth, values.duration_s, values.port
 

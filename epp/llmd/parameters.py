@@ -6,11 +6,12 @@ Owns what each parameter says: it sets a section of ours, it is taken with a sen
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
 from epp.llmd.catalogue import STAND_INS
+from epp.llmd.picker_config import PARSERS
 from epp.llmd.values import duration_s
 from epp.policies.llm_d_filters import Filters
 from epp.policies.llm_d_profile import Picker
@@ -55,7 +56,13 @@ class Meaning:
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
-    """Parameters of a plugin; a field of type `object` is in `NOTED` or `REFUSED`. A plugin without any."""
+    """Parameters of a plugin. A plugin without any.
+
+    Attributes:
+        unread: names of those that are taken and not read; `NOTED` and `REFUSED` say what becomes of some.
+    """
+
+    unread: ClassVar[str] = ""
 
     def put(self, _meaning: Meaning) -> None:
         """Say what they mean here."""
@@ -71,16 +78,13 @@ class _Picker(Parameters, frozen=True):
 class Prefix(Parameters, frozen=True):
     """Of the scorer and of the approximate index; blocks are of 64 tokens at least, as in llm-d."""
 
+    unread = "autoTune maxPrefixBlocksToMatch maxPrefixTokensToMatch prefixMatchInfoProducerName"
     match_length_weight: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     match_length_scale_tokens: Annotated[int, msgspec.Meta(ge=1)] = 8192
     block_size_tokens: _Count = 0
     #: What `block_size_tokens` was called, which wins.
     block_size: _Count = 0
     lru_capacity_per_server: _Count = 0
-    auto_tune: object = None
-    max_prefix_blocks_to_match: object = None
-    max_prefix_tokens_to_match: object = None
-    prefix_match_info_producer_name: object = None
 
     def put(self, meaning: Meaning) -> None:
         """Size the blocks and the capacity of the index."""
@@ -102,11 +106,7 @@ class Prefix(Parameters, frozen=True):
 class _Precise(Prefix, frozen=True):
     """The deprecated scorer with an index of its own."""
 
-    token_processor_config: object = None
-    indexer_config: object = None
-    kv_events_config: object = None
-    speculative_indexing: object = None
-    speculative_ttl: object = msgspec.field(default=None, name="speculativeTTL")
+    unread = f"{Prefix.unread} {STAND_INS['precise-prefix-cache-producer'][1]}"
 
     def put(self, meaning: Meaning) -> None:
         meaning.warnings.append(
@@ -115,29 +115,22 @@ class _Precise(Prefix, frozen=True):
 
 
 class _InFlight(Parameters, frozen=True):
+    unread = "outputRatio maxEstimatedOutputTokens syncCrossReplicaState prefixMatchInfoProducerName"
     add_estimated_output_tokens: Annotated[
         Literal[False], msgspec.Meta(extra={"fix": "leave it out: only prompts are counted"})
     ] = False
-    output_ratio: object = None
-    max_estimated_output_tokens: object = None
-    sync_cross_replica_state: object = None
-    prefix_match_info_producer_name: object = None
 
 
 class _Predictor(Parameters, frozen=True):
+    unread = (
+        "samplingMean maxDecodeTokenSamplesForPrediction contextTTL endpointRoleLabel predictInProduce"
+        " useEncoderCacheFeatures encoderCacheMatchInfoProducerName prefixMatchInfoProducerName"
+        " inFlightLoadProducerName"
+    )
     streaming_mode: bool = False
     slo_buffer_factor: Annotated[float, msgspec.Meta(gt=0)] = msgspec.field(
         default=1.0, name="sloBufferFactor"
     )
-    sampling_mean: object = None
-    max_decode_token_samples_for_prediction: object = None
-    context_ttl: object = msgspec.field(default=None, name="contextTTL")
-    endpoint_role_label: object = None
-    predict_in_produce: object = None
-    use_encoder_cache_features: object = None
-    encoder_cache_match_info_producer_name: object = None
-    prefix_match_info_producer_name: object = None
-    in_flight_load_producer_name: object = None
 
     def put(self, meaning: Meaning) -> None:
         meaning.profile |= {
@@ -160,8 +153,8 @@ class SessionId(Parameters, frozen=True):
 
 
 class _FileDiscovery(Parameters, frozen=True):
+    unread = "watchFile"
     path: Annotated[str, msgspec.Meta(min_length=1)]
-    watch_file: object = None
 
     def put(self, meaning: Meaning) -> None:
         meaning.put("pool", file=self.path, eds_file="")
@@ -177,17 +170,15 @@ class _ByHeader(Parameters, frozen=True):
 
 
 class _Peer(Parameters, frozen=True):
+    unread = "prefillProfileName prefixMatchInfoProducerName"
     min_cached_token_delta: Annotated[int, msgspec.Meta(ge=1)] = 1
-    prefill_profile_name: object = None
-    prefix_match_info_producer_name: object = None
 
     def put(self, meaning: Meaning) -> None:
         meaning.profile[KV_SOURCE] = self.min_cached_token_delta
 
 
 class _TokenProducer(Parameters, frozen=True):
-    model_name: str = ""
-    estimate: object = None
+    unread = "modelName estimate"
     vllm: object = None
     uds_tokenizer_config: object = None
 
@@ -200,14 +191,10 @@ class _TokenProducer(Parameters, frozen=True):
 
 
 class _DataSource(Parameters, frozen=True):
+    unread = "scheme insecureSkipVerify port clientCertPath clientKeyPath"
     path: str = "/metrics"
     interval: str = "0"
     ca_cert_path: str = ""
-    scheme: object = None
-    insecure_skip_verify: object = None
-    port: object = None
-    client_cert_path: object = None
-    client_key_path: object = None
 
     def put(self, meaning: Meaning) -> None:
         meaning.put("scrape", path=self.path)
@@ -220,12 +207,12 @@ class _DataSource(Parameters, frozen=True):
 class GpuSource(Parameters, frozen=True):
     """Of DCGM Exporter beside each endpoint."""
 
+    unread = "interval"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 9400
     scheme: Literal["http"] = "http"
     path: Literal["/metrics"] = "/metrics"
     use_node_address: bool = False
     insecure_skip_verify: bool = True
-    interval: object = None
 
     def put(self, meaning: Meaning) -> None:
         """Name the exporter's port."""
@@ -236,10 +223,7 @@ class GpuSource(Parameters, frozen=True):
 
 
 class _Extractor(Parameters, frozen=True):
-    engine_label_key: object = None
-    default_engine: object = None
-    engine_configs: object = None
-    custom_metrics: object = None
+    unread = "engineLabelKey defaultEngine engineConfigs customMetrics"
 
 
 class _Conformance(Parameters, frozen=True):
@@ -268,11 +252,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     "inflight-load-producer": _InFlight,
     "predicted-latency-producer": _Predictor,
     "p2p-source-producer": _Peer,
-    "openai-parser": Parameters,
-    "anthropic-parser": Parameters,
-    "vllmhttp-parser": Parameters,
-    "sglanghttp-parser": Parameters,
-    "passthrough-parser": Parameters,
+    **dict.fromkeys(PARSERS, Parameters),
     "metrics-data-source": _DataSource,
     "core-metrics-extractor": _Extractor,
     GPU_SOURCE: GpuSource,

@@ -18,19 +18,10 @@ if TYPE_CHECKING:
 KIND = "EndpointPickerConfig"
 #: llm-d's group, and the one that it replaces.
 API_VERSIONS = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+#: Of requests that are read here.
+PARSERS = [f"{api}-parser" for api in ("openai", "anthropic", "vllmhttp", "sglanghttp", "passthrough")]
 #: Plugins that llm-d makes where they are referred to and not listed.
-_MADE = frozenset(
-    [
-        "openai-parser",
-        "anthropic-parser",
-        "vllmhttp-parser",
-        "sglanghttp-parser",
-        "passthrough-parser",
-        "vllmgrpc-parser",
-        "vertexai-parser",
-        "utilization-detector",
-    ]
-)
+_MADE = frozenset([*PARSERS, "vllmgrpc-parser", "vertexai-parser", "utilization-detector"])
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):
