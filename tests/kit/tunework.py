@@ -191,9 +191,8 @@ class World:
         bounds = tuner_bounds("gorgo", self.book.bounds)
         setup = Setup(
             policy="gorgo",
-            starting=STARTING,
             file_bounds=self.book.bounds,
-            rules=Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)}),
+            rules=Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)}, STARTING),
             paths=self.paths,
             records=self.records,
             overrides=self.overrides,

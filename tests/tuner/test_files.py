@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from epp.cli import main
 from epp.config.plan import parse_plan
 from epp.learn.sidecar.process import LockHeldError, holder_of, process_lock
-from epp.learn.tuner.tuner import OperatorRequest, ask
+from epp.learn.tuner.state import OperatorRequest
+from epp.learn.tuner.tuner import ask
 from epp.learn.tuner.verdict import PASS, Verdict
 from epp.policies.registry import create
 from tests.kit.tunework import GOOD, STARTING, CrashError, World

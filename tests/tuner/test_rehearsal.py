@@ -135,7 +135,7 @@ def test_a_running_tuner_rehearses_in_a_child_and_does_not_repeat_what_failed_li
         f"policy: {{name: gorgo, weights: {{rtt_weight: 2.0}}}}\nrecords: {{folder: {records}}}\nweights_file: w.yaml\n"
     )
     setup = read_setup(_flags(config))
-    state = machine.start("gorgo", setup.starting, setup.rules, 0.0)
+    state = machine.start("gorgo", setup.rules.starting, setup.rules, 0.0)
     state.refused = [{"rtt_weight": 1.0, "queue_weight": 1.0, "prefill_weight": 1.0}]
     assert task_of(setup, state, budget=4).refused == state.refused
     state.fruitless = 1

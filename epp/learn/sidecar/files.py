@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import re
 from functools import partial
+from glob import escape
 from typing import TYPE_CHECKING, TypeVar
 
 from epp.errors import EppError
@@ -66,12 +66,8 @@ class ModelPaths:
 
     def versions(self) -> list[Path]:
         """List the versions that are kept, oldest first."""
-        stem, suffix = re.escape(self.model.stem), re.escape(self.model.suffix)
-        named = re.compile(rf"{stem}\.[0-9a-f]{{16}}{suffix}")
-        if not self.model.parent.is_dir():
-            return []
-        found = [path for path in self.model.parent.iterdir() if named.fullmatch(path.name)]
-        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+        named = f"{escape(self.model.stem)}.{'[0-9a-f]' * 16}{escape(self.model.suffix)}"
+        return sorted(self.model.parent.glob(named), key=lambda path: path.stat().st_mtime_ns)
 
 
 class Files:

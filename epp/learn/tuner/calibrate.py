@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from epp.lab.sim.engine_class import ENGINE_CLASSES, L40S_X2
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
 from epp.learn.tuner.samples import read_stamp
-from epp.records.files import Tail, parse_line, record_files
+from epp.records.files import read_records, record_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,17 +92,12 @@ def newest_records(
     outcomes: dict[str, Mapping[str, Any]] = {}
     for path in reversed(record_files(folder)):
         found = []
-        try:
-            for line in Tail(path).lines():
-                record = parse_line(line, path)
-                if record is None:
-                    continue
+        with suppress(EppError):  # another schema: what else there is may do
+            for record in read_records(path):
                 if record["kind"] == "outcome":
                     outcomes[record["id"]] = record
                 elif record["kind"] == "decision" and record["basis"] == "policy":
                     found.append(record)
-        except EppError:
-            continue  # another schema: what else there is may do
         if not policy and found:
             policy = found[-1]["policy"]
         decisions = [record for record in found if record["policy"] == policy] + decisions
@@ -133,7 +129,8 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CalibrationError(f"the records cannot be simulated: {error!r}") from error
     last = decisions[-1]
-    first_arm = (record for record in reversed(decisions) if not _of_second_arm(record))
+    stamped = ((read_stamp(record.get("arm", "")), record) for record in reversed(decisions))
+    first_arm = (record for stamp, record in stamped if stamp is None or stamp.arm == INCUMBENT)
     in_force = next(first_arm, last)["weights"]
     return Deployment(
         policy=last["policy"],
@@ -145,11 +142,6 @@ def calibrate(decisions: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping
         e2e_p95_ms=_p95(outcomes, "e2e_ms"),
         notes=tuple(notes),
     )
-
-
-def _of_second_arm(record: Mapping[str, Any]) -> bool:
-    stamp = read_stamp(str(record.get("arm", "")))
-    return stamp is not None and stamp.arm != INCUMBENT
 
 
 def _p95(outcomes: Sequence[Mapping[str, Any]], fact: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
@@ -12,20 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
+from epp.lab.compare.plan import number_from
 from epp.learn.sidecar.lead import Turn, lead_of, require_lead
 from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
+from epp.learn.tuner.state import Asked, OperatorRequest
 from epp.learn.tuner.status import status_lines
-from epp.learn.tuner.tuner import OperatorRequest, Tuner, ask, read_pins, read_state
+from epp.learn.tuner.tuner import Tuner, ask, read_pins, read_state
 from epp.llmd.settings import LogSettings
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
+    import argparse
+
     from epp.learn.tuner.setup import Setup
-    from epp.learn.tuner.tuner import What
+    from epp.learn.tuner.state import What
 
 log = logging.getLogger("epp.learn.tuner")
 
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=_at_least_one,
+        type=number_from(1),
         default=BUDGET,
         help="simulated measurements of a rehearsal (%(default)s)",
     )
@@ -119,7 +122,7 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
     tuner.load()
     for what in tuner.obey():
         print(f"done before it, asked of a tuner that has stopped: {what}")
-    tuner.handle(request.event(clock.wall_s()))
+    tuner.handle(Asked(clock.wall_s(), request))
     if not tuner.save():
         raise EppError("nothing was changed: the files cannot be written")
     print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
@@ -143,12 +146,6 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
         Turn(begin, lead, log.info).run(every_s)
     log.info("stopped; the state is kept")
     return 0
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
 
 
 def _warn(sentence: str) -> None:

@@ -20,7 +20,6 @@ Rules
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,8 +32,8 @@ from epp.learn.tuner.state import (
     HISTORY,
     REFUSED,
     TRIALS,
+    Asked,
     Change,
-    Freeze,
     Note,
     NothingBetter,
     Observed,
@@ -42,9 +41,7 @@ from epp.learn.tuner.state import (
     Proposed,
     Publish,
     Rehearse,
-    RollBack,
     State,
-    Thaw,
 )
 from epp.learn.tuner.tally import Baseline, freeze, observe
 from epp.learn.tuner.watch import Watch
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.learn.tuner.samples import Sample
-    from epp.learn.tuner.state import Action, Event, Phase, Rules
+    from epp.learn.tuner.state import Action, Event, Phase, Rules, What
 
 #: A clock that goes back by less has been corrected, not set.
 _BACK_S = 2.0
@@ -82,11 +79,6 @@ def fitted(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float]
     changes += [f"{name} is no weight any more" for name in sorted(set(weights) - set(rules.bounds))]
     changes += [f"{name} is new" for name in out if name not in weights]
     return out, changes
-
-
-def _outside(weights: Mapping[str, float], rules: Rules) -> list[str]:
-    _, moved = clipped(weights, rules)
-    return moved + sorted(set(weights) - set(rules.bounds))
 
 
 def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
@@ -187,7 +179,13 @@ class Run:
         state = self.state
         incumbent, changes = fitted(state.incumbent, self.rules)
         beside = [state.candidate, state.previous, state.trial.weights if state.trial is not None else None]
-        outside = [name for weights in beside if weights for name in _outside(weights, self.rules)]
+        known = self.rules.bounds.keys()
+        outside = [
+            name
+            for weights in beside
+            if weights
+            for name in (*clipped(weights, self.rules)[1], *sorted(weights.keys() - known))
+        ]
         if not changes and not outside:
             return
         reason = f"bounds have changed: {', '.join(changes or dict.fromkeys(outside))}{self.unproven()}"
@@ -228,48 +226,34 @@ class Run:
             case NothingBetter():
                 if self.state.phase == "search":
                     self.fruitless(event.reason)
-            case Freeze():
-                reason = f"by request: {event.reason}{self.unproven()}"
-                self.drop_candidate()
-                self.state.held = True
-                self.go("frozen", reason)
-            case Thaw():
-                if self.state.phase == "frozen":
-                    self.thaw(f"by request: {event.reason}")
-                else:
-                    self.note(f"nothing to thaw: {event.reason}")
+            case Asked():
+                self._obey(
+                    event.request.what, event.request.reason or "no reason given", event.request.number
+                )
             case Pinned():
                 self._pinned(dict(event.pins))
-            case RollBack():
-                self._roll_back(event)
 
     def _observed(self, samples: Sequence[Sample]) -> None:
         state, goal = self.state, self.settings.goal
+        begins_wall_s = max(state.since_wall_s, state.cool_until_wall_s)
         for sample in samples:
             watch.enter(state.watch, sample, self.settings)
             if state.phase in TRIALS:
                 if state.trial is not None and state.thresholds is not None:
                     enter(state.record, state.trial, sample, state.thresholds, goal)
-            elif sample.stamp is None and sample.dispatched_wall_s >= self._begins_wall_s:
+            elif sample.stamp is None and sample.dispatched_wall_s >= begins_wall_s:
                 trials.silence(self, sample)
                 mixed_s = state.baseline.mixed_s
-                state.baseline = observe(state.baseline, sample, goal)
-                if mixed_s < _MIXED_S <= state.baseline.mixed_s:
-                    self._mixed(state.baseline)
-
-    def _mixed(self, baseline: Baseline) -> None:
-        """Say why a baseline is never complete."""
-        reason = (
-            f"two versions of the weights are in force at once, {baseline.before} and "
-            f"{baseline.weights_version}, and a baseline takes one: do all pickers read the same files?"
-        )
-        self.note(reason)
-        if self.state.phase == "baseline":
-            self.state.reason = reason
-
-    @property
-    def _begins_wall_s(self) -> float:
-        return max(self.state.since_wall_s, self.state.cool_until_wall_s)
+                state.baseline = baseline = observe(state.baseline, sample, goal)
+                if mixed_s < _MIXED_S <= baseline.mixed_s:
+                    reason = (
+                        f"two versions of the weights are in force at once, {baseline.before} and "
+                        f"{baseline.weights_version}, and a baseline takes one: do all pickers read the same "
+                        "files?"
+                    )
+                    self.note(reason)
+                    if state.phase == "baseline":
+                        state.reason = reason
 
     def _proposed(self, event: Proposed) -> None:
         state = self.state
@@ -305,18 +289,31 @@ class Run:
             self.drop_candidate()
             self.go("baseline", reason)
 
-    def _roll_back(self, event: RollBack) -> None:
-        found = next((c for c in self.state.history if c.number == event.number), None)
+    def _obey(self, what: What, reason: str, number: int) -> None:
+        state = self.state
+        if what == "freeze":
+            reason = f"by request: {reason}{self.unproven()}"
+            self.drop_candidate()
+            state.held = True
+            self.go("frozen", reason)
+            return
+        if what == "thaw":
+            if state.phase == "frozen":
+                self.thaw(f"by request: {reason}")
+            else:
+                self.note(f"nothing to thaw: {reason}")
+            return
+        found = next((c for c in state.history if c.number == number), None)
         if found is None:
-            self.note(f"no weights with number {event.number} to go back to")
+            self.note(f"no weights with number {number} to go back to")
             return
         weights, changes = fitted(found.weights, self.rules)
         but = f"; bounds have changed: {', '.join(changes)}" if changes else ""
         self.drop_candidate()
-        self.refuse(self.state.incumbent)
-        self.adopt(weights, "rolled-back", f"back to number {event.number}: {event.reason}{but}")
-        self.state.held = True
-        self.go("frozen", f"back to number {event.number} by request: {event.reason}{but}")
+        self.refuse(state.incumbent)
+        self.adopt(weights, "rolled-back", f"back to number {number}: {reason}{but}")
+        state.held = True
+        self.go("frozen", f"back to number {number} by request: {reason}{but}")
 
     # -- what follows -------------------------------------------------------------------------------------
 
@@ -429,8 +426,7 @@ class Run:
 
     def quiet(self) -> bool:
         """Check whether this is an hour in which nothing is tried."""
-        at = datetime.fromtimestamp(self.now_wall_s, UTC)
-        hour = at.hour + at.minute / 60.0 + at.second / 3600.0
+        hour = self.now_wall_s % 86_400.0 / 3600.0
         for begin, end in self.settings.stages.quiet_hours_utc:
             if begin <= hour < end or (begin > end and (hour >= begin or hour < end)):
                 return True

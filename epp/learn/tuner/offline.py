@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from epp.lab.sim.scenario import WindowOptions
 from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
-from epp.learn.tuner.rehearse import WINDOW_REQUESTS, Stage, budget_after, proposal, rehearse
+from epp.learn.tuner.rehearse import WINDOW_REQUESTS, Stage, budget_after, change, proposal, rehearse
 from epp.learn.tuner.search import Search
 from epp.learn.tuner.tuner import Found
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
-    from epp.lab.compare.compare import Comparison
     from epp.learn.tuner.calibrate import Deployment
     from epp.learn.tuner.rehearse import Rehearsed
     from epp.learn.tuner.search import Measured
@@ -67,7 +66,7 @@ def task_of(setup: Setup, state: State, *, budget: int) -> Task:
         setup,
         seed=setup.rules.settings.seed + state.number + state.fruitless,
         budget=budget_after(budget, state.fruitless),
-        incumbent={**setup.starting, **state.incumbent},
+        incumbent={**setup.rules.starting, **state.incumbent},
         pins=state.pins,
         measured=state.measured,
         refused=state.refused,
@@ -219,7 +218,8 @@ def report(
         now, best = f"{value:.4g}", f"{rehearsed.weights.get(name, value):.4g}"
         lines.append(f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else ""))
     lines += [
-        f"  {label} p95: {_interval(comparison)}"
+        f"  {label} p95: {change(comparison)} (95 %) over {comparison.n} paired requests of "
+        f"{comparison.sessions} sessions"
         for label, comparison in (("TTFT", rehearsed.ttft), ("E2E", rehearsed.e2e))
         if comparison is not None
     ]
@@ -227,14 +227,6 @@ def report(
         return [*lines, f"would set nothing: {found.reason}"]
     chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
     return [*lines, f"would try live: {{{chosen}}}", f"because {found.reason}"]
-
-
-def _interval(found: Comparison) -> str:
-    low, middle, high = (100.0 * (value - 1.0) for value in (found.low, found.ratio, found.high))
-    return (
-        f"{middle:+.1f} %, 95 % interval [{low:+.1f}, {high:+.1f}] "
-        f"over {found.n} paired requests of {found.sessions} sessions"
-    )
 
 
 def _ms(value_ms: float) -> str:

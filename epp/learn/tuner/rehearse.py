@@ -96,15 +96,12 @@ def proposal(
     moved = {name: found.weights[name] for name in names if name in found.weights}
     if not found.worth:
         return None, f"rehearsal: {found.reason}"
-    if any(_was_tried(moved, before) for before in refused):
+    if any(
+        all(math.isclose(value, before.get(name, math.nan), rel_tol=TRIED) for name, value in moved.items())
+        for before in refused
+    ):
         return None, "rehearsal: the best weights found were tried live before, and not promoted"
     return moved, f"rehearsal: {found.reason}"
-
-
-def _was_tried(weights: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    return all(
-        math.isclose(value, before.get(name, math.nan), rel_tol=TRIED) for name, value in weights.items()
-    )
 
 
 def budget_after(budget: int, fruitless: int) -> int:
@@ -271,7 +268,7 @@ def worth_a_trial(
     """
     if math.isnan(ttft.high) or math.isnan(e2e.high):
         return False, f"too few requests to judge on: {ttft.n} of {ttft.sessions} sessions"
-    said = f"TTFT p95 {_change(ttft)}, E2E p95 {_change(e2e)} on requests it was not searched on"
+    said = f"TTFT p95 {change(ttft)}, E2E p95 {change(e2e)} on requests it was not searched on"
     if failed[1] > failed[0]:
         return False, f"more requests fail ({failed[1]} against {failed[0]}); {said}"
     # Felt latency is E2E but for the wait before the first token, which it has too.
@@ -287,7 +284,8 @@ def worth_a_trial(
     return True, f"{what} better and E2E not worse: {said}"
 
 
-def _change(found: Comparison) -> str:
+def change(found: Comparison) -> str:
+    """Write a ratio and its 95 % interval as changes."""
     low, middle, high = (100.0 * (value - 1.0) for value in (found.low, found.ratio, found.high))
     return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}]"
 

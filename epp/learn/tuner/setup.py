@@ -34,7 +34,6 @@ class Setup:
 
     Attributes:
         policy: that is tuned.
-        starting: its weights where no shared file says other ones.
         file_bounds: of every weight, as pickers hold them.
         rules: what the tuner goes by.
         paths: files around the weights file.
@@ -45,7 +44,6 @@ class Setup:
     """
 
     policy: str
-    starting: Mapping[str, float]
     file_bounds: Mapping[str, tuple[float, float]]
     rules: Rules
     paths: WeightsPaths
@@ -96,7 +94,6 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         bounds[_UNITS[name]] = (starting[_UNITS[name]],) * 2
     return Setup(
         policy=name,
-        starting=starting,
         file_bounds=book.bounds,
         rules=Rules(tuner_settings(found.settings), bounds, starting),
         paths=WeightsPaths(weights or folder / "weights.yaml"),

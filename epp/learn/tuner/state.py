@@ -7,6 +7,7 @@ after the restart (`epp.learn.tuner.machine.resume`); doing one twice changes no
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -192,20 +193,31 @@ class NothingBetter:
     reason: str
 
 
+What = Literal["freeze", "thaw", "rollback"]
+
+
+class OperatorRequest(msgspec.Struct, frozen=True):
+    """What an operator asks for.
+
+    Attributes:
+        what: no more search, which ends a running trial; search again; or an earlier incumbent.
+        reason: why, in the operator's words.
+        number: of the `Change` to go back to.
+        id: drawn for each.
+    """
+
+    what: What
+    reason: str = ""
+    number: int = -1
+    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+
+
 @dataclass(frozen=True, slots=True)
-class Freeze:
-    """The operator wants no more search; a running trial ends."""
+class Asked:
+    """An operator asks for something."""
 
     now_wall_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thaw:
-    """The operator wants search again."""
-
-    now_wall_s: float
-    reason: str
+    request: OperatorRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +228,7 @@ class Pinned:
     pins: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class RollBack:
-    """The operator wants an earlier incumbent back; ``number`` is that of its `Change`."""
-
-    now_wall_s: float
-    number: int
-    reason: str
-
-
-Event = Observed | Proposed | NothingBetter | Freeze | Thaw | Pinned | RollBack
+Event = Observed | Proposed | NothingBetter | Asked | Pinned
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,13 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
     if sample.weights_version != baseline.weights_version:
         if sample.dispatched_wall_s < baseline.until_wall_s:
             return baseline  # a straggler of the weights before
-        baseline = _begun_anew(baseline, sample)
+        # It knows whether its version was seen just before the other one.
+        turned = sample.weights_version == baseline.before
+        passed_s = sample.dispatched_wall_s - baseline.since_wall_s
+        mixed_s = baseline.mixed_s + passed_s if turned else 0.0
+        baseline = Baseline(
+            weights_version=sample.weights_version, before=baseline.weights_version, mixed_s=mixed_s
+        )
     first = baseline.since_wall_s if baseline.requests else sample.dispatched_wall_s
     baseline.since_wall_s = min(first, sample.dispatched_wall_s)
     baseline.until_wall_s = max(baseline.until_wall_s, sample.dispatched_wall_s)
@@ -202,14 +208,6 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
     if not sample.censored:
         count(baseline.e2e_ms, sample.e2e_ms if sample.answered else math.nan)
     return baseline
-
-
-def _begun_anew(baseline: Baseline, sample: Sample) -> Baseline:
-    """Return a fresh one; it knows whether its version was seen just before the other one."""
-    turned = sample.weights_version == baseline.before
-    passed_s = sample.dispatched_wall_s - baseline.since_wall_s
-    mixed_s = baseline.mixed_s + passed_s if turned else 0.0
-    return Baseline(weights_version=sample.weights_version, before=baseline.weights_version, mixed_s=mixed_s)
 
 
 def freeze(baseline: Baseline, goal: Goal, now_wall_s: float) -> Thresholds | None:

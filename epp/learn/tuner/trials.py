@@ -6,7 +6,7 @@ progress.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -126,29 +126,20 @@ def _stage_block_s(run: Run) -> float:
 def _begin(run: Run) -> Split | Switchback:
     state, stages, now = run.state, run.settings.stages, run.now_wall_s
     state.segment += 1
-    begin = now + START_DELAY_S
-    name = f"c{state.number}-{state.phase}-{state.segment}-{int(now)}"
-    seed, until = run.settings.seed + state.number, begin + stages.lease_s
+    begin, probation = now + START_DELAY_S, state.phase == "probation"
+    common: dict[str, Any] = {
+        "id": f"c{state.number}-{state.phase}-{state.segment}-{int(now)}",
+        "weights": dict((state.previous if probation else state.candidate) or {}),
+        "valid_from_wall_s": begin,
+        "valid_until_wall_s": begin + stages.lease_s,
+        "block_s": _stage_block_s(run),
+        "seed": run.settings.seed + state.number,
+    }
     if state.phase in ("screen", "ramp"):
-        share = [stages.screen_share, *stages.ramp_shares][state.stage]
-        return Split(
-            id=name,
-            weights=dict(state.candidate or {}),
-            valid_from_wall_s=begin,
-            valid_until_wall_s=until,
-            block_s=_SPLIT_S,
-            seed=seed,
-            share=share,
-        )
-    probation = state.phase == "probation"
+        return Split(**common, share=[stages.screen_share, *stages.ramp_shares][state.stage])
     return Switchback(
-        id=name,
+        **common,
         arm="previous" if probation else "candidate",
-        weights=dict((state.previous if probation else state.candidate) or {}),
-        valid_from_wall_s=begin,
-        valid_until_wall_s=until,
-        block_s=_stage_block_s(run),
-        seed=seed,
         drop_share=stages.drop_share,
         every=stages.probation_every if probation else 1,
     )

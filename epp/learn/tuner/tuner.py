@@ -10,8 +10,7 @@ remembers which it has done, so that several that come within one of its looks a
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -24,17 +23,16 @@ from epp.learn.tuner import machine
 from epp.learn.tuner.samples import SampleFeed
 from epp.learn.tuner.search import Measured  # noqa: TC001
 from epp.learn.tuner.state import (
-    Freeze,
+    Asked,
     Note,
     NothingBetter,
     Observed,
+    OperatorRequest,
     Pinned,
     Proposed,
     Publish,
     Rehearse,
-    RollBack,
     State,
-    Thaw,
 )
 from epp.learn.tuner.trials import late_s
 from epp.records.files import DAMAGED
@@ -54,32 +52,6 @@ SAVE_S = 5.0
 RETRY_S, MAX_RETRY_S = 60.0, 3600.0
 #: Requests that the file keeps, the newest; a tuner that runs does each within seconds.
 KEPT = 20
-What = Literal["freeze", "thaw", "rollback"]
-
-
-class OperatorRequest(msgspec.Struct, frozen=True):
-    """What an operator asks for.
-
-    Attributes:
-        what: which.
-        reason: why, in the operator's words.
-        number: of the weights to go back to.
-        id: drawn for each.
-    """
-
-    what: What
-    reason: str = ""
-    number: int = -1
-    id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
-
-    def event(self, now_wall_s: float) -> Event:
-        """Return the event of the machine."""
-        reason = self.reason or "no reason given"
-        if self.what == "freeze":
-            return Freeze(now_wall_s, reason)
-        if self.what == "thaw":
-            return Thaw(now_wall_s, reason)
-        return RollBack(now_wall_s, self.number, reason)
 
 
 def ask(paths: WeightsPaths, request: OperatorRequest) -> None:
@@ -231,7 +203,7 @@ class Tuner:
             )
             memory = None
         if memory is None:
-            weights = {**setup.starting, **self._in_file()}
+            weights = {**setup.rules.starting, **self._in_file()}
             on_file = [request.id for request in read_requests(setup.paths)]  # asked of somebody who is gone
             memory = Memory(machine.start(setup.policy, weights, setup.rules, now_wall_s), None, on_file)
         self.memory = memory
@@ -290,7 +262,7 @@ class Tuner:
         requests = read_requests(self.setup.paths)
         new = [request for request in requests if request.id not in self.memory.requests_done]
         for request in new:
-            self.handle(request.event(self._clock.wall_s()))
+            self.handle(Asked(self._clock.wall_s(), request))
         if requests:
             self.memory.requests_done = [request.id for request in requests]
         return [request.what for request in new]

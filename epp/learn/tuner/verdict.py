@@ -19,9 +19,8 @@ Rules
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -67,8 +66,7 @@ def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
     return min(alpha * math.pow(number, -_EXPONENT) / _ZETA * (promotions + 1), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What to do, and why."""
 
     kind: str

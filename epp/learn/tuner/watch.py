@@ -206,11 +206,6 @@ def _mean(blocks: Sequence[Block], limit: int) -> tuple[float, float]:
     return mean, math.sqrt(float(np.average((shares - mean) ** 2, weights=counts)))
 
 
-def coarse_limit(slow_ms: float) -> int:
-    """Return the coarse place that T falls into; what lies above is slow."""
-    return bin_of(slow_ms) // _COARSE
-
-
 def comparable(baseline: Sequence[Block], block: Block) -> list[Block]:
     """Blocks of the baseline under at least the load of this one; near ones alone where there are enough."""
 
@@ -226,7 +221,7 @@ def comparable(baseline: Sequence[Block], block: Block) -> list[Block]:
 
 
 def _compare(watch: Watch, block: Block, slow_ms: float, goal: Goal) -> None:
-    limit = coarse_limit(slow_ms)
+    limit = bin_of(slow_ms) // _COARSE  # the coarse place that T falls into; what lies above is slow
     if not watch.joined:
         shares = [share(part, limit) for part in watch.baseline]
         watch.joined = min(_MOST_JOINED, len(shares) // max(1, len(uncorrelated(shares)))) or 1
