@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from epp.learn.reward_model.fitting import Origin, fit, stack
+from epp.learn.reward_model.fitting import fit, stack
 from epp.learn.reward_model.gate import greedy, judge
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import Choice, Logged, Sample
@@ -18,7 +18,7 @@ from tests.kit.reward_models import linear_model
 if TYPE_CHECKING:
     from epp.policies.reward_model import RewardModel
 
-ORIGIN = Origin(seen=1000, round=1, trained_at_s=1.0, seed=3)
+SEED = 3
 
 
 def error_share(model: RewardModel, samples: list[Sample]) -> float:
@@ -41,11 +41,11 @@ def fed(learner: Learner, traffic: Traffic, count: int) -> int:
 
 def test_it_learns_what_each_class_of_engine_needs() -> None:
     samples = [logged.sample for logged in Traffic(explore=1.0).many(400)]
-    model = fit(samples, settings_of(), ORIGIN)
+    model = fit(samples, settings_of(), SEED)
     fresh = [logged.sample for logged in Traffic(7, explore=1.0).many(200)]
     assert model.classes == ("fast", "slow")
     assert error_share(model, fresh) < 0.2
-    linear = fit(samples, settings_of(network={"hidden": ()}), ORIGIN)
+    linear = fit(samples, settings_of(network={"hidden": ()}), SEED)
     assert error_share(model, fresh) < 0.7 * error_share(linear, fresh)
 
 
@@ -55,8 +55,8 @@ class TestWhatAModelMayBeAskedAbout:
     def test_candidates_that_nobody_chose_widen_them_and_nothing_narrows_them(self) -> None:
         samples = [logged.sample for logged in Traffic().many(200)]
         settings = settings_of(network={"tail": 0.0})
-        plain = fit(samples, settings, ORIGIN)
-        wide = fit(samples, settings, ORIGIN, beside=[np.array([[40.0, 500.0, 20.0], [3.0, 600.0, 21.0]])])
+        plain = fit(samples, settings, SEED)
+        wide = fit(samples, settings, SEED, beside=[np.array([[40.0, 500.0, 20.0], [3.0, 600.0, 21.0]])])
         assert wide.high[0] == 40.0
         assert np.array_equal(wide.low, plain.low)
         assert np.array_equal(wide.high[1:], plain.high[1:])
@@ -72,19 +72,19 @@ def test_a_bound_pulls_a_prediction_up_and_never_down() -> None:
     slow = [replace(s, ttft_ms=float("nan"), waited_ms=6000.0) for s in samples if s.engine_class == "slow"]
     fast = [s for s in samples if s.engine_class == "fast"]
     low = [replace(s, ttft_ms=float("nan"), waited_ms=1.0) for s in samples if s.engine_class == "slow"]
-    raised = fit([*fast, *slow], settings_of(), ORIGIN).predict(stack(slow, ("fast", "slow")))
+    raised = fit([*fast, *slow], settings_of(), SEED).predict(stack(slow, ("fast", "slow")))
     assert raised.mean() > 4000.0
-    kept = fit([*samples, *low], settings_of(), ORIGIN)
+    kept = fit([*samples, *low], settings_of(), SEED)
     assert error_share(kept, samples) < 0.25  # bounds far below what is true teach nothing
 
 
 def test_felt_latency_has_two_heads_where_itls_are_told() -> None:
     samples = [logged.sample for logged in Traffic().many(200)]
-    model = fit(samples, settings_of(reward="felt"), ORIGIN)  # type: ignore[arg-type]
+    model = fit(samples, settings_of(reward="felt"), SEED)  # type: ignore[arg-type]
     assert model.heads == ("ttft_ms", "itl_ms")
     assert np.allclose(model.predict(stack(samples, model.classes))[:, 1], 10.0, atol=3.0)
     silent = [replace(sample, itl_ms=float("nan")) for sample in samples]
-    assert fit(silent, settings_of(reward="felt"), ORIGIN).heads == ("ttft_ms",)  # type: ignore[arg-type]
+    assert fit(silent, settings_of(reward="felt"), SEED).heads == ("ttft_ms",)  # type: ignore[arg-type]
 
 
 class TestWhatOthersPay:
@@ -92,9 +92,9 @@ class TestWhatOthersPay:
         samples = [logged.sample for logged in Traffic(explore=1.0).many(600)]
         for name, speed in SPEED.items():
             alone = [sample for sample in samples if sample.engine_class == name]
-            model = fit(alone, settings_of(congestion_price=3.0), ORIGIN)  # type: ignore[arg-type]
+            model = fit(alone, settings_of(congestion_price=3.0), SEED)  # type: ignore[arg-type]
             assert model.congestion_ms == pytest.approx(3.0 * speed, rel=0.15)
-        model = fit(samples, settings_of(congestion_price=3.0), ORIGIN)  # type: ignore[arg-type]
+        model = fit(samples, settings_of(congestion_price=3.0), SEED)  # type: ignore[arg-type]
         both = 2.0 / sum(1.0 / speed for speed in SPEED.values())
         assert model.congestion_ms == pytest.approx(3.0 * both, rel=0.15)
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.config.capability import dump_capability
-from epp.errors import EppError
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import read_rows
 from epp.learn.sidecar.files import Files
@@ -35,14 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, print, write.
 
     Raises:
-        EppError: the answers cannot be read or are too few, or the file cannot be written.
+        EppError: the answers cannot be used, or are too few.
+        OSError: they cannot be read, or the file cannot be written.
     """
     parsed = fit(read_rows(arguments.results), arguments.seed)
     out: Path = arguments.out
-    try:  # a picker that watches the file sees the old or the new one
-        Files().replace(out, dump_capability(parsed))
-    except OSError as error:
-        raise EppError(f"{out}: {error.strerror}") from error
+    Files().replace(out, dump_capability(parsed))  # a picker that watches it sees the old or the new one
     _print(parsed)
     print(f"Written: {out}")
     return 0

@@ -62,12 +62,10 @@ def read_rows(place: Path) -> list[Row]:
     """Read rows from a JSON Lines file, or from a folder of flight records.
 
     Raises:
-        EppError: it cannot be read, a line is no row (the message names it), or there is none.
+        EppError: a line is no row (the message names it), or there is none.
+        OSError: it cannot be read.
     """
-    try:
-        rows = list(_recorded(place)) if place.is_dir() else decode_rows(place.read_bytes(), place)
-    except OSError as error:
-        raise EppError(f"{place}: {error.strerror}") from error
+    rows = list(_recorded(place)) if place.is_dir() else decode_rows(place.read_bytes(), place)
     if not rows:
         raise EppError(f"{place}: no checked answers (`epp feedback` reports them)")
     return rows

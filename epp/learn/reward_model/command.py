@@ -22,7 +22,7 @@ from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.lead import Turn, lead_of
-from epp.learn.sidecar.process import process_lock, reported_files
+from epp.learn.sidecar.process import process_lock
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_state
@@ -130,8 +130,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
                 report=log.info,
                 skew_s=lambda: lead().skew_s,
             )
-            with reported_files():
-                loop.trial.open()
+            loop.trial.open()
         log.info("learning from records of %s, models to %s", setup.records, setup.paths.model)
         return loop
 

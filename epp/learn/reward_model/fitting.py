@@ -7,7 +7,6 @@ seed give the same model, bit for bit, on one machine.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,23 +34,6 @@ _ENOUGH_ITL = 0.05
 _FAILED_QUANTILE = 0.99
 #: Chosen rows are taken out of the columns after so many choices: a copy now and then for less to multiply.
 _SHRINK_EVERY = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """How a model was made, beside its numbers.
-
-    Attributes:
-        seen: samples that the learner has seen in all.
-        round: number of the training.
-        trained_at_s: Unix time.
-        seed: of first weights, order and dropout.
-    """
-
-    seen: int
-    round: int
-    trained_at_s: float
-    seed: int
 
 
 def stack(samples: Sequence[Sample], classes: Sequence[str]) -> Floats:
@@ -106,16 +88,16 @@ def classes_of(samples: Sequence[Sample], least: int) -> tuple[str, ...]:
 def fit(
     samples: Sequence[Sample],
     settings: LearnerSettings,
-    origin: Origin,
+    seed: int,
     *,
     beside: Sequence[Floats] = (),
 ) -> RewardModel:
-    """Train a model.
+    """Train a model, as the first of a learner that has seen these samples alone.
 
     Args:
         samples: at least one that was answered.
         settings: the recipe.
-        origin: how it is made.
+        seed: of first weights, order and dropout.
         beside: inputs of all candidates of decisions, ``[candidates, features]`` each: they widen the bounds.
 
     Raises:
@@ -138,7 +120,7 @@ def fit(
         ((targets - offset) / scale).astype(np.float32),
         lower,
         network,
-        origin.seed,
+        seed,
     )
     return RewardModel(
         features=network.features,
@@ -152,9 +134,9 @@ def fit(
         scale=scale,
         offset=offset,
         samples=len(samples),
-        seen=max(origin.seen, len(samples)),
-        round=origin.round,
-        trained_at_s=origin.trained_at_s,
+        seen=len(samples),
+        round=1,
+        trained_at_s=0.0,
         tail=network.tail,
         congestion_ms=price_of(samples, classes, settings),
     )

@@ -30,6 +30,7 @@ than after ``1 / level`` blocks in the mean, and far more seldom where they are 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from epp.keyed_uniform import keyed_uniform
 from epp.learn.tuner import watch as fleet
 from epp.learn.tuner.samples import Sample as Ended
 from epp.learn.tuner.samples import Stamp
-from epp.learn.tuner.tally import E2E, ERRORS, NEVER
+from epp.learn.tuner.tally import E2E, ERRORS, place_of
 from epp.learn.tuner.watch import Block, Watch
 
 if TYPE_CHECKING:
@@ -156,20 +157,6 @@ def rests(guard: Guard, seed: int, now_wall_s: float) -> bool:
     return begin_s <= now_wall_s < begin_s + guard.rest_s
 
 
-def slow_place(baseline: Sequence[Block], quantile: float) -> int:
-    """Return the coarse place above which requests are slow: that of a quantile of the heuristic's."""
-    places: dict[int, int] = {}
-    for block in baseline:
-        for place, n in block.places.items():
-            places[place] = places.get(place, 0) + n
-    need, seen = quantile * sum(places.values()), 0
-    for place in sorted(places):
-        seen += places[place]
-        if seen >= need:
-            return place
-    return NEVER
-
-
 def _close(state: GuardState, settings: LearnerSettings) -> None:
     """Take complete blocks into account, each as the heuristic's or the model's."""
     stages = settings.trial.stages
@@ -192,9 +179,12 @@ def _compare(name: str, watch: Watch, block: Block, settings: LearnerSettings) -
         watch.alone += 1
         return
     # Of all its blocks one in so many requests is slow, whatever a calm part of them says.
-    limit, least = slow_place(watch.baseline, goal.quantile), 1.0 - goal.quantile
-    if name == ERRORS:
-        limit, least = _DONE, 0.0
+    limit, least = _DONE, 0.0
+    if name != ERRORS:
+        places = Counter[int]()
+        for each in watch.baseline:
+            places.update(each.places)
+        limit, least = place_of(places, goal.quantile), 1.0 - goal.quantile
     shares = np.array([fleet.share(other, limit) for other in others])
     error = float(shares.std()) * math.sqrt(_ALIKE / (len(others) - 1))
     mean = max(float(shares.mean()), least)

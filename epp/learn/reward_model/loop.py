@@ -42,6 +42,8 @@ _RETRY_S = 5.0
 #: Versions that are kept beside the file; `epp records verify` needs those that its records name.
 KEPT_VERSIONS = 20
 _LONG_AGO = float("-inf")
+#: Of the model, in the status.
+_TOLD = ("version", "round", "trained_at_s", "samples", "heads", "classes", "congestion_ms")
 
 
 class Loop:
@@ -206,25 +208,13 @@ def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> dict[str
     """Return where a learner stands, as plain values."""
     memory, model, guard = learner.memory, learner.incumbent, learner.memory.guard
     return {
-        "seen": memory.seen,
+        **{name: getattr(memory, name) for name in ("seen", "rounds", "passed")},
         "recent": len(memory.recent),
         "older": len(memory.older),
-        "rounds": memory.rounds,
-        "passed": memory.passed,
         "missing": max(learner.missing, 0),
         "damaged": feed.state.damaged,
         "waiting": len(feed.state.waiting),
-        "model": None
-        if model is None
-        else {
-            "version": model.version,
-            "round": model.round,
-            "trained_at_s": model.trained_at_s,
-            "samples": model.samples,
-            "heads": list(model.heads),
-            "classes": list(model.classes),
-            "congestion_ms": model.congestion_ms,
-        },
+        "model": None if model is None else {name: getattr(model, name) for name in _TOLD},
         "guard": {
             "watches": {
                 name: msgspec.structs.replace(watch, open={}, recent=[], baseline=[])

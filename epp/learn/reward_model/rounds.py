@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.learn.reward_model.fitting import Origin, fit, most_different
+from epp.learn.reward_model.fitting import fit, most_different
 from epp.learn.reward_model.gate import Verdict, calibration, errors_ms, judge, regret
 from epp.learn.reward_model.guard import GuardState, rests, take
 from epp.learn.reward_model.samples import Logged, Sample, log_of
@@ -194,16 +194,23 @@ class Learner:
         self, begun: Round, training: Sequence[Sample], held_out: Sequence[Sample]
     ) -> RewardModel | None:
         memory = self.memory
-        origin = Origin(memory.seen, memory.rounds, begun.at_wall_s, self._seed_of(0))
-        candidate = fit(training, self.settings, origin, beside=self._beside())
-        verdict = self._allowed(self._judged(candidate, training, held_out, origin), begun.at_wall_s)
+        candidate = fit(training, self.settings, self._seed_of(0), beside=self._beside())
+        verdict = self._allowed(self._judged(candidate, training, held_out), begun.at_wall_s)
         self._note_overlap(verdict)
         model = None
         if verdict.passed:
-            model = self._final(candidate, training, held_out, origin)
-            model = replace(model, validation=dict(verdict.figures))
+            model = self._final(candidate, training, held_out)
+            model = replace(
+                model,
+                seen=max(memory.seen, model.samples),
+                round=memory.rounds,
+                trained_at_s=begun.at_wall_s,
+                validation=dict(verdict.figures),
+            )
             self.incumbent, memory.passed = model, memory.passed + 1
-        withdrawn = not verdict.passed and self._withdraws(verdict)
+        figures = verdict.figures
+        errs = figures.get("incumbent_error_ms", math.nan) > figures.get("hindsight_error_ms", math.nan)
+        withdrawn = not verdict.passed and (verdict.regretted or errs)
         if withdrawn:
             self.incumbent = None
         self.last = replace(
@@ -229,16 +236,12 @@ class Learner:
         return (self._seed * 1_000_003 + self.memory.rounds) * 4 + salt
 
     def _judged(
-        self,
-        candidate: RewardModel,
-        training: Sequence[Sample],
-        held_out: Sequence[Sample],
-        origin: Origin,
+        self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
     ) -> Verdict:
         memory, settings, incumbent = self.memory, self.settings, self.incumbent
         # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
         # chosen what is in the log, the other what is on trial.
-        judge_model = fit(training, settings, replace(origin, seed=self._seed_of(_JUDGE)))
+        judge_model = fit(training, settings, self._seed_of(_JUDGE))
         newest = memory.log[-len(held_out) :]
         verdict = judge(
             candidate,
@@ -269,15 +272,10 @@ class Learner:
         return replace(verdict, passed=False, reason=reason)
 
     def _final(
-        self,
-        candidate: RewardModel,
-        training: Sequence[Sample],
-        held_out: Sequence[Sample],
-        origin: Origin,
+        self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
     ) -> RewardModel:
         """The model that goes out: trained on what it was judged by too, unless that made it worse there."""
-        origin = replace(origin, seed=self._seed_of(_REFIT))
-        whole = fit([*training, *held_out], self.settings, origin, beside=self._beside())
+        whole = fit([*training, *held_out], self.settings, self._seed_of(_REFIT), beside=self._beside())
         before, after = (errors_ms(model, held_out).mean() for model in (candidate, whole))
         # It has seen these by now, so it must not err more on them; a training can go astray.
         return whole if after <= before else candidate
@@ -290,8 +288,3 @@ class Learner:
             memory.short = min(max(memory.short + 1, enough), MOST_HELD - 1)
         elif effective > 2.0 * wanted:
             memory.short = max(memory.short - 1, 0)
-
-    def _withdraws(self, verdict: Verdict) -> bool:
-        error_ms = verdict.figures.get("incumbent_error_ms", math.nan)
-        one_number_ms = verdict.figures.get("hindsight_error_ms", math.nan)
-        return verdict.regretted or error_ms > one_number_ms

@@ -51,15 +51,6 @@ def encode(learner: Learner, feed: FeedState) -> bytes:
     return _ENCODER.encode(Saved(learner.settings.network.features, feed, memory, content))
 
 
-def decode(content: bytes) -> Saved:
-    """Read a memory.
-
-    Raises:
-        ValueError: it is none.
-    """
-    return _DECODER.decode(content)
-
-
 def learner_of(saved: Saved, settings: LearnerSettings, source: str) -> Learner:
     """Return the learner whose memory was written to ``source``.
 
@@ -73,4 +64,5 @@ def learner_of(saved: Saved, settings: LearnerSettings, source: str) -> Learner:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
-_DECODER = msgspec.msgpack.Decoder(Saved, dec_hook=array)
+#: Reads a memory, and raises ValueError where it is none.
+decode = msgspec.msgpack.Decoder(Saved, dec_hook=array).decode

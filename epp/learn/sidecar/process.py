@@ -110,18 +110,3 @@ def run_until_stopped(tick: Callable[[], None], every_s: float) -> None:
             tick()
         else:
             return
-
-
-@contextlib.contextmanager
-def reported_files() -> Iterator[None]:
-    """Report a file that is in the way of beginning in a sentence.
-
-    Raises:
-        EppError: instead of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        why = f"{place}{error.strerror or error}"
-        raise EppError(f"{why}; this process must be able to read and write there") from error

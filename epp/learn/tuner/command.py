@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from epp.errors import ConfigError, EppError
 from epp.lab.compare.plan import number_from
 from epp.learn.sidecar.lead import Turn, lead_of, require_lead
-from epp.learn.sidecar.process import LockHeldError, process_lock, reported_files
+from epp.learn.sidecar.process import LockHeldError, process_lock
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline
@@ -108,7 +108,7 @@ def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
         # By the settings of the memory: an operator's word changes none, and need not be given them.
         setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
     try:
-        with process_lock(setup.paths.lock, "tuner"), reported_files():
+        with process_lock(setup.paths.lock, "tuner"):
             return _do_now(setup, request)
     except LockHeldError:
         ask(setup.paths, request)
@@ -137,8 +137,7 @@ def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     def begin() -> Tuner:
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
         tuner = Tuner(setup, rehearsal=rehearsal, clock=clock, report=log.info, skew_s=lambda: lead().skew_s)
-        with reported_files():
-            tuner.open()
+        tuner.open()
         log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
         return tuner
 

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,15 +87,17 @@ def quantile(histogram: Mapping[int, int], q: float) -> float:
 
     NaN without values, infinite where the quantile never came.
     """
-    total = sum(histogram.values())
-    if not total:
+    if not histogram:
         return math.nan
-    need, seen = max(1, math.ceil(min(q, 1.0) * total - 1e-9)), 0
-    for place in sorted(histogram):
-        seen += histogram[place]
-        if seen >= need:
-            break
+    place = place_of(histogram, q)
     return math.inf if place == NEVER else math.exp((place + 1) * _STEP)
+
+
+def place_of(histogram: Mapping[int, int], q: float) -> int:
+    """Return the first place at or below which a share ``q`` of a histogram lies that is not empty."""
+    places = sorted(histogram)
+    need, seen = q * sum(histogram.values()) - 1e-9, accumulate(histogram[place] for place in places)
+    return next(place for place, count in zip(places, seen, strict=True) if count >= need)
 
 
 def measured_ms(sample: Sample, goal: Goal) -> float:

@@ -203,7 +203,7 @@ def _change(
             Files().replace(overrides, content.encode())
         except OSError as error:
             if error.errno not in _READ_ONLY:
-                raise EppError(f"{overrides}: {error}") from error
+                raise
             print(
                 f"{overrides} is read-only here: {error.strerror}. Where kubectl may, say (--config-map "
                 f"and --namespace name the ConfigMap behind it):\n\n{_kubectl(overrides, content, arguments)}"
