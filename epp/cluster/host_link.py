@@ -123,7 +123,7 @@ class HostLink(Link):
         super().__init__(group, fleet, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
         mailbox.handlers[SHARED] = self.sharing.receive
         mailbox.handlers[_QUESTION] = self._asked
-        mailbox.handlers[_ANSWER] = self._answered
+        mailbox.handlers[_ANSWER] = self._answer
 
     @property
     def connected(self) -> bool:
@@ -145,9 +145,6 @@ class HostLink(Link):
     def _asked(self, data: bytes) -> None:
         if self.on_question is not None:
             self.on_question(data[1:], partial(self._mailbox.send, data[0], _ANSWER))
-
-    def _answered(self, data: bytes) -> None:
-        self.on_answer(data)
 
     def _publish(self, to: str, data: bytes) -> None:
         for index in [int(to.partition("-")[0])] if to else self._mailbox.others:

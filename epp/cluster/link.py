@@ -6,7 +6,6 @@ Owns the timer of `Sharing`. What carries messages is a subclass's.
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ class Link(ABC):
         term: the highest that this picker knew before it started; None of one that never leads.
 
     Attributes:
+        group: whom this picker understands.
         sharing: what is said and heard.
         leading: who leads.
         dropped: messages that could not be sent.
@@ -43,7 +43,7 @@ class Link(ABC):
     def __init__(
         self, group: Group, fleet: Fleet, clock: Clock, origin: str, *, term: int | None = None
     ) -> None:
-        self._group, self._clock, self._origin = group, clock, origin
+        self.group, self._clock, self._origin = group, clock, origin
         self._timer: asyncio.Handle | None = None
         #: When it fires, which uvloop's handles of the next turn cannot say.
         self._timer_s = 0.0
@@ -56,11 +56,6 @@ class Link(ABC):
         self.sharing = Sharing(
             fleet, group, origin, clock, publish=self._publish, wake=self._wake, leading=self.leading
         )
-
-    @property
-    def lease_name(self) -> str:
-        """Name of the pool's Lease in Kubernetes."""
-        return f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', self._group.pool.lower())}"
 
     @property
     def name(self) -> str:
@@ -88,6 +83,9 @@ class Link(ABC):
     @abstractmethod
     def _publish(self, to: str, data: bytes) -> None:
         """Send a message to a peer, ``""`` for all."""
+
+    def _answer(self, data: bytes) -> None:
+        self.on_answer(data)
 
     async def _share(self) -> None:
         try:

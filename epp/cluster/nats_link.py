@@ -27,7 +27,7 @@ from epp.errors import ConfigError
 from epp.schedule.decision import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -90,12 +90,15 @@ class NatsLink(Link):
         host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
         super().__init__(group, fleet, clock, f"{host}-{secrets.token_hex(8)}", term=term)
         self._options = _options(settings, base, source)
-        subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
-        self._all, self._one, self._asked = f"{subject}.all", f"{subject}.to", f"{subject}.decision"
-        self._contents, self._records = f"{subject}.file", f"{subject}.records"
-        self._questions, self._answers = f"{subject}.page", f"{subject}.answers"
-        self._decision = decision
-        self._further: dict[str, Callable[[Msg], Awaitable[None]]] = {}
+        self._subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
+        self._takes: dict[str, Callable[[bytes], bytes | None]] = {
+            f"{self._subject}.all": self.sharing.receive,
+            f"{self._subject}.to.{self._origin}": self.sharing.receive,
+            f"{self._subject}.answers.{self._origin}": self._answer,
+            f"{self._subject}.file": self._content,
+            f"{self._subject}.records.{self._origin}": self._lines,
+            f"{self._subject}.decision": lambda name: decision(name.decode(errors="replace")) or None,
+        }
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
         self._problem = ""
@@ -109,7 +112,7 @@ class NatsLink(Link):
         return self._client is not None and self._client.is_connected
 
     def _publish(self, to: str, data: bytes) -> None:
-        self._put(f"{self._one}.{to}" if to else self._all, data)
+        self._put(f"{self._subject}.{f'to.{to}' if to else 'all'}", data)
 
     def _put(self, subject: str, data: bytes, most: int = _OUTBOX) -> None:
         if not self.connected or self._outbox.qsize() >= most:
@@ -121,8 +124,8 @@ class NatsLink(Link):
         """Send all pickers what the leader, which is this one, has in a file."""
         if (lead := self.leading.said(self._clock.wall_s())) is not None:
             packed = None if content is None else zlib.compress(content, 1)
-            told = FileContent(self._group, lead, name, packed)
-            self._put(self._contents, msgspec.msgpack.encode(told))
+            told = FileContent(self.group, lead, name, packed)
+            self._put(f"{self._subject}.file", msgspec.msgpack.encode(told))
 
     def publish_records(self, lines: bytes) -> None:
         """Send the leader records, where this picker follows one; from the thread that writes them."""
@@ -133,17 +136,11 @@ class NatsLink(Link):
     def _records_to_leader(self, lines: bytes) -> None:
         if self.leading.follows:
             data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
-            self._put(f"{self._records}.{self.leading.leader}", data, _RECORDS_OUTBOX)
+            self._put(f"{self._subject}.records.{self.leading.leader}", data, _RECORDS_OUTBOX)
 
     def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
         """Hear a further subject once connected; what ``take`` returns is the answer, None for none."""
-
-        async def received(message: Msg) -> None:
-            answer = take(message.data)
-            if answer is not None:
-                await message.respond(answer)
-
-        self._further[subject] = received
+        self._takes[subject] = take
 
     def publish(self, subject: str, data: bytes) -> None:
         """Send a message on a further subject, or drop it."""
@@ -193,21 +190,15 @@ class NatsLink(Link):
                     disconnected_cb=self._lost,
                     reconnected_cb=self._again,
                 )
-                for subject in (self._all, f"{self._one}.{self._origin}"):
-                    await client.subscribe(subject, cb=self._received)
-                await client.subscribe(self._asked, cb=self._find_here)
-                await client.subscribe(f"{self._questions}.*", cb=self._received_question)
-                await client.subscribe(f"{self._answers}.{self._origin}", cb=self._received_answer)
-                await client.subscribe(self._contents, cb=self._received_content)
-                await client.subscribe(f"{self._records}.{self._origin}", cb=self._received_records)
-                for subject, received in self._further.items():
-                    await client.subscribe(subject, cb=received)
+                await client.subscribe(f"{self._subject}.page.*", cb=self._received_question)
+                for subject, take in self._takes.items():
+                    await client.subscribe(subject, cb=partial(self._received, take))
             except (OSError, Error, TimeoutError, ssl.SSLError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._client = client  # from here on it connects again by itself
-                log.info("sharing with the pickers of %s", self._all)
+                log.info("sharing with the pickers of %s", self._subject)
                 await _until_stuck(client)
                 self._client = None
                 with suppress(TimeoutError, Error, OSError):
@@ -222,33 +213,30 @@ class NatsLink(Link):
                 except (Error, OSError):
                     self.dropped += 1
 
-    async def _received(self, message: Msg) -> None:
-        self.sharing.receive(message.data)
-
-    async def _received_content(self, message: Msg) -> None:
-        leading, ignored = self.leading, self.sharing.counts.ignored
+    async def _received(self, take: Callable[[bytes], bytes | None], message: Msg) -> None:
         try:
-            told = _CONTENTS.decode(message.data)
-            packed, unpack = told.content, zlib.decompressobj().decompress
-            content = None if packed is None else unpack(packed, _CONTENT_BYTES)
+            answer = take(message.data)
         except (msgspec.MsgspecError, zlib.error):
-            ignored["unreadable"] += 1
-            return
-        if told.group != self._group:
+            self.sharing.counts.ignored["unreadable"] += 1
+        else:
+            if answer is not None:
+                await message.respond(answer)
+
+    def _content(self, data: bytes) -> None:
+        leading, told = self.leading, _CONTENTS.decode(data)
+        packed, unpack = told.content, zlib.decompressobj().decompress
+        content = None if packed is None else unpack(packed, _CONTENT_BYTES)
+        if told.group != self.group:
             return  # its other messages are counted
         if told.lead.term >= leading.term:
             leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
         if leading.accepts(told.lead):
             self.on_content(told.name, content)
         else:
-            ignored["a lead that is over"] += 1
+            self.sharing.counts.ignored["a lead that is over"] += 1
 
-    async def _received_records(self, message: Msg) -> None:
-        try:
-            schema, lines = _RECORDS.decode(message.data)
-        except msgspec.MsgspecError:
-            self.sharing.counts.ignored["unreadable"] += 1
-            return
+    def _lines(self, data: bytes) -> None:
+        schema, lines = _RECORDS.decode(data)
         if schema != SCHEMA_VERSION:
             self.sharing.counts.ignored["records of another version"] += 1
         elif self.leading.leads:
@@ -256,23 +244,16 @@ class NatsLink(Link):
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
-        return await self.request(self._asked, decision_id.encode(), _FIND_S)
-
-    async def _find_here(self, message: Msg) -> None:
-        if content := self._decision(message.data.decode(errors="replace")):
-            await message.respond(content)
+        return await self.request(f"{self._subject}.decision", decision_id.encode(), _FIND_S)
 
     def ask(self, question: bytes) -> None:
         """Ask the live pages of all others something."""
-        self._put(f"{self._questions}.{self._origin}", question)
+        self._put(f"{self._subject}.page.{self._origin}", question)
 
     async def _received_question(self, message: Msg) -> None:
         asker = message.subject.rpartition(".")[2]
         if self.on_question is not None:
-            self.on_question(message.data, partial(self._put, f"{self._answers}.{asker}"))
-
-    async def _received_answer(self, message: Msg) -> None:
-        self.on_answer(message.data)
+            self.on_question(message.data, partial(self._put, f"{self._subject}.answers.{asker}"))
 
     async def _failed(self, error: Exception) -> None:
         problem = str(error) or type(error).__name__

@@ -93,6 +93,10 @@ class Sharing:
         wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
         load: whether promises are shared, beside prefixes.
         leading: hears who leads; None where nobody does.
+
+    Attributes:
+        counts: what became of messages.
+        warm: whether the index has what the pool knew when this picker joined, as far as peers could say.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Sharing:
         self._sent_s = self._whole_s = -math.inf
         self._due_s = math.inf
         self._started_s = clock.mono_s()
-        self._warm = False
+        self.warm = False
         #: What peers have asked for and not yet got, and whether they then have all.
         self._snapshots: deque[tuple[str, Iterator[Fact], bool]] = deque()
         self.counts = Counts()
@@ -145,11 +149,6 @@ class Sharing:
         """Whether this picker has listened, and is the first by name of those heard."""
         listened = self._clock.mono_s() - self._started_s > SILENT_S
         return listened and all(self._origin < name for name, peer in self._peers.items() if peer.alive)
-
-    @property
-    def warm(self) -> bool:
-        """Whether the index has what the pool knew when this picker joined, as far as peers could say."""
-        return self._warm
 
     def _promised(self, slot: int, tokens: int) -> None:
         self._changed_slots.add(slot)
@@ -203,32 +202,29 @@ class Sharing:
 
     def leave(self) -> None:
         """Tell the others that this picker ends."""
-        self._say("", Message(self._group, self._origin, next(self._sequences), leaves=True))
+        self._say("", next(self._sequences), leaves=True)
 
     def _send(self, now_s: float, *, whole: bool) -> None:
         facts = _piece(self._facts.popleft() for _ in range(len(self._facts)))
         changed_s = self._changed_s if self._changed_s < math.inf else 0.0
         sequence = next(self._sequences)
         self._journal.extend((sequence, fact) for fact in facts)
-        message = Message(
-            self._group,
-            self._origin,
-            sequence,
-            changed_s=changed_s,
-            whole=whole,
-            load=self._gauges(whole=whole),
-            facts=facts,
-            ejected=dict(self._ejected),
-            paused=dict(self._paused),
-            lead=self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
-        )
+        content = {
+            "changed_s": changed_s,
+            "whole": whole,
+            "load": self._gauges(whole=whole),
+            "facts": facts,
+            "ejected": dict(self._ejected),
+            "paused": dict(self._paused),
+            "lead": self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
+        }
         for sent in (self._changed_slots, self._ejected, self._paused):
             sent.clear()
         self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
         self._peer_load.sent(self._fleet.ledger.block)
         if whole:
             self._whole_s = now_s
-        self._say("", message)
+        self._say("", sequence, **content)
         if self._facts:
             self._change()
 
@@ -240,8 +236,8 @@ class Sharing:
         named = ((fleet.address_of(slot), slot) for slot in slots)
         return {address: block[:, slot].tolist() for address, slot in named if address is not None}
 
-    def _say(self, to: str, message: Message) -> None:
-        data = encode(message)
+    def _say(self, to: str, sequence: int = TO_ONE, **content: Any) -> None:
+        data = encode(Message(self._group, self._origin, sequence, **content))
         self.counts.sent += 1
         self.counts.sent_bytes += len(data)
         self._publish(to, data)
@@ -293,21 +289,21 @@ class Sharing:
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
         wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
-        if wants and self._warm:  # a joiner gets all of it anyway
-            self._say(message.origin, Message(self._group, self._origin, TO_ONE, wants=wants))
-        if message.last and not self._warm:
-            self._warm = True
+        if wants and self.warm:  # a joiner gets all of it anyway
+            self._say(message.origin, wants=wants)
+        if message.last and not self.warm:
+            self.warm = True
             self._adopt(message)
 
     def _follow(self, message: Message, peer: _Peer) -> None:
         """Note a peer's message to all, and ask for what was missed before it."""
         before = peer.sequence
         if before is None:  # of a newcomer: a joiner asks one peer for all, instead
-            before = -1 if self._warm else message.sequence - 1
+            before = -1 if self.warm else message.sequence - 1
         peer.sequence = message.sequence
         if missed := message.sequence - before - 1:
             self.counts.lost += missed
-            self._ask(message.origin, before)
+            self._say(message.origin, ask=before)
 
     def _leave_alone(self, message: Message, now_s: float) -> None:
         fleet = self._fleet
@@ -337,9 +333,6 @@ class Sharing:
         for key in array("Q", fact.stored):
             fleet.stored.hold(slot, key, now_s)
         return bool(fact.stored) or fleet.index.hold(slot, fact.prefix())
-
-    def _ask(self, origin: str, after: int) -> None:
-        self._say(origin, Message(self._group, self._origin, TO_ONE, ask=after))
 
     def _answer(self, message: Message) -> None:
         after, journal, is_all = message.ask, self._journal, False
@@ -371,19 +364,14 @@ class Sharing:
         """Send a piece of what was asked for; the rest waits for the next flush."""
         origin, facts, is_all = self._snapshots.popleft()
         piece = _piece(facts)
-        last = is_all and not piece
-        if last:
-            self._say(origin, self._end_of_snapshot())
+        if is_all and not piece:
+            fleet = self._fleet
+            hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
+            self._say(origin, last=True, rates=fleet.rates.learned, paths=fleet.paths.learned, hits=hits)
         elif piece:
-            self._say(origin, Message(self._group, self._origin, TO_ONE, facts=piece))
+            self._say(origin, facts=piece)
             self._snapshots.append((origin, facts, is_all))
             self._wake(LEAST_S)
-
-    def _end_of_snapshot(self) -> Message:
-        fleet = self._fleet
-        hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
-        rates, paths = fleet.rates.learned, fleet.paths.learned
-        return Message(self._group, self._origin, TO_ONE, last=True, rates=rates, paths=paths, hits=hits)
 
     def _adopt(self, message: Message) -> None:
         """Start from what a peer has learned."""
@@ -396,15 +384,15 @@ class Sharing:
 
     def _join(self, now_s: float) -> None:
         """Ask a peer for what it knows, until one has answered or nobody is there."""
-        if self._warm:
+        if self.warm:
             return
         alive = {name: peer for name, peer in self._peers.items() if peer.alive}
         if not alive:
-            self._warm = now_s - self._started_s > ALONE_S
+            self.warm = now_s - self._started_s > ALONE_S
         elif all(now_s - peer.asked_s > SNAPSHOT_S for peer in alive.values()):
             origin = min(alive, key=lambda name: (alive[name].asked_s, name))
             alive[origin].asked_s = now_s
-            self._ask(origin, -1)
+            self._say(origin, ask=-1)
 
     def _forget_silent(self, now_s: float) -> None:
         for origin, peer in list(self._peers.items()):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from epp.kube.objects import Lease, LeaseSpec
 from epp.kube.problems import KubeError, Reason
 
 if TYPE_CHECKING:
@@ -27,20 +28,6 @@ log = logging.getLogger(__name__)
 #: A dead holder is replaced within this, two looks and a beat of the pickers.
 DURATION_S = 6
 LOOK_S = 1.5
-
-
-class _Metadata(msgspec.Struct):
-    resourceVersion: str  # noqa: N815  # the API's names
-
-
-class _Spec(msgspec.Struct):
-    holderIdentity: str | None = None  # noqa: N815
-    leaseTransitions: int | None = None  # noqa: N815
-
-
-class _Lease(msgspec.Struct):
-    metadata: _Metadata
-    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class LeaseFeed:
@@ -103,20 +90,20 @@ class LeaseFeed:
         except KubeError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-            await self._api.send("POST", self._path, self._body(_Spec(), {}))
+            await self._api.send("POST", self._path, self._body(LeaseSpec(), {}))
             return True
-        found = msgspec.json.decode(content, type=_Lease)
-        version, spec = found.metadata.resourceVersion, found.spec
+        found = msgspec.json.decode(content, type=Lease)
+        version, spec = found.metadata.resource_version, found.spec
         if version != self._seen:
             self._seen, self._seen_s = version, now_s
-        if spec.holderIdentity not in (None, "", self._holder) and now_s - self._seen_s < DURATION_S:
+        if spec.holder_identity not in (None, "", self._holder) and now_s - self._seen_s < DURATION_S:
             return False
         body = self._body(spec, {"resourceVersion": version})  # which refuses it where another was faster
         await self._api.send("PUT", f"{self._path}/{self._name}", body)
         return True
 
-    def _body(self, before: _Spec, metadata: dict[str, str]) -> dict[str, Any]:
-        taken = before.holderIdentity != self._holder
+    def _body(self, before: LeaseSpec, metadata: dict[str, str]) -> dict[str, Any]:
+        taken = before.holder_identity != self._holder
         wall = datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "apiVersion": "coordination.k8s.io/v1",
@@ -125,7 +112,7 @@ class LeaseFeed:
             "spec": {
                 "holderIdentity": self._holder,
                 "leaseDurationSeconds": DURATION_S,
-                "leaseTransitions": (before.leaseTransitions or 0) + taken,
+                "leaseTransitions": (before.lease_transitions or 0) + taken,
                 "renewTime": wall,
             },
         }

@@ -203,6 +203,19 @@ class EndpointSlice(Named, frozen=True):
     ports: list[SlicePort] | None = None
 
 
+class LeaseSpec(_Object, frozen=True):
+    """`spec` of a Lease."""
+
+    holder_identity: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Named, frozen=True):
+    """A Lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
 class ListMeta(_Object, frozen=True):
     """`metadata` of a list."""
 

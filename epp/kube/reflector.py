@@ -24,21 +24,11 @@ from epp.kube.objects import Named, ObjectList, Status, WatchEvent
 from epp.kube.problems import KubeError, Reason, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Awaitable, Mapping
     from typing import Protocol
 
     from epp.clock import Clock
-
-    class Api(Protocol):
-        """See `epp.kube.api.KubeApi`."""
-
-        async def get(  # noqa: D102  # the class says it
-            self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
-        ) -> bytes: ...
-        def watch(  # noqa: D102  # the class says it
-            self, path: str, params: Mapping[str, str], *, metadata_only: bool = False
-        ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
+    from epp.kube.api import KubeApi
 
     class Observer(Protocol):
         """Counts what happens to a resource; names are from a closed set."""
@@ -97,7 +87,7 @@ class Resource(Generic[T]):
 class Tools:
     """What every reflector needs of its surroundings."""
 
-    api: Api
+    api: KubeApi
     observer: Observer
     clock: Clock
     sleep: Sleep

@@ -61,12 +61,11 @@ def priorities(objectives: Iterable[Objective], settings: Kubernetes) -> Mapping
 
 def model_rules(rewrites: Iterable[ModelRewrite], settings: Kubernetes) -> list[Rule]:
     """List the rules for our pool, those of the oldest rewrite first; names decide among equally old ones."""
-
-    def age(found: ModelRewrite) -> tuple[str, str]:
-        return found.metadata.creation_timestamp or "", found.metadata.name
-
     rules = []
-    for rewrite in sorted(_ours(rewrites, settings), key=age):
+    for rewrite in sorted(
+        _ours(rewrites, settings),
+        key=lambda found: (found.metadata.creation_timestamp or "", found.metadata.name),
+    ):
         for rule in rewrite.spec.rules:
             models = tuple(match.model.value for match in rule.matches or () if match.model)
             targets = tuple((target.model_rewrite, target.weight or 0) for target in rule.targets or ())

@@ -434,7 +434,7 @@ class App:
         if self._lead is not None:
             self.tasks.start("follow the leader", self._lead.run())
             if self._cluster is not None and self._peers is not None:
-                lease = self._cluster.lease(self._peers.lease_name, self._peers.leading, self._clock)
+                lease = self._cluster.lease(self._peers.group.pool, self._peers.leading, self._clock)
                 self.tasks.start("hold the lease", lease.run())
         if self._learning is not None:
             self._learning.start(self.tasks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -93,13 +94,13 @@ class ClusterFeed(KubeSource):
             core.use_model_rules,
         )
 
-    def lease(self, name: str, leading: Leading, clock: Clock) -> LeaseFeed:
-        """Make a Lease decide who leads."""
+    def lease(self, pool: str, leading: Leading, clock: Clock) -> LeaseFeed:
+        """Make a Lease decide who leads the pickers of a pool."""
         leading.lease = False
         return LeaseFeed(
             self._api,
             self._namespace,
-            name,
+            f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', pool.lower())}",
             holder=leading.name,
             clock=clock,
             able=lambda: leading.able,

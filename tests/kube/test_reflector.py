@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from epp.kube.api import KubeApi
 from epp.kube.objects import InferencePool, Named, Pod
 from epp.kube.problems import KubeError, Reason
 from epp.kube.reflector import PAGE_OBJECTS, RELIST_S, WATCH_S, Reflector, Resource, Tools
@@ -25,7 +26,7 @@ class Over(Exception):  # noqa: N818  # it is no error
     """The script is played."""
 
 
-class Script:
+class Script(KubeApi):
     """An API that answers from a list: a dict to a list, a list of events to a watch, an error to either."""
 
     def __init__(self, *steps: Step) -> None:
