@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT = 1
-_NAMES = ("features", "classes", "heads")
 _ARRAYS = ("mean", "std", "low", "high", "scale", "offset")
-_PLAIN = ("samples", "seen", "round", "trained_at_s", "tail", "validation", "congestion_ms")
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -58,9 +56,9 @@ class RewardModelFile(Section, frozen=True):
 
     format: int
     version: str
-    features: Annotated[list[_Name], msgspec.Meta(max_length=256)]
-    classes: Annotated[list[_Name], msgspec.Meta(max_length=256)]
-    heads: list[_Name]
+    features: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=256)]
+    classes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=256)]
+    heads: tuple[_Name, ...]
     mean: bytes
     std: bytes
     low: bytes
@@ -103,19 +101,17 @@ def parse_reward_model(text: str | bytes, source: str) -> RewardModel:
 
 def _model(parsed: RewardModelFile, source: str) -> RewardModel:
     try:
-        fields: dict[str, Any] = {
-            **{name: tuple(getattr(parsed, name)) for name in _NAMES},
-            **{name: np.frombuffer(getattr(parsed, name), "<f8") for name in _ARRAYS},
-            **{name: getattr(parsed, name) for name in _PLAIN},
-        }
-        layers = tuple(
+        fields = msgspec.structs.asdict(parsed)
+        del fields["format"], fields["version"]
+        fields |= {name: np.frombuffer(fields[name], "<f8") for name in _ARRAYS}
+        fields["layers"] = tuple(
             (
                 np.frombuffer(layer.weights, "<f4").reshape(layer.inputs, layer.outputs),
                 np.frombuffer(layer.bias, "<f4"),
             )
             for layer in parsed.layers
         )
-        return RewardModel(**fields, layers=layers)
+        return RewardModel(**fields)
     except ValueError as error:
         key, _, problem = str(error).rpartition(": ")
         raise ConfigError(source, key, problem, "write it again with epp learn") from error
@@ -124,14 +120,14 @@ def _model(parsed: RewardModelFile, source: str) -> RewardModel:
 def dump_reward_model(model: RewardModel) -> bytes:
     """Write a model as the bytes of its file."""
     fields: dict[str, Any] = {
-        **{name: getattr(model, name) for name in (*_NAMES, *_PLAIN)},
-        **{name: _bytes(getattr(model, name), "<f8") for name in _ARRAYS},
+        name: getattr(model, name) for name in RewardModelFile.__struct_fields__ if name != "format"
     }
-    layers = [
+    fields |= {name: _bytes(fields[name], "<f8") for name in _ARRAYS}
+    fields["layers"] = [
         LayerEntry(weights.shape[0], weights.shape[1], _bytes(weights, "<f4"), _bytes(bias, "<f4"))
         for weights, bias in model.layers
     ]
-    entry = RewardModelFile(format=FORMAT, version=model.version, layers=layers, **fields)
+    entry = RewardModelFile(format=FORMAT, **fields)
     return msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
 
 

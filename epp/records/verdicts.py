@@ -17,7 +17,13 @@ MAX_VERDICT_BYTES = 4096
 _ID = re.compile(r"[0-9A-Za-z._:-]{1,128}")
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    correct: bool
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    evaluator: Annotated[str, msgspec.Meta(pattern=r"^[\w.:/@-]{0,64}$")] = ""
+
+
+class Verdict(_Body, frozen=True, kw_only=True):
     """One verdict.
 
     Attributes:
@@ -28,15 +34,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    correct: bool
-    score: float | None = None
-    evaluator: str = ""
-
-
-class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    correct: bool
-    score: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    evaluator: Annotated[str, msgspec.Meta(pattern=r"^[\w.:/@-]{0,64}$")] = ""
 
 
 def parse_verdict(decision_id: str, body: bytes) -> Verdict:
@@ -52,7 +49,7 @@ def parse_verdict(decision_id: str, body: bytes) -> Verdict:
         told = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    return Verdict(id=decision_id, correct=told.correct, score=told.score, evaluator=told.evaluator)
+    return Verdict(id=decision_id, **msgspec.structs.asdict(told))
 
 
 def verdict_record(verdict: Verdict, at_wall_s: float) -> dict[str, Any]:
@@ -60,9 +57,6 @@ def verdict_record(verdict: Verdict, at_wall_s: float) -> dict[str, Any]:
     return {
         "schema": SCHEMA_VERSION,
         "kind": "feedback",
-        "id": verdict.id,
         "at": round(at_wall_s, 6),
-        "correct": verdict.correct,
-        "score": verdict.score,
-        "evaluator": verdict.evaluator,
+        **msgspec.structs.asdict(verdict),
     }

@@ -63,30 +63,28 @@ class RoutedReports:
         mailbox.handlers[_STORED] = lambda data: own.stored(*_STORED_FORM.decode(data))
         mailbox.handlers[_FINISHED] = lambda data: own.finished(_REPORT.decode(data))
 
-    def _other(self, decision_id: str) -> int | None:
+    def _passed(self, decision_id: str, kind: bytes, data: Callable[[], bytes]) -> bool:
+        """Pass on what is another worker's; whether it is."""
         worker = self._ids.worker_of(decision_id)
-        return worker if worker in self._mailbox.others else None
+        if passed := worker in self._mailbox.others:
+            self._mailbox.send(worker, kind, data())
+        return passed
 
     def first_token(self, decision_id: str) -> None:
         """Take or pass on a first token."""
-        if (other := self._other(decision_id)) is None:
+        if not self._passed(decision_id, _FIRST_TOKEN, decision_id.encode):
             self._own.first_token(decision_id)
-        else:
-            self._mailbox.send(other, _FIRST_TOKEN, decision_id.encode())
 
     def stored(self, decision_id: str, response_id: str) -> None:
         """Take or pass on the id of a stored response."""
-        if (other := self._other(decision_id)) is None:
-            self._own.stored(decision_id, response_id)
-        else:
-            self._mailbox.send(other, _STORED, msgspec.msgpack.encode((decision_id, response_id)))
+        told = (decision_id, response_id)
+        if not self._passed(decision_id, _STORED, lambda: msgspec.msgpack.encode(told)):
+            self._own.stored(*told)
 
     def finished(self, report: Report) -> None:
         """Take or pass on the end of a request."""
-        if (other := self._other(report.decision_id)) is None:
+        if not self._passed(report.decision_id, _FINISHED, lambda: msgspec.msgpack.encode(report)):
             self._own.finished(report)
-        else:
-            self._mailbox.send(other, _FINISHED, msgspec.msgpack.encode(report))
 
 
 class Siblings(Host):
