@@ -75,20 +75,6 @@ class ModelRestorer:
         events: whether the answer is an event stream.
     """
 
-    __slots__ = (
-        "_depth",
-        "_escaped",
-        "_events",
-        "_inner",
-        "_model",
-        "_name",
-        "_phase",
-        "_text",
-        "_tokens",
-        "_top",
-        "_usual",
-    )
-
     def __init__(self, model: str, *, events: bool) -> None:
         self._model = msgspec.json.encode(model)[1:-1]
         self._events = events

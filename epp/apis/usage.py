@@ -106,8 +106,6 @@ class UsageReader:
     model or a client wrote (a tool's input, a tool's description).
     """
 
-    __slots__ = ("_batch", "_fields", "_line", "_line_over", "_pending")
-
     def __init__(self) -> None:
         self._pending, self._line_over = b"", False
         self._fields: dict[str, object] = {}
@@ -203,19 +201,6 @@ class AnswerWatch:
         encoded: the answer is compressed, so that its usage cannot be read.
         streamed: it is an event stream; None before its headers came.
     """
-
-    __slots__ = (
-        "_good",
-        "_head",
-        "_kept",
-        "_reader",
-        "chunks",
-        "encoded",
-        "first_s",
-        "last_s",
-        "response_bytes",
-        "streamed",
-    )
 
     def __init__(self) -> None:
         self.chunks = self.response_bytes = 0

@@ -94,34 +94,6 @@ class Tools:
     seed: int
 
 
-class BackOff:
-    """Waits of one caller: doubling, bounded and drawn, so that pickers do not march in step.
-
-    Args:
-        seed: seed of the draws, another one in every process.
-        key: the caller's name.
-
-    Attributes:
-        failures: waits in a row; 0 once it worked.
-    """
-
-    def __init__(self, seed: int, key: str) -> None:
-        self._seed, self._key = seed, key
-        self.failures = 0
-        self._draws = 0
-
-    def next_s(self) -> float:
-        """Seconds to wait now: between half and all of a bound that doubles."""
-        bound = min(LONGEST_S, FIRST_S * 2.0 ** min(self.failures, 10))
-        self.failures += 1
-        return bound * (0.5 + 0.5 * self.spread("retry"))
-
-    def spread(self, salt: str) -> float:
-        """A number in [0, 1) for anything else that should not march in step."""
-        self._draws += 1
-        return keyed_uniform(self._seed, f"{self._key}/{self._draws}", salt)
-
-
 class Reflector(Generic[T]):
     """Mirrors one resource while `run` runs.
 
@@ -144,7 +116,8 @@ class Reflector(Generic[T]):
         self.synced = False
         self.problem: KubeError | None = None
         self._tools, self._changed, self._explain = tools, changed, explain
-        self._backoff = BackOff(tools.seed, resource.name)
+        #: Waits in a row; 0 once it worked.
+        self._failures = self._draws = 0
         self._version = ""
         self._listed_s = 0.0
         self._warned = False
@@ -191,7 +164,7 @@ class Reflector(Generic[T]):
             **resource.params,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(low + (high - low) * self._backoff.spread("watch"))),
+            "timeoutSeconds": str(int(low + (high - low) * self._draw("watch"))),
         }
         began_s, events = clock.mono_s(), 0
         opened = False
@@ -207,12 +180,12 @@ class Reflector(Generic[T]):
             now_s = clock.mono_s()
             # One that was never opened has not worked, however long that took.
             if events or (opened and now_s - began_s >= SHORT_S):
-                self._backoff.failures = 0
+                self._failures = 0
                 self._warned = False
             if now_s - self._listed_s >= RELIST_S:  # however it ended: a proxy may cut every watch
                 self._version = ""
         if not events and now_s - began_s < SHORT_S:
-            await self._tools.sleep(self._backoff.next_s())
+            await self._tools.sleep(self._wait_s())
 
     def _take(self, line: bytes) -> None:
         try:
@@ -263,7 +236,7 @@ class Reflector(Generic[T]):
             log.info("%s: the watch is too old, listing again", name)
         else:
             # One cut connection is an event of every day; what lasts is worth a person's time, once.
-            passing = error.reason is Reason.UNREACHABLE and self._backoff.failures < _PASSING
+            passing = error.reason is Reason.UNREACHABLE and self._failures < _PASSING
             if error.reason in self.resource.spared:
                 log.debug("%s: %s", name, error)
             elif self.synced and passing:
@@ -275,7 +248,18 @@ class Reflector(Generic[T]):
             if error.reason not in self.resource.spared:
                 self._tools.observer.ok(name, ok=False)
             self._changed()
-        await self._tools.sleep(max(error.retry_after_s, self._backoff.next_s()))
+        await self._tools.sleep(max(error.retry_after_s, self._wait_s()))
+
+    def _wait_s(self) -> float:
+        """Seconds to wait now: between half and all of a bound that doubles."""
+        bound = min(LONGEST_S, FIRST_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        return bound * (0.5 + 0.5 * self._draw("retry"))
+
+    def _draw(self, salt: str) -> float:
+        """A number in [0, 1), so that pickers do not march in step."""
+        self._draws += 1
+        return keyed_uniform(self._tools.seed, f"{self.resource.name}/{self._draws}", salt)
 
     def _mended(self) -> None:
         self._tools.observer.ok(self.resource.name, ok=True)

@@ -104,17 +104,16 @@ class FileRecorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def decision(self, decision: Decision) -> None:
-        """Queue a decision; it is encoded in the writer's thread."""
-        self._put(decision, 0.0)
+    def record(self, subject: Decision | Outcome | Verdict, at_wall_s: float = 0.0) -> None:
+        """Queue what is to be recorded, unless sampling leaves it out; it is encoded in the writer's thread.
 
-    def outcome(self, outcome: Outcome, at_wall_s: float) -> None:
-        """Queue an outcome."""
-        self._put(outcome, at_wall_s)
-
-    def verdict(self, verdict: Verdict, at_wall_s: float) -> None:
-        """Queue a verdict; those on requests that are not recorded are not, either."""
-        self._put(verdict, at_wall_s)
+        Args:
+            subject: a decision, or what came of one.
+            at_wall_s: when it came.
+        """
+        if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
+            return
+        self._queue(subject, at_wall_s)
 
     def add(self, lines: bytes) -> None:
         """Queue records of another picker, compressed lines."""
@@ -130,12 +129,6 @@ class FileRecorder:
     def waiting_bytes(self) -> int:
         """Estimated size of what is not on disk yet."""
         return self._put_bytes - self._taken_bytes
-
-    def _put(self, subject: Decision | Outcome | Verdict, at_wall_s: float) -> None:
-        """Queue what is to be recorded, unless sampling leaves it out or the queue is full."""
-        if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
-            return
-        self._queue(subject, at_wall_s)
 
     def _queue(self, subject: _Subject, at_wall_s: float) -> None:
         size = _size(subject)

@@ -406,7 +406,7 @@ class App:
             metrics=self.metrics,
             decision=self._decision_json,
             decided=self._decision_ids.__contains__,
-            verdict=None if self._recorder is None else self._recorder.verdict,
+            verdict=None if self._recorder is None else self._recorder.record,
             elsewhere=None if self._peers is None else self._peers.find,
         )
         if listen.serves_ui:

@@ -272,7 +272,7 @@ class Core:
         self.leases.decided(decision, expected)
         self.recent.add(decision)
         if self._recorder is not None:
-            self._recorder.decision(decision)
+            self._recorder.record(decision)
         for observe in self._observers:
             observe(decision)
         pick = self._pick(request, decision)

@@ -346,7 +346,7 @@ class Outcomes:
     def _publish(self, outcome: Outcome) -> None:
         self._metrics.requests.finished(outcome)
         if self._recorder is not None:
-            self._recorder.outcome(outcome, self._clock.wall_s())
+            self._recorder.record(outcome, self._clock.wall_s())
         for listener in self.listeners:
             listener(outcome)
 

@@ -127,8 +127,8 @@ def record_all(folder: Path, requests: list[tuple[Decision, RequestInfo]], **set
     """Record these with their outcomes."""
     with recorder_to(folder, **settings) as (recorder, _):
         for decision, _ in requests:
-            recorder.decision(decision)
-            recorder.outcome(outcome_of(decision), decision.at_wall_s + 0.1)
+            recorder.record(decision)
+            recorder.record(outcome_of(decision), decision.at_wall_s + 0.1)
 
 
 def command(*words: object) -> int:

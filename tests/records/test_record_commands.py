@@ -38,10 +38,10 @@ def folder(tmp_path: Path) -> Path:
         requests = decided(number, policy, prefix=policy)
         with recorder_to(tmp_path / "records") as (recorder, _):
             for index, (decision, _) in enumerate(requests):
-                recorder.decision(decision)
+                recorder.record(decision)
                 cause = "completed" if index % 3 else "client-gone"
                 if index < number - 1:
-                    recorder.outcome(outcome_of(decision, cause=cause), decision.at_wall_s + 0.5)
+                    recorder.record(outcome_of(decision, cause=cause), decision.at_wall_s + 0.5)
     return tmp_path / "records"
 
 

@@ -83,10 +83,10 @@ def test_what_never_reached_an_engine_does_not_count(tmp_path: Path) -> None:
         for number, end in enumerate(ends):
             ask = ask_of(number)
             decision = picker.pick(ask, 0.0, WALL_S)
-            recorder.decision(decision)
-            recorder.outcome(outcome_of(decision, **end), WALL_S)
+            recorder.record(decision)
+            recorder.record(outcome_of(decision, **end), WALL_S)
         pending = ask_of(99)
-        recorder.decision(picker.pick(pending, 0.0, WALL_S))
+        recorder.record(picker.pick(pending, 0.0, WALL_S))
     seeds = read(tmp_path).seeds
     found = [seeds.take(HASHER.coarse_ids(prompt_of(number))[0]) for number in range(5)]
     assert found[:3] == [[], [], []]

@@ -125,7 +125,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
         [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)],
     )
     with recorder_to(tmp_path) as (recorder, _):
-        recorder.verdict(Verdict(id="id-0", correct=True), 1.0)
+        recorder.record(Verdict(id="id-0", correct=True), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
     keys = set()
     for path in tmp_path.iterdir():

@@ -225,15 +225,15 @@ def test_lost_records_are_counted_and_requests_go_on(tmp_path: Path, monkeypatch
     requests = decided(60)
     with recorder_to(tmp_path) as (log, dropped):
         for decision, _ in requests[:20]:
-            log.decision(decision)
+            log.record(decision)
         drain(log)
         disk.room = 0
         for decision, _ in requests[20:50]:
-            log.decision(decision)
+            log.record(decision)
         drain(log)
         disk.room = 1 << 30
         for decision, _ in requests[50:]:
-            log.decision(decision)
+            log.record(decision)
     assert sum(dropped) == 30
     ids = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert ids == [decision.id for decision, _ in requests[:20] + requests[50:]]
@@ -276,7 +276,7 @@ def test_a_hanging_disk_fills_the_queue_and_then_drops(
     with recorder_to(tmp_path) as (log, dropped):
         for _ in range(30):
             for decision, _ in requests:
-                log.decision(decision)  # returns at once, or this test would hang
+                log.record(decision)  # returns at once, or this test would hang
         lost = sum(dropped)
         assert lost > 200
         gate.set()
@@ -287,9 +287,9 @@ def test_a_record_that_cannot_be_encoded_costs_itself_only(tmp_path: Path) -> No
     (good, _), (bad, _) = decided(2)
     bad = msgspec.structs.replace(bad, weights={"w": object()})
     with recorder_to(tmp_path) as (log, dropped):
-        log.decision(bad)
-        log.decision(good)
-        log.outcome(outcome_of(good, ttft_ms=float("nan"), status=None), 1.0)
+        log.record(bad)
+        log.record(good)
+        log.record(outcome_of(good, ttft_ms=float("nan"), status=None), 1.0)
     assert dropped == [1]
     (request,) = join(read_records(tmp_path))
     assert request.decision["id"] == good.id
@@ -308,11 +308,11 @@ async def test_a_thread_that_fails_starts_again_and_loses_what_it_held(
             disk.setattr(RecordWriter, "append", lambda *_: sys.exit())  # what ends threads
             for request in (first, second):
                 seen = len(restarts)
-                log.decision(request[0])
+                log.record(request[0])
                 await until(lambda: len(restarts) > seen)  # noqa: B023  # awaited at once
             assert sum(dropped) == 2
         for request in rest:
-            log.decision(request[0])
+            log.record(request[0])
     kept = [record["id"] for record in read_records(tmp_path) if record["kind"] == "decision"]
     assert kept == [decision.id for decision, _ in rest]
     assert (sum(dropped), log.waiting_bytes) == (2, 0)
@@ -323,8 +323,8 @@ def test_records_of_other_pickers_are_written_beside_its_own_and_not_handed_on(t
     with recorder_to(tmp_path / "one") as (one, _), recorder_to(tmp_path / "two") as (two, dropped):
         one.on_lines = handed.append
         ((decision, _),) = decided(1)
-        one.decision(decision)
-        one.outcome(outcome_of(decision), decision.at_wall_s)
+        one.record(decision)
+        one.record(outcome_of(decision), decision.at_wall_s)
         one.close()
         two.on_lines = handed.append
         two.add(zlib.compress(b"".join(handed)))

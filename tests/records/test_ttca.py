@@ -115,8 +115,8 @@ def test_recorded_prompts_are_one_question_when_they_are_equal_to_the_last_byte(
             ask = HASHER.measure(parsed, EstimateCounter())
             decision = picker.pick(replace(ask, tried_models=tuple(first[at - 3 : at - 2])), at, WALL_S + at)
             first.append(decision.served_model)
-            recorder.decision(decision)
-            recorder.verdict(Verdict(id=decision.id, correct=at > 2), WALL_S + at)
+            recorder.record(decision)
+            recorder.record(Verdict(id=decision.id, correct=at > 2), WALL_S + at)
     assert sorted(Counter(row.question for row in read_rows(tmp_path)).values()) == [2, 2, 2]
     assert [len(asked.models) for asked in asked_questions(read_records(tmp_path))] == [2, 2, 2]
 

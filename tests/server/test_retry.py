@@ -137,8 +137,8 @@ async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path
     with recorder_to(tmp_path) as (recorder, _):
         assert isinstance(recorder, FileRecorder)
         decision, _ = decided(1)[0]
-        recorder.decision(decision)
-        async with client(recorder.verdict) as http:
+        recorder.record(decision)
+        async with client(recorder.record) as http:
             url = str(http.make_url("/"))
             words = (decision.id, "--wrong", "--score", "0.5", "--evaluator", "me", "--url", url)
             assert await asyncio.to_thread(command, "feedback", *words) == 0

@@ -250,16 +250,17 @@ def _features(cells: Sequence[Cell], known: Sequence[Cell]) -> Floats:
         cells: what is asked for.
         known: all that will be asked for.
     """
-    languages, buckets = sorted({c.language for c in known}), sorted({c.bucket_tokens for c in known})
-    tasks = sorted({c.task for c in known})
-    logs = np.log2(buckets)
+
+    def hot(name: str) -> Floats:
+        values = sorted({getattr(cell, name) for cell in known})
+        return np.array([[getattr(cell, name) == value for value in values] for cell in cells], np.float64)
+
+    logs = np.log2(sorted({cell.bucket_tokens for cell in known}))
     length = (np.log2([c.bucket_tokens for c in cells])[:, None] - logs.mean()) / (logs.std() or 1.0)
-    is_language = np.array([[c.language == name for name in languages] for c in cells], np.float64)
-    is_bucket = np.array([[c.bucket_tokens == size for size in buckets] for c in cells], np.float64)
-    is_task = np.array([[c.task == name for name in tasks] for c in cells], np.float64)
+    is_language, is_bucket, is_task = hot("language"), hot("bucket_tokens"), hot("task")
     both = (is_language[:, :, None] * is_bucket[:, None, :]).reshape(len(cells), -1)
     columns = [length, is_language, is_bucket, _INTERACTION * both, _INTERACTION * is_language * length]
-    if len(tasks) > 1:
+    if is_task.shape[1] > 1:
         columns += [is_task, _INTERACTION * is_task * length]
     return np.hstack(columns)
 
