@@ -20,9 +20,8 @@ import msgspec
 from epp.config.kubernetes import POOL_GROUP
 from epp.kube.objects import EndpointSlice, InferencePool, ModelRewrite, Named, Objective, Pod
 from epp.kube.problems import KubeError, Reason, advice
-from epp.kube.reconcile import Discovered, Made, reconcile_pods
+from epp.kube.reconcile import Discovered, Made, reconcile_pods, reconcile_slices
 from epp.kube.reflector import Reflector, Resource
-from epp.kube.slices import reconcile_slices
 from epp.schedule.model_rules import ModelRules, Rule
 
 if TYPE_CHECKING:

@@ -36,11 +36,6 @@ _SENTENCES = {
 PLAIN_TEXT = "text/plain"
 
 
-def code_name(status: int) -> str:
-    """llm-d's name for a status; those that it never sends take the name of their class."""
-    return CODE_NAMES.get(status) or ("BadRequest" if status < 500 else "Internal")
-
-
 def error_text(status: int, message: str, rule: str = "") -> bytes:
     """The body of a refusal: ``inference error: <code name> - <message>``.
 
@@ -48,7 +43,9 @@ def error_text(status: int, message: str, rule: str = "") -> bytes:
     """
     sentence = _SENTENCES.get(rule, "")
     words = f"{sentence}: {message}" if sentence and message else sentence or message
-    return f"inference error: {code_name(status)} - {words}".encode()
+    # Statuses that llm-d never sends take the name of their class.
+    name = CODE_NAMES.get(status) or ("BadRequest" if status < 500 else "Internal")
+    return f"inference error: {name} - {words}".encode()
 
 
 def dropped_reason(status: int, rule: str = "") -> str:

@@ -47,8 +47,8 @@ PAUSE_S = 0.0002
 QUEUE_BYTES = 64 * 1024 * 1024
 #: Pause after a failed write: a full disk is not asked again for every record.
 RETRY_S = 1.0
-#: First and longest pause after a fault of the writer's thread; it doubles until a chunk is written.
-RESTART_S, LONGEST_RESTART_S = 1.0, 60.0
+#: Pause after a fault of the writer's thread.
+RESTART_S = 10.0
 _CLOSE_S = 5.0
 _RECORD_BYTES, _ENDPOINT_BYTES = 2048, 256
 
@@ -100,7 +100,7 @@ class FileRecorder:
         # Each is written by one thread alone; their difference is what waits.
         self._put_bytes = self._taken_bytes = 0
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._lost, self._retry_s, self._restart_s = 0, 0.0, RESTART_S
+        self._lost, self._retry_s = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -145,15 +145,14 @@ class FileRecorder:
             try:
                 self._write_until_closed()
             except BaseException:  # whatever it is: without this thread no record is written
-                log.exception("the recorder failed; it starts again in %g s", self._restart_s)
+                log.exception("the recorder failed; it starts again in %g s", RESTART_S)
             else:
                 return
             if self._stop.is_set():
                 self._lose(len(self._entries))
                 return
             self._on_restart()
-            self._stop.wait(self._restart_s)
-            self._restart_s = min(2.0 * self._restart_s, LONGEST_RESTART_S)
+            self._stop.wait(RESTART_S)
             self._wake.set()  # for what is queued
 
     def _write_until_closed(self) -> None:
@@ -213,7 +212,6 @@ class FileRecorder:
             self._retry_s = time.monotonic() + RETRY_S
             self._lose(count)
             return
-        self._restart_s = RESTART_S
         if self._lost:
             log.warning("records are written again; %d were lost", self._lost)
             self._lost = 0

@@ -9,8 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
-from epp.kube.api import KubeApi
-from epp.kube.credentials import Surroundings, namespace_of
+from epp.kube.api import KubeApi, Surroundings, namespace_of
 from epp.kube.lease import LeaseFeed
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource

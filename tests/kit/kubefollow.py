@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from epp.kube.api import KubeApi
-from epp.kube.credentials import Surroundings, namespace_of
+from epp.kube.api import KubeApi, Surroundings, namespace_of
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
 from epp.schedule.model_rules import ModelRules

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.kubernetes import Kubernetes
-from epp.kube.api import KubeApi
-from epp.kube.credentials import Surroundings, namespace_of
+from epp.kube.api import KubeApi, Surroundings, namespace_of
 from epp.kube.problems import KubeError, Reason
 from tests.kit.certificates import self_signed
 from tests.kit.kubefollow import kubeconfig, nowhere

@@ -7,7 +7,7 @@ import pytest
 
 from epp.config.kubernetes import Kubernetes
 from epp.kube.objects import EndpointSlice, Named
-from epp.kube.slices import reconcile_slices
+from epp.kube.reconcile import reconcile_slices
 from tests.kit import kubeobjects as objects
 
 if TYPE_CHECKING:

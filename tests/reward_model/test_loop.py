@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import EppError
-from epp.learn.reward_model.loop import STATUS_S, Loop
+from epp.learn.reward_model.loop import STATUS_S, Loop, decode, encode, learner_of
 from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.store import decode, encode, learner_of
 from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
 from epp.learn.tuner.state import State
 from epp.records.model_files import parse_reward_model, version_path

@@ -11,7 +11,7 @@ import pytest
 from epp.config.schema import Config
 from epp.config.strict import convert
 from epp.errors import EppError
-from epp.learn.sidecar.lead import Turn, lead_of, require_lead
+from epp.learn.sidecar.process import Turn, lead_of, require_lead
 from epp.learn.tuner.machine import step
 from epp.learn.tuner.state import Observed
 from epp.learn.tuner.trials import _SKEW_PAUSE_S

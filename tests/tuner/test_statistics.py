@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.tuner.betting import Bets
 from epp.learn.tuner.tally import count, quantile
-from epp.learn.tuner.verdict import promotion_level
+from epp.learn.tuner.verdict import Bets, promotion_level
 
 ALPHA = 0.05
 

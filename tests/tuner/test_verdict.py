@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from epp.config.plan import Split, Switchback
-from epp.learn.tuner.record import Record, Unit, close, enter
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import Drift, Goal, TunerSettings
 from epp.learn.tuner.state import Features
-from epp.learn.tuner.tally import Tally, Thresholds, add, joined
+from epp.learn.tuner.tally import Record, Tally, Thresholds, Unit, add, close, enter, joined
 from epp.learn.tuner.trials import drifted
 from epp.learn.tuner.verdict import (
     END,

@@ -21,8 +21,7 @@ from epp.learn.reward_model.samples import all_on_file
 from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
-from epp.learn.sidecar.lead import Turn, lead_of
-from epp.learn.sidecar.process import process_lock
+from epp.learn.sidecar.process import Turn, lead_of, process_lock
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_state

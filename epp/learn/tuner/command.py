@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
 from epp.lab.compare.plan import number_from
-from epp.learn.sidecar.lead import Turn, lead_of, require_lead
-from epp.learn.sidecar.process import LockHeldError, process_lock
+from epp.learn.sidecar.process import LockHeldError, Turn, lead_of, process_lock, require_lead
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.offline import BUDGET, ChildRehearsal, run_offline

@@ -27,7 +27,6 @@ import xxhash
 
 from epp.config.plan import Plan
 from epp.learn.tuner import trials, watch
-from epp.learn.tuner.record import Record, enter, forget_open
 from epp.learn.tuner.state import (
     HISTORY,
     REFUSED,
@@ -43,7 +42,7 @@ from epp.learn.tuner.state import (
     Rehearse,
     State,
 )
-from epp.learn.tuner.tally import Baseline, freeze, observe
+from epp.learn.tuner.tally import Baseline, Record, enter, forget_open, freeze, observe
 from epp.learn.tuner.watch import Watch
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 #: A clock that goes back by less has been corrected, not set.
 _BACK_S = 2.0
-#: Pickers that differ for longer do not just read the file at different times.
-_MIXED_S = 60.0
 
 
 def clipped(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float], list[str]]:
@@ -243,17 +240,7 @@ class Run:
                     enter(state.record, state.trial, sample, state.thresholds, goal)
             elif sample.stamp is None and sample.dispatched_wall_s >= begins_wall_s:
                 trials.silence(self, sample)
-                mixed_s = state.baseline.mixed_s
-                state.baseline = baseline = observe(state.baseline, sample, goal)
-                if mixed_s < _MIXED_S <= baseline.mixed_s:
-                    reason = (
-                        f"two versions of the weights are in force at once, {baseline.before} and "
-                        f"{baseline.weights_version}, and a baseline takes one: do all pickers read the same "
-                        "files?"
-                    )
-                    self.note(reason)
-                    if state.phase == "baseline":
-                        state.reason = reason
+                state.baseline = observe(state.baseline, sample, goal)
 
     def _proposed(self, event: Proposed) -> None:
         state = self.state

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from epp.config.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
-from epp.learn.tuner.record import Record
 from epp.learn.tuner.search import Measured  # noqa: TC001
 from epp.learn.tuner.settings import TunerSettings
-from epp.learn.tuner.tally import Baseline, Thresholds
+from epp.learn.tuner.tally import Baseline, Record, Thresholds
 from epp.learn.tuner.watch import Watch
 
 if TYPE_CHECKING:

@@ -1,11 +1,18 @@
-"""What is counted of the requests of one arm in one block, and the four rates that are compared.
+"""What is counted of the requests of an arm in a block, the four rates that are compared, and the evidence.
 
 Owns thresholds (frozen before a trial), tallies, the bins that latencies are counted in, the baseline, and
-what counts as slow or failed. Pure; plain data.
+what counts as slow or failed. Owns the evidence of one stage of one candidate: blocks that fill, pairs that
+close, and what they differed by; which samples count, when a block is complete, and what a unit of evidence
+is: in a switchback a pair of blocks, one of each arm; in a split a slice of time with both arms in it. Pure;
+plain data, filled in place by the functions here alone.
 
 Rules
 - What failed or never got a first token is slow, in TTFT and E2E alike: dropping requests cannot pay.
 - An E2E that was cut short by the client counts when it was slow already, and else not at all.
+- A block is judged when it has ended and its requests had time to end (`late_s`); what comes later is
+  ignored, in both arms alike.
+- A unit with too few requests of either arm is joined with the next one.
+- Differences are always the newer weights less the older ones: below zero is better.
 """
 
 from __future__ import annotations
@@ -16,11 +23,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from epp.config.plan import INCUMBENT, PREVIOUS, Switchback
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from epp.config.plan import Trial
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.settings import Goal
+
 
 #: Latencies in logarithmic bins, 1 % wide, so that no figure is further off than that.
 Histogram = dict[int, int]
@@ -163,8 +174,6 @@ class Baseline(msgspec.Struct):
         prompt_tokens: sum.
         measure_ms: histogram of the goal's measure.
         e2e_ms: histogram of E2E.
-        before: the version before this one.
-        mixed_s: for how long the two have come by turns.
     """
 
     weights_version: str = ""
@@ -175,8 +184,6 @@ class Baseline(msgspec.Struct):
     prompt_tokens: int = 0
     measure_ms: Histogram = {}
     e2e_ms: Histogram = {}
-    before: str = ""
-    mixed_s: float = 0.0
 
     @property
     def lasted_s(self) -> float:
@@ -194,13 +201,7 @@ def observe(baseline: Baseline, sample: Sample, goal: Goal) -> Baseline:
     if sample.weights_version != baseline.weights_version:
         if sample.dispatched_wall_s < baseline.until_wall_s:
             return baseline  # a straggler of the weights before
-        # It knows whether its version was seen just before the other one.
-        turned = sample.weights_version == baseline.before
-        passed_s = sample.dispatched_wall_s - baseline.since_wall_s
-        mixed_s = baseline.mixed_s + passed_s if turned else 0.0
-        baseline = Baseline(
-            weights_version=sample.weights_version, before=baseline.weights_version, mixed_s=mixed_s
-        )
+        baseline = Baseline(weights_version=sample.weights_version)
     first = baseline.since_wall_s if baseline.requests else sample.dispatched_wall_s
     baseline.since_wall_s = min(first, sample.dispatched_wall_s)
     baseline.until_wall_s = max(baseline.until_wall_s, sample.dispatched_wall_s)
@@ -221,3 +222,106 @@ def freeze(baseline: Baseline, goal: Goal, now_wall_s: float) -> Thresholds | No
     if not (math.isfinite(slow_ms) and math.isfinite(e2e_ms)):
         return None
     return Thresholds(slow_ms, e2e_ms, p99_ms if math.isfinite(p99_ms) else 2.0 * e2e_ms, now_wall_s)
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    """Differences of the four rates, newer weights less older ones, and the requests behind them."""
+
+    slow: float
+    e2e: float
+    errors: float
+    concentration: float
+    requests: int
+
+
+class Record(msgspec.Struct):
+    """Evidence so far.
+
+    Attributes:
+        open: block -> arm -> counts, of blocks that are not complete.
+        waiting: counts of complete units that were too small to stand alone.
+        units: in the order of time.
+        totals: arm -> counts of all complete blocks.
+        next_unit: number of the first unit (pair, or slice) that is not complete.
+    """
+
+    open: dict[int, dict[str, Tally]] = {}
+    waiting: dict[str, Tally] = {}
+    units: list[Unit] = []
+    totals: dict[str, Tally] = {}
+    next_unit: int = 0
+
+    def values(self, measure: str) -> list[float]:
+        """Return differences of one measure, unit by unit."""
+        return [float(getattr(unit, measure)) for unit in self.units]
+
+    def seen(self, arm: str) -> Tally:
+        """Return counts of an arm, complete blocks and open ones."""
+        blocks = [arms[arm] for arms in self.open.values() if arm in arms]
+        return joined([self.totals.get(arm, Tally()), *blocks])
+
+    def newest(self, arm: str, requests: int) -> Tally:
+        """Return counts of an arm's latest open blocks, as many as it takes to have so many requests."""
+        out = Tally()
+        for block in sorted(self.open, reverse=True):
+            if arm in self.open[block] and out.requests < requests:
+                out = joined([out, self.open[block][arm]])
+        return out
+
+
+def _width(trial: Trial) -> int:
+    return 2 if isinstance(trial, Switchback) else 1
+
+
+def enter(record: Record, trial: Trial, sample: Sample, thresholds: Thresholds, goal: Goal) -> None:
+    """Count a sample where it belongs, if anywhere."""
+    stamp = sample.stamp
+    if stamp is None or stamp.trial != trial.id or stamp.arm not in (INCUMBENT, trial.arm):
+        return
+    if not trial.judged(sample.dispatched_wall_s) or stamp.block // _width(trial) < record.next_unit:
+        return
+    arms = record.open.setdefault(stamp.block, {})
+    add(arms.setdefault(stamp.arm, Tally()), sample, thresholds, goal)
+
+
+def close(record: Record, trial: Trial, now_wall_s: float, *, late_s: float, min_requests: int) -> int:
+    """Turn complete blocks into units.
+
+    Args:
+        record: the evidence.
+        trial: its schedule.
+        now_wall_s: the time.
+        late_s: how long after a block's end its requests are waited for.
+        min_requests: of each arm in a unit.
+
+    Returns:
+        How many units were added.
+    """
+    width = _width(trial)
+    end_wall_s = min(now_wall_s - late_s, trial.valid_until_wall_s)
+    complete = math.floor((end_wall_s - trial.valid_from_wall_s) / (trial.block_s * width))
+    before = len(record.units)
+    for number in sorted({block // width for block in record.open}):
+        if number >= complete:
+            break
+        blocks = [record.open.pop(block, {}) for block in range(number * width, (number + 1) * width)]
+        for arm in (INCUMBENT, trial.arm):
+            tally = joined(arms[arm] for arms in blocks if arm in arms)
+            record.totals[arm] = joined([record.totals.get(arm, Tally()), tally])
+            record.waiting[arm] = joined([record.waiting.get(arm, Tally()), tally])
+        if all(tally.requests >= min_requests for tally in record.waiting.values()):
+            record.units.append(_unit(record.waiting, trial))
+            record.waiting = {}
+    record.next_unit = max(record.next_unit, complete)
+    return len(record.units) - before
+
+
+def _unit(tallies: dict[str, Tally], trial: Trial) -> Unit:
+    newer, older = (INCUMBENT, PREVIOUS) if trial.arm == PREVIOUS else (trial.arm, INCUMBENT)
+    found = differences(tallies[newer], tallies[older])
+    return Unit(**found, requests=sum(tally.requests for tally in tallies.values()))
+
+
+def forget_open(record: Record) -> None:
+    """Drop what is not complete, before a schedule begins anew; complete units stay."""
+    record.open, record.waiting, record.next_unit = {}, {}, 0

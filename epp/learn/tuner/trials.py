@@ -12,10 +12,9 @@ import msgspec
 
 from epp.config.plan import Split, Switchback
 from epp.learn.tuner import watch as fleet
-from epp.learn.tuner.record import close
 from epp.learn.tuner.settings import LONGEST_WAIT_S
 from epp.learn.tuner.state import Features
-from epp.learn.tuner.tally import Baseline, bin_of, freeze
+from epp.learn.tuner.tally import Baseline, bin_of, close, freeze
 from epp.learn.tuner.verdict import (
     END,
     PASS,
