@@ -4,11 +4,15 @@ Owns the table of routes and the shapes of errors, so that clients raise their o
 (``/v1/…``) are matched at the end of a path, because gateways put prefixes before them; a bare path
 (``/score``) must be the whole path, because many other APIs end alike. What no route names passes through
 unread: it is balanced, never refused for what it is.
+
+Owns, too, what a client says in headers: the models that it has tried for the same question, and the task. It
+is a client's word, kept short here and matched against the pool's own names by whoever uses it: what no
+endpoint is called changes nothing, and a client that lies worsens its own answer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -134,3 +138,23 @@ def is_upgrade(method: str, headers: Headers) -> bool:
     """
     asked = headers.get("upgrade", "").strip().lower()
     return method == "CONNECT" or asked not in ("", "h2c")
+
+
+#: Request header: models that served earlier attempts, separated by commas.
+TRIED_HEADER: Final = "x-epp-tried-models"
+#: Request header: what kind of work a prompt is, by a name of the capability file.
+TASK_HEADER: Final = "x-epp-task"
+MAX_TRIED: Final = 32
+_MAX_TASK_CHARS: Final = 64
+
+
+def tried_models(headers: Headers) -> tuple[str, ...]:
+    """Return the names in the header, each once, sorted, the first `MAX_TRIED` of them."""
+    names = {name.strip() for name in headers.get(TRIED_HEADER, "").split(",")} - {""}
+    return tuple(sorted(names)[:MAX_TRIED])
+
+
+def task_of(headers: Headers) -> str:
+    """Return the task that the header names, ``""`` for none."""
+    task = headers.get(TASK_HEADER, "").strip()
+    return task if len(task) <= _MAX_TASK_CHARS else ""

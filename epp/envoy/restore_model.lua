@@ -1,5 +1,5 @@
 -- Puts the public model name back into the answers of requests whose model the picker has rewritten; looks at
--- no other answer. Places, rules and machine are those of epp/apis/rewrite_answer.py, one for one.
+-- no other answer. Places, rules and machine are those of epp/apis/rewrite.py, one for one.
 --
 -- A request was rewritten when the decision's metadata (DECISION_NAMESPACE, set above) carries "model_public".
 -- Of a compressed answer nothing can be read: it passes. The answer's length changes, so content-length goes.

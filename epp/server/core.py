@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from epp.apis.decode import invalid
-from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
+from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error, task_of, tried_models
 from epp.apis.responses import RESPONSES
-from epp.apis.rewrite import rewrite
-from epp.apis.rewrite_answer import restorer
-from epp.apis.tried import task_of, tried_models
+from epp.apis.rewrite import restorer, rewrite
 from epp.config.federation import PEER_HEADER
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.messages import SERVED_HEADER
@@ -69,7 +67,7 @@ KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 #: Engines and logs name a request by this header; Envoy makes it unless told otherwise.
 REQUEST_ID_HEADER = "x-request-id"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
-#: to go on with another one (`epp.apis.tried`); nothing is kept between attempts.
+#: to go on with another one (`epp.apis.registry`); nothing is kept between attempts.
 SERVED_MODEL_HEADER = "x-epp-served-model"
 #: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
 UNTRIED_HEADER = "x-epp-untried-models"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from epp.apis.canonical import Frames
 from epp.apis.language import HEAD_BYTES, LATIN, TAIL_BYTES, language_of
-from epp.apis.tried import MAX_TRIED, TRIED_HEADER, tried_models
+from epp.apis.registry import MAX_TRIED, TRIED_HEADER, tried_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

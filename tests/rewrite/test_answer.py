@@ -1,4 +1,4 @@
-"""The public model name in answers, by both machines: `epp.apis.rewrite_answer` and the Lua filter."""
+"""The public model name in answers, by both machines: `epp.apis.rewrite` and the Lua filter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
 import epp.envoy
-from epp.apis.rewrite_answer import ModelRestorer, restorer
+from epp.apis.rewrite import ModelRestorer, restorer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from epp.apis.rewrite_answer import restorer
+from epp.apis.rewrite import restorer
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse

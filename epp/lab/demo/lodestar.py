@@ -24,8 +24,8 @@ from epp.lab.compare.stats import percentile
 from epp.lab.demo.example import example_parser, exit_status, run_example
 from epp.lab.demo.stack import Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
+from epp.learn.reward_model.loop import status_lines
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
-from epp.learn.reward_model.status import status_lines
 from epp.learn.sidecar.files import ModelPaths
 from epp.policies.lodestar import FALLBACKS
 from epp.records.files import read_records

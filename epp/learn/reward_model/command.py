@@ -15,10 +15,9 @@ import msgspec
 
 from epp.errors import EppError
 from epp.learn.reward_model import setup as setups
-from epp.learn.reward_model.loop import Loop
+from epp.learn.reward_model.loop import Loop, round_lines, status_lines
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import all_on_file
-from epp.learn.reward_model.status import round_lines, status_lines
 from epp.learn.reward_model.trial import Contender
 from epp.learn.sidecar.files import Files
 from epp.learn.sidecar.process import Turn, lead_of, process_lock
