@@ -191,7 +191,7 @@ class World:
         bounds = tuner_bounds("gorgo", self.book.bounds)
         setup = Setup(
             policy="gorgo",
-            file_bounds=self.book.bounds,
+            book=self.book,
             rules=Rules(self.settings, {**bounds, "prefill_weight": (1.0, 1.0)}, STARTING),
             paths=self.paths,
             records=self.records,

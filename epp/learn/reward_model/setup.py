@@ -97,11 +97,11 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     if weights is None:
         fix = "set it, or give --weights; --promotion screen does without a trial"
         raise ConfigError(found.source, "weights_file", "not set: a trial needs it", fix)
-    bounds = found.book(POLICY).bounds
+    book = found.book(POLICY)
     trial = TrialSetup(
         policy=POLICY,
-        file_bounds=bounds,
-        rules=Rules(settings.trial, {name: bounds[name] for name in STARTING}, STARTING),
+        book=book,
+        rules=Rules(settings.trial, {name: book.bounds[name] for name in STARTING}, STARTING),
         paths=WeightsPaths(weights),
         records=folder,
         overrides=found.path(None, config.overrides_file),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.config.schema import Config
+    from epp.schedule.weights import WeightBook
 
 #: Weights that are the unit of the others: only ratios matter, so one of them stays where it is.
 _UNITS: Mapping[str, str] = MappingProxyType({"gorgo": "prefill_weight"})
@@ -34,7 +35,7 @@ class Setup:
 
     Attributes:
         policy: that is tuned.
-        file_bounds: of every weight, as pickers hold them.
+        book: its weights by the configuration alone, with the bounds that pickers hold them by.
         rules: what the tuner goes by.
         paths: files around the weights file.
         records: folder of the flight recorder; of no meaning to who is only looking.
@@ -44,7 +45,7 @@ class Setup:
     """
 
     policy: str
-    file_bounds: Mapping[str, tuple[float, float]]
+    book: WeightBook
     rules: Rules
     paths: WeightsPaths
     records: Path
@@ -94,7 +95,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         bounds[_UNITS[name]] = (starting[_UNITS[name]],) * 2
     return Setup(
         policy=name,
-        file_bounds=book.bounds,
+        book=book,
         rules=Rules(tuner_settings(found.settings), bounds, starting),
         paths=WeightsPaths(weights or folder / "weights.yaml"),
         records=folder,

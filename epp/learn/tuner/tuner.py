@@ -143,7 +143,7 @@ def read_pins(setup: Setup) -> Mapping[str, float]:
         raise ConfigError(str(setup.overrides), "", error.strerror or str(error)) from error
     if text is None:
         return {}
-    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.file_bounds)
+    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.book.bounds)
 
 
 class Tuner:
@@ -306,7 +306,7 @@ class Tuner:
 
     def _parsed(self, content: bytes) -> Plan:
         setup = self.setup
-        return parse_plan(content, str(setup.paths.weights), policy=setup.policy, bounds=setup.file_bounds)
+        return parse_plan(content, str(setup.paths.weights), policy=setup.policy, bounds=setup.book.bounds)
 
     def _in_file(self) -> Mapping[str, float]:
         """Return weights of a file that an earlier tuner, or a person, left."""

@@ -17,10 +17,8 @@ from epp.config.load import check_weights
 from epp.config.plan import INCUMBENT, Split
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar.files import Files, exclusive
-from epp.learn.sidecar.setup import Given
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.command import obey
-from epp.learn.tuner.settings import TunerKeys
 from epp.learn.tuner.status import history_lines
 from epp.learn.tuner.tuner import read_pins, read_state
 from epp.ops.doctor.picker import Page
@@ -123,8 +121,7 @@ def _show_picker(url: str) -> int:
 
 def _show(setup: Setup) -> int:
     """Print what a picker that starts with these files has in force; 1 when one of them is refused."""
-    book = Given(setup.config, setup.config_file, TunerKeys()).book(setup.policy)
-    refused = False
+    book, refused = setup.book, False
     for layer, path in (("tuner", setup.paths.weights), ("override", setup.overrides)):
         try:
             if path is not None:
@@ -187,8 +184,8 @@ def _change(
     overrides = setup.overrides
     if overrides is None:
         raise ConfigError("command line", "overrides_file", "not set", "set it, or give --overrides FILE")
-    check_weights(set_to, "command line", "pin", setup.file_bounds)
-    anywhere = dict.fromkeys(setup.file_bounds, (0.0, 0.0))
+    check_weights(set_to, "command line", "pin", setup.book.bounds)
+    anywhere = dict.fromkeys(setup.book.bounds, (0.0, 0.0))
     check_weights(dict.fromkeys(drop or (), 0.0), "command line", "unpin", anywhere)
     # Two operators at once: who came second must know what the first has pinned.
     with exclusive(overrides.with_name(f"{overrides.stem}.pins.lock")):
