@@ -36,7 +36,9 @@ class _Message(msgspec.Struct):
     content: str | list[dict[str, Any]]
 
 
-class _Counted(Body, kw_only=True):
+class CountTokens(Body, kw_only=True):
+    """Messages whose tokens are to be counted."""
+
     api = "anthropic-count-tokens"
     rates = ANTHROPIC_RATES
     messages: list[_Message]
@@ -56,7 +58,9 @@ class _Counted(Body, kw_only=True):
         return 0
 
 
-class _Messages(_Counted, kw_only=True):
+class Messages(CountTokens, kw_only=True):
+    """Messages."""
+
     api = "anthropic-messages"
     tells_usage = True
     max_tokens: Whole
@@ -79,9 +83,6 @@ class _Messages(_Counted, kw_only=True):
             else:
                 _add_blocks(framed, role, message.content)
         return output_limit(max_tokens=self.max_tokens)
-
-
-parse_count, parse_messages = _Counted.parse, _Messages.parse
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:

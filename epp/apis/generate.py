@@ -49,7 +49,9 @@ class _Features(msgspec.Struct):
     mm_placeholders: dict[str, list[_Place]] | None = None
 
 
-class _Tokens(Body, kw_only=True):
+class Tokens(Body, kw_only=True):
+    """Token ids, vLLM's."""
+
     api = "vllm-generate"
     named = False
     token_ids: list[int]
@@ -64,7 +66,9 @@ class _Tokens(Body, kw_only=True):
         return output_limit(max_tokens=self.sampling_params.max_tokens)
 
 
-class _Generate(Body, kw_only=True):
+class Generate(Body, kw_only=True):
+    """Texts or token ids, SGLang's."""
+
     api = "sglang-generate"
     named = False
     tells_usage = True  # every event carries meta_info
@@ -101,9 +105,6 @@ class _Generate(Body, kw_only=True):
             for one in _listed(self.sampling_params)
         ]
         return output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
-
-
-parse_tokens, parse_generate = _Tokens.parse, _Generate.parse
 
 
 def _listed(given: Any) -> list[Any]:

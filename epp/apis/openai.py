@@ -31,7 +31,9 @@ class _Generating(Body, kw_only=True):
         return output_limit(max_completion_tokens=self.max_completion_tokens, max_tokens=self.max_tokens)
 
 
-class _Chat(_Generating, kw_only=True):
+class Chat(_Generating, kw_only=True):
+    """A chat."""
+
     api = "openai-chat"
     messages: list[Message]
     input_ids: list[int] | None = None
@@ -80,7 +82,9 @@ class _Chat(_Generating, kw_only=True):
         return self.limit()
 
 
-class _Completion(_Generating, kw_only=True):
+class Completion(_Generating, kw_only=True):
+    """A completion."""
+
     api = "openai-completions"
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
@@ -101,9 +105,6 @@ class _Completion(_Generating, kw_only=True):
         if isinstance(prompt, str) and isinstance(self.suffix, str) and self.suffix:
             framed.add_text(b"C", self.suffix)
         return self.limit()
-
-
-parse_chat, parse_completion = _Chat.parse, _Completion.parse
 
 
 def add_prompts(framed: PromptFrames, given: object, field: str, media: Sequence[Part] = ()) -> None:

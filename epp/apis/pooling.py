@@ -28,7 +28,9 @@ _Text = str | list[int | dict[str, Any]] | dict[str, Any]
 _Texts = str | list[str | int | list[int | dict[str, Any]] | dict[str, Any]] | dict[str, Any]
 
 
-class _Embeddings(Body, kw_only=True):
+class Embeddings(Body, kw_only=True):
+    """Texts to embed."""
+
     api = "openai-embeddings"
     input: str | list[str | int | list[int] | dict[str, Any]] | None = None
     text: str | list[str | list[str]] | None = None
@@ -65,12 +67,16 @@ class _Embeddings(Body, kw_only=True):
         return 0
 
 
-class _Classify(_Embeddings):
+class Classify(Embeddings):
+    """Texts to classify."""
+
     api = "vllm-classify"
     named = False
 
 
-class _Pooling(_Classify):
+class Pooling(Classify):
+    """Texts to pool."""
+
     api = "vllm-pooling"
 
 
@@ -102,7 +108,9 @@ class _Pairs(Body):
                 _add_side(framed, b"B", second)
 
 
-class _Rerank(_Pairs, kw_only=True):
+class Rerank(_Pairs, kw_only=True):
+    """A ranking of documents."""
+
     api = "vllm-rerank"
     query: _Text
     documents: _Texts
@@ -113,7 +121,9 @@ class _Rerank(_Pairs, kw_only=True):
         return 0
 
 
-class _Score(_Pairs, kw_only=True):
+class Score(_Pairs, kw_only=True):
+    """A score of pairs."""
+
     api = "vllm-score"
     text_1: _Texts | None = None
     text_2: _Texts | None = None
@@ -139,9 +149,6 @@ class _Score(_Pairs, kw_only=True):
         self.add_pairs(framed, firsts, seconds, turned=two == "items" and bool(self.item_first))
         return 0
 
-
-parse_embeddings, parse_classify, parse_pooling = _Embeddings.parse, _Classify.parse, _Pooling.parse
-parse_rerank, parse_score = _Rerank.parse, _Score.parse
 
 #: Names that vLLM takes for the two sides of a score, in its order, and SGLang's.
 _SIDES = (

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from epp.apis.anthropic import parse_count, parse_messages
-from epp.apis.generate import parse_generate, parse_tokens
-from epp.apis.openai import parse_chat, parse_completion
-from epp.apis.pooling import parse_classify, parse_embeddings, parse_pooling, parse_rerank, parse_score
-from epp.apis.responses import RESPONSES, parse_responses
+from epp.apis.anthropic import CountTokens, Messages
+from epp.apis.generate import Generate, Tokens
+from epp.apis.openai import Chat, Completion
+from epp.apis.pooling import Classify, Embeddings, Pooling, Rerank, Score
+from epp.apis.responses import Responses
 from epp.apis.types import Parser
 
 if TYPE_CHECKING:
+    from epp.apis.body import Body
     from epp.apis.types import ErrorBody, Headers
 
 
@@ -78,19 +79,25 @@ def anthropic_error(status: int, message: str, param: str | None = None) -> byte
     return _ENCODER.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
-PARSERS: tuple[Parser, ...] = (
-    Parser("openai-chat", parse_chat, openai_error, ("/v1/chat/completions",)),
-    Parser("openai-completions", parse_completion, openai_error, ("/v1/completions",)),
-    Parser(RESPONSES, parse_responses, openai_error, ("/v1/responses",)),
-    Parser("openai-embeddings", parse_embeddings, openai_error, ("/v1/embeddings",)),
-    Parser("anthropic-messages", parse_messages, anthropic_error, ("/v1/messages",)),
-    Parser("anthropic-count-tokens", parse_count, anthropic_error, ("/v1/messages/count_tokens",)),
-    Parser("vllm-rerank", parse_rerank, vllm_error, ("/rerank", "/v1/rerank", "/v2/rerank")),
-    Parser("vllm-score", parse_score, vllm_error, ("/score", "/v1/score")),
-    Parser("vllm-classify", parse_classify, vllm_error, ("/classify", "/v1/classify")),
-    Parser("vllm-pooling", parse_pooling, vllm_error, ("/pooling", "/v1/pooling")),
-    Parser("vllm-generate", parse_tokens, vllm_error, ("/inference/v1/generate",)),
-    Parser("sglang-generate", parse_generate, sglang_error, ("/generate",), frozenset({"POST", "PUT"})),
+def _parser(
+    body: type[Body], error_body: ErrorBody, *paths: str, methods: frozenset[str] = frozenset({"POST"})
+) -> Parser:
+    return Parser(body.api, body.parse, error_body, paths, methods)
+
+
+PARSERS = (
+    _parser(Chat, openai_error, "/v1/chat/completions"),
+    _parser(Completion, openai_error, "/v1/completions"),
+    _parser(Responses, openai_error, "/v1/responses"),
+    _parser(Embeddings, openai_error, "/v1/embeddings"),
+    _parser(Messages, anthropic_error, "/v1/messages"),
+    _parser(CountTokens, anthropic_error, "/v1/messages/count_tokens"),
+    _parser(Rerank, vllm_error, "/rerank", "/v1/rerank", "/v2/rerank"),
+    _parser(Score, vllm_error, "/score", "/v1/score"),
+    _parser(Classify, vllm_error, "/classify", "/v1/classify"),
+    _parser(Pooling, vllm_error, "/pooling", "/v1/pooling"),
+    _parser(Tokens, vllm_error, "/inference/v1/generate"),
+    _parser(Generate, sglang_error, "/generate", methods=frozenset({"POST", "PUT"})),
 )
 _BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
 _VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))

@@ -24,7 +24,9 @@ RESPONSES = "openai-responses"
 _UNSEEN = frozenset({"id", "status", "cache_control"})
 
 
-class _Responses(Body, kw_only=True):
+class Responses(Body, kw_only=True):
+    """A response request."""
+
     api = RESPONSES
     stored = True
     tells_usage = True  # the last event of a stream is the whole response, usage and all
@@ -57,9 +59,6 @@ class _Responses(Body, kw_only=True):
             framed.add_json(b"J", message)
         items.add(self.input, "user", "input")
         return output_limit(max_output_tokens=self.max_output_tokens)
-
-
-parse_responses = _Responses.parse
 
 
 class _Items:

@@ -76,7 +76,7 @@ class Parser(Struct, frozen=True):
     parse: Callable[[bytes, Headers], ParsedRequest]
     error_body: ErrorBody
     paths: tuple[str, ...]
-    methods: frozenset[str] = frozenset({"POST"})
+    methods: frozenset[str]
 
 
 #: What a tokenizer says of a prompt: its tokens, and those up to the end of each whole block of canonical

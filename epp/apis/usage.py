@@ -19,8 +19,6 @@ import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from epp.apis.types import Headers
 
 
@@ -148,12 +146,11 @@ class UsageReader:
         if not self._batch:
             return usage_from(self._fields | self._line)
         each = [usage_from(fields) for fields in self._batch.values()]
-        return Usage(*(_sum(counts) for counts in zip(*map(msgspec.structs.astuple, each), strict=True)))
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+        sums = []
+        for counts in zip(*map(msgspec.structs.astuple, each), strict=True):
+            known = [count for count in counts if count is not None]
+            sums.append(sum(known) if known else None)
+        return Usage(*sums)
 
 
 _CLIENT_ERROR = 400

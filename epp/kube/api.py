@@ -17,9 +17,8 @@ import logging
 import os
 import ssl
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -41,8 +40,7 @@ LOAD_S = 60.0
 _AUTH = "BearerToken"
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """Where the process runs, replaceable in tests.
 
     Attributes:

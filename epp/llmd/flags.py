@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp.config.kubernetes import POOL_GROUP
 from epp.errors import ConfigError
@@ -47,8 +47,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag of llm-d's picker.
 
     Attributes:

@@ -8,7 +8,7 @@ llm-d's defaults ask for, the flags, the plugins, the operator's `epp-settings`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -46,8 +46,7 @@ class LogSettings:
     time: str = "rfc3339"
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
+class Translation(NamedTuple):
     """What was made of the flags."""
 
     config: Config

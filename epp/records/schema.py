@@ -6,8 +6,7 @@ The fields are described in docs/records.md, one row each; `epp.schedule.decisio
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ class RecordError(EppError):
     """A record does not hold what its schema says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     """One request: its decision, and its outcome when there is one."""
 
     decision: Mapping[str, Any]

@@ -10,7 +10,7 @@ import pytest
 from epp.apis.canonical import MAX_VALUES, Frames
 from epp.apis.decode import MAX_BODY_VALUES, has_too_many_values
 from epp.apis.media import MAX_PARTS
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.apis.registry import find_parser
 from epp.errors import ClientError
 from epp.types import MAX_MODEL_CHARS
@@ -77,12 +77,12 @@ def test_ids_of_all_lengths_and_no_others_are_framed() -> None:
 def test_a_body_of_too_many_values_is_not_even_decoded(value: str) -> None:
     body = '{"model":"m","messages":[{"role":"u"}],"unknown":' + many(value, MAX_BODY_VALUES)
     with pytest.raises(ClientError, match="more than 600000 texts, lists and objects"):
-        parse_chat(body.encode(), {})  # what is behind the last value is never seen
+        Chat.parse(body.encode(), {})  # what is behind the last value is never seen
 
 
 def test_no_value_is_what_only_looks_like_one_inside_of_a_text() -> None:
     rows = json.dumps([{"name": 'a "b" \\', "tags": ["x", "{", "\\\\"]}] * 200_000)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": rows}]}).encode()
     assert body.count(b"{") + body.count(b"[") + body.count(b'"') // 2 > MAX_BODY_VALUES
-    assert len(parse_chat(body, {}).canonical) > len(rows)
+    assert len(Chat.parse(body, {}).canonical) > len(rows)
     assert has_too_many_values(rows.encode())

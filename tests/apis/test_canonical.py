@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.apis.anthropic import parse_messages
+from epp.apis.anthropic import Messages
 from epp.apis.canonical import exact_tokens
-from epp.apis.openai import parse_chat, parse_completion
-from epp.apis.responses import parse_responses
+from epp.apis.openai import Chat, Completion
+from epp.apis.responses import Responses
 
 MARKS = "\u00ffRCITKMGJPQBV\ufffd"  # letters that tags use, and what 0xFF looks like to careless decoders
 
 
 def chat(messages: list[dict[str, Any]], **fields: Any) -> bytes:
     body = json.dumps({"model": "m", "messages": messages, **fields}, ensure_ascii=False).encode()
-    return parse_chat(body, {}).canonical
+    return Chat.parse(body, {}).canonical
 
 
 def completion(prompt: Any) -> bytes:
-    return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode(), {}).canonical
+    return Completion.parse(json.dumps({"model": "m", "prompt": prompt}).encode(), {}).canonical
 
 
 text = st.text(st.sampled_from(MARKS + "ab") | st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -82,7 +82,7 @@ talk = st.lists(turn, min_size=1, max_size=4)
 
 def messages(given_: list[Any], **fields: Any) -> bytes:
     body = {"model": "m", "max_tokens": 1, "messages": given_, **fields}
-    return parse_messages(json.dumps(body).encode(), {}).canonical
+    return Messages.parse(json.dumps(body).encode(), {}).canonical
 
 
 @settings(max_examples=50)
@@ -106,7 +106,7 @@ items = st.lists(item, min_size=1, max_size=4)
 
 
 def response(given_: list[Any], **fields: Any) -> bytes:
-    return parse_responses(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
+    return Responses.parse(json.dumps({"model": "m", "input": given_, **fields}).encode(), {}).canonical
 
 
 @settings(max_examples=50)
@@ -143,12 +143,12 @@ def test_ids_are_counted_and_text_is_not(prompt: Any) -> None:
 def test_a_chat_of_text_alone_is_known_as_such() -> None:
     def text_only(*parts: Any) -> bool:
         body = {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
-        return parse_chat(json.dumps(body).encode(), {}).text_only
+        return Chat.parse(json.dumps(body).encode(), {}).text_only
 
     picture = {"type": "image_url", "image_url": {"url": "data:,A"}}
     assert text_only("a", {"type": "text", "text": "\u00ffM0123"})
     assert not text_only("a", picture)
-    assert not parse_completion(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
+    assert not Completion.parse(b'{"model": "m", "prompt": [1, 2]}', {}).text_only
 
 
 @pytest.mark.parametrize("field", ["tools", "functions", "documents"])
@@ -193,7 +193,7 @@ def test_a_tool_is_spelled_as_engines_hand_it_to_templates() -> None:
 )
 def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
-    assert parse_chat(body, {}).max_output_tokens == limit
+    assert Chat.parse(body, {}).max_output_tokens == limit
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
 )
 def test_the_session_hint_in_the_body_has_an_order(fields: dict[str, Any], session: str) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
-    assert parse_chat(body, {"x-request-id": "r"}).session == session
+    assert Chat.parse(body, {"x-request-id": "r"}).session == session

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from epp.apis.anthropic import parse_messages
+from epp.apis.anthropic import Messages
 from epp.apis.content import prompt_content
-from epp.apis.openai import parse_chat
-from epp.apis.responses import parse_responses
+from epp.apis.openai import Chat
+from epp.apis.responses import Responses
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 #: API -> its body, and where it says how hard to think.
 PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "chat": (
-        parse_chat,
+        Chat.parse,
         {"messages": SAID},
         [
             lambda effort: {"reasoning_effort": effort},
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
         ],
     ),
     "responses": (
-        parse_responses,
+        Responses.parse,
         {"input": SAID},
         [
             lambda effort: {"reasoning": {"effort": effort}},
@@ -33,7 +33,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
         ],
     ),
     "messages": (
-        parse_messages,
+        Messages.parse,
         {"messages": SAID, "max_tokens": 5},
         [
             lambda effort: {"output_config": {"effort": effort}},

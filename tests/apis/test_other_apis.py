@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.anthropic import parse_count, parse_messages
+from epp.apis.anthropic import CountTokens, Messages
 from epp.apis.canonical import exact_tokens
-from epp.apis.generate import parse_generate, parse_tokens
-from epp.apis.openai import parse_chat
-from epp.apis.pooling import MAX_REPEATED_BYTES, parse_rerank, parse_score
-from epp.apis.responses import parse_responses
+from epp.apis.generate import Generate, Tokens
+from epp.apis.openai import Chat
+from epp.apis.pooling import MAX_REPEATED_BYTES, Rerank, Score
+from epp.apis.responses import Responses
 from epp.errors import ClientError
 from epp.tokens.estimate import EstimateCounter
 from tests.kit.apis import ONE, TWO
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 def messages(*given: Any, **fields: Any) -> ParsedRequest:
     body = {"model": "m", "max_tokens": 5, "messages": list(given), **fields}
-    return parse_messages(json.dumps(body).encode(), {})
+    return Messages.parse(json.dumps(body).encode(), {})
 
 
 def response(given: Any, **fields: Any) -> ParsedRequest:
-    return parse_responses(json.dumps({"model": "m", "input": given, **fields}).encode(), {})
+    return Responses.parse(json.dumps({"model": "m", "input": given, **fields}).encode(), {})
 
 
 def generate(**fields: Any) -> ParsedRequest:
-    return parse_generate(json.dumps(fields).encode(), {})
+    return Generate.parse(json.dumps(fields).encode(), {})
 
 
 def tokens(**fields: Any) -> ParsedRequest:
-    return parse_tokens(json.dumps({"sampling_params": {}, **fields}).encode(), {})
+    return Tokens.parse(json.dumps({"sampling_params": {}, **fields}).encode(), {})
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_messages_are_framed_as_the_chat_that_engines_make_of_them() -> None:
             user("and?"),
         ],
     }
-    assert spoken.canonical == parse_chat(json.dumps(chat).encode(), {}).canonical
+    assert spoken.canonical == Chat.parse(json.dumps(chat).encode(), {}).canonical
 
 
 def test_claude_codes_line_of_attribution_is_no_part_of_the_prompt() -> None:
@@ -114,7 +114,7 @@ def test_every_block_is_read_and_tells_apart(block: dict[str, Any]) -> None:
 
 
 def test_counting_needs_no_prefill() -> None:
-    counted = parse_count(json.dumps({"model": "m", "messages": [user("a" * 9999)]}).encode(), {})
+    counted = CountTokens.parse(json.dumps({"model": "m", "messages": [user("a" * 9999)]}).encode(), {})
     assert (counted.canonical, counted.max_output_tokens, EstimateCounter().count(counted)) == (b"", 0, 0)
 
 
@@ -163,7 +163,7 @@ def test_responses_are_framed_as_the_chat_that_engines_make_of_them() -> None:
             {"role": "tool", "tool_call_id": "c", "content": "rain"},
         ],
     }
-    assert said.canonical == parse_chat(json.dumps(chat).encode(), {}).canonical
+    assert said.canonical == Chat.parse(json.dumps(chat).encode(), {}).canonical
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_every_item_is_read_and_tells_apart(item: dict[str, Any]) -> None:
 def test_a_ranking_counts_the_query_for_every_document_within_bounds() -> None:
     def size(query: str, documents: int) -> int:
         body = {"query": query, "documents": ["d"] * documents}
-        return len(parse_rerank(json.dumps(body).encode(), {}).canonical)
+        return len(Rerank.parse(json.dumps(body).encode(), {}).canonical)
 
     assert size("q" * 100, 10) > 1000
     assert size("q" * 100_000, 1000) < 3 * MAX_REPEATED_BYTES
@@ -208,7 +208,7 @@ def test_a_ranking_counts_the_query_for_every_document_within_bounds() -> None:
     ],
 )
 def test_a_score_has_two_sides_by_any_name(body: dict[str, Any]) -> None:
-    assert parse_score(json.dumps(body).encode(), {}).canonical
+    assert Score.parse(json.dumps(body).encode(), {}).canonical
 
 
 # Generate

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.openai import parse_completion
+from epp.apis.openai import Completion
 from epp.apis.types import ParsedRequest
 from epp.tokens import estimate
 from epp.tokens.estimate import DEFAULT_BYTES_PER_TOKEN, EstimateCounter
@@ -33,7 +33,7 @@ def test_a_model_starts_at_its_familys_prior(model: str, ratio: float) -> None:
 def test_token_ids_are_counted_not_estimated() -> None:
     counter = EstimateCounter()
     for body, tokens in ((b"[1,2,3]", 3), (b"[[1,2],[3],[4,5]]", 5), (b"[[]]", 1)):
-        parsed = parse_completion(b'{"model":"m","prompt":%s}' % body, {})
+        parsed = Completion.parse(b'{"model":"m","prompt":%s}' % body, {})
         assert counter.count(parsed) == tokens
 
 

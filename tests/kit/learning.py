@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.apis.usage import Usage
+from epp.config.schema import Config
 from epp.config.strict import convert
 from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
+from epp.learn.reward_model.setup import Setup
 from epp.learn.sidecar.files import ModelPaths
 from epp.learn.sidecar.process import process_lock
 from epp.records.files import file_name
@@ -202,17 +204,15 @@ class LearnWorld:
         self.loop: Loop | None = None
         self.lock = ExitStack()
 
+    @property
+    def setup(self) -> Setup:
+        """What a learner is given."""
+        return Setup(self.settings, self.paths, self.folder / "records", Config(), None)
+
     def start(self) -> Loop:
         """A learner begins."""
         self.lock.enter_context(process_lock(self.paths.lock, "learner"))
-        self.loop = Loop(
-            settings=self.settings,
-            paths=self.paths,
-            files=self.disk,
-            records=self.folder / "records",
-            clock=self.clock,
-            report=self.told.append,
-        )
+        self.loop = Loop(self.setup, files=self.disk, clock=self.clock, report=self.told.append)
         self.loop.open()
         return self.loop
 

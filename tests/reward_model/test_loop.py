@@ -204,13 +204,7 @@ def test_a_learner_that_takes_over_goes_on_from_the_model_in_force(lived: LearnW
     model = world.published()
     world.paths.memory.unlink()
     for go_on, wanted in ((True, model), (False, None)):
-        loop = Loop(
-            settings=world.settings,
-            paths=world.paths,
-            records=world.folder / "records",
-            clock=world.clock,
-            report=world.told.append,
-        )
+        loop = Loop(world.setup, clock=world.clock, report=world.told.append)
         loop.open(go_on=go_on)
         assert loop.learner.incumbent == wanted
         assert loop.feed.state.seen == 0

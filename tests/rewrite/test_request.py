@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.apis.rewrite import rewrite
 from epp.errors import ClientError
 
@@ -65,4 +65,4 @@ def test_a_model_is_renamed_around_half_a_character_which_becomes_a_question_mar
     body = rb'{"messages": [{"content": "\ud800 \\ud800 \uDC00"}], "model": "public"}'
     said = [{"content": "? \\ud800 ?"}]
     assert json.loads(rewrite(body, model="served")) == {"messages": said, "model": "served"}
-    assert parse_chat(body.replace(b'{"content"', b'{"role": "user", "content"'), {}).canonical.endswith(b"?")
+    assert Chat.parse(body.replace(b'{"content"', b'{"role": "user", "content"'), {}).canonical.endswith(b"?")

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Tokenizer
 
 from epp.apis.content import prompt_content
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.config.schema import ModelTokenizer
 from epp.tokens.load import load_model
 from epp.tokens.model import safe_markers, split_points
@@ -36,7 +36,7 @@ def at_once(kind: str, text: str, *, add_special_tokens: bool = False) -> int:
 def test_chats_count_as_in_one_go(kind: str) -> None:
     made = load_model(kind, ModelTokenizer(source=kind), DATA, "epp.yaml")
     for turns in range(6):
-        canonical = parse_chat(chat_body(chat(turns)), {}).canonical
+        canonical = Chat.parse(chat_body(chat(turns)), {}).canonical
         (text,) = made.rendered(prompt_content(canonical))
         assert made.count(canonical, 256)[0] == at_once(kind, text.decode())
 
@@ -57,7 +57,7 @@ def test_a_longer_conversation_costs_its_new_text_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(made, "_batch_lengths", lambda texts: encoded.extend(texts) or lengths(texts))  # type: ignore[func-returns-value]
     for turns in range(1, 8):
         encoded.clear()
-        made.count(parse_chat(chat_body(chat(turns)), {}).canonical, 256)
+        made.count(Chat.parse(chat_body(chat(turns)), {}).canonical, 256)
         new = 5000 if turns == 1 else 2500
         assert 0 < sum(map(len, encoded)) < new + 512
 

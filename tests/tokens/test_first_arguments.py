@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from epp.apis.arguments import with_first
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_a_template_tells_what_it_puts_first(source: str) -> None:
 
 def chat(model: str, **arguments: Any) -> ParsedRequest:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-    return parse_chat(json.dumps(body | {"chat_template_kwargs": arguments}).encode(), {})
+    return Chat.parse(json.dumps(body | {"chat_template_kwargs": arguments}).encode(), {})
 
 
 def test_prompts_part_at_what_stands_first() -> None:

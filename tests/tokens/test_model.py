@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from epp.apis.content import prompt_content
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.apis.types import NotCountableError
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError
@@ -32,7 +32,7 @@ def load(source: str, base: Path = DATA, **more: Any) -> TokenizerModel:
 
 
 def canonical(messages: list[dict[str, Any]], **more: Any) -> bytes:
-    return parse_chat(chat_body(messages, **more), {}).canonical
+    return Chat.parse(chat_body(messages, **more), {}).canonical
 
 
 def test_tools_and_calls_are_rendered() -> None:
@@ -151,7 +151,7 @@ class TestConfiguration:
         (base / "mine.jinja").write_text(text)
         (base / "good" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
         counted = load("good", base, chat_template="mine.jinja")
-        asked = parse_chat(
+        asked = Chat.parse(
             chat_body(
                 [{"role": "user", "content": "hm"}],
                 chat_template_kwargs={

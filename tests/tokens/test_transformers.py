@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.apis.openai import parse_chat
+from epp.apis.openai import Chat
 from epp.config.schema import ModelTokenizer
 from epp.tokens.load import load_model
 from tests.tokens.texts import chat, chat_body, documents
@@ -49,6 +49,6 @@ def test_counts_are_those_of_transformers(model: Path) -> None:
     ours = load_model("m", ModelTokenizer(source=str(model)), model, "epp.yaml")
     for turns in range(3):
         messages = chat(turns)
-        counted = ours.count(parse_chat(chat_body(messages), {}).canonical, 256)[0]
+        counted = ours.count(Chat.parse(chat_body(messages), {}).canonical, 256)[0]
         ids = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)["input_ids"]
         assert counted == len(ids) > 1000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
-from epp.apis.anthropic import parse_messages
+from epp.apis.anthropic import Messages
 from epp.apis.canonical import Frames, exact_tokens
 from epp.apis.decode import decode, decoder
 from epp.errors import ClientError
@@ -125,7 +125,7 @@ def parse(parser: Parser, body: bytes) -> SimRequest:
     """
     parsed = parser.parse(body, {})
     if parser.name == _COUNTS:  # of which the picker reads no prompt
-        parsed = parse_messages(msgspec.json.encode({"max_tokens": 1} | decode(_ANY, body)), {})
+        parsed = Messages.parse(msgspec.json.encode({"max_tokens": 1} | decode(_ANY, body)), {})
     more = decode(_DECODER, body)
     sampling = more.sampling_params or more
     ids = exact_tokens(parsed.canonical)

@@ -110,12 +110,9 @@ def _status(setup: Setup) -> int:
 def _run(setup: Setup, *, every_s: float) -> int:
     configure(LogSettings())
     clock = SystemClock()
-    lead = partial(lead_of, setup.config, setup.records)
 
     def begin() -> Loop:
-        loop = Loop(
-            settings=setup.settings, paths=setup.paths, records=setup.records, clock=clock, report=log.info
-        )
+        loop = Loop(setup, clock=clock, report=log.info)
         loop.open(go_on=is_led(setup.config))
         if setup.trial is None:
             log.info("no trial: %s", setup.note)
@@ -126,7 +123,6 @@ def _run(setup: Setup, *, every_s: float) -> int:
                 rehearsal=contender,
                 clock=clock,
                 report=log.info,
-                skew_s=lambda: lead().skew_s,
             )
             loop.trial.open()
         log.info("learning from records of %s, models to %s", setup.records, setup.paths.model)
@@ -137,7 +133,7 @@ def _run(setup: Setup, *, every_s: float) -> int:
         if setup.trial is not None:
             held.enter_context(process_lock(setup.trial.paths.lock, "tuner"))
         os.nice(_NICE)
-        Turn(begin, lead, log.info).run(every_s)
+        Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(every_s)
     log.info("stopped; the state is kept")
     return 0
 

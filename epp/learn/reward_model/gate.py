@@ -20,7 +20,7 @@ would praise itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -268,8 +268,7 @@ def _cost_ms(sample: Sample, model: RewardModel) -> float:
     return sample.ttft_ms + sample.output_tokens * sample.itl_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What the policy on trial would have cost.
 
     Attributes:

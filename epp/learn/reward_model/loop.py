@@ -33,10 +33,10 @@ from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from epp.clock import Clock
     from epp.learn.reward_model.settings import LearnerSettings
+    from epp.learn.reward_model.setup import Setup
     from epp.learn.sidecar.files import ModelPaths
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
@@ -107,25 +107,16 @@ class Loop:
     """Drives a learner. `open` it once, then `tick`; whoever makes one holds the lock.
 
     Args:
-        settings: of the learner.
-        paths: where everything lies.
-        records: folder of the flight recorder.
+        setup: settings, files and records.
         clock: the time.
         report: takes sentences for the log.
         files: writes.
     """
 
     def __init__(
-        self,
-        *,
-        settings: LearnerSettings,
-        paths: ModelPaths,
-        records: Path,
-        clock: Clock,
-        report: Callable[[str], None],
-        files: Files | None = None,
+        self, setup: Setup, *, clock: Clock, report: Callable[[str], None], files: Files | None = None
     ) -> None:
-        self._settings, self._paths, self._records = settings, paths, records
+        self._settings, self._paths, self._records = setup.settings, setup.paths, setup.records
         self._clock, self._report, self._files = clock, report, files or Files()
         self._writes = Writes(report, self._files)
         self._status_s = self._retry_s = _LONG_AGO

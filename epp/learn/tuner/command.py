@@ -131,17 +131,16 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
 def _run(setup: Setup, *, every_s: float, budget: int) -> int:
     configure(LogSettings())
     clock = SystemClock()
-    lead = partial(lead_of, setup.config, setup.records)
 
     def begin() -> Tuner:
         rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
-        tuner = Tuner(setup, rehearsal=rehearsal, clock=clock, report=log.info, skew_s=lambda: lead().skew_s)
+        tuner = Tuner(setup, rehearsal=rehearsal, clock=clock, report=log.info)
         tuner.open()
         log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
         return tuner
 
     with process_lock(setup.paths.lock, "tuner"):
-        Turn(begin, lead, log.info).run(every_s)
+        Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(every_s)
     log.info("stopped; the state is kept")
     return 0
 

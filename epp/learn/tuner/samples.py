@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp.learn.sidecar.feed import Feed
 
@@ -41,8 +41,7 @@ _AHEAD_S = 60.0
 _KEPT = ("id", "at", "basis", "arm", "weights_version")
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What a decision was marked with: trial stage, arm, number of the block."""
 
     trial: str

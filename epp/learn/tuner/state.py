@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -160,8 +160,7 @@ class Rules:
     starting: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(NamedTuple):
     """Time has passed, and records were read; also sent when there were none.
 
     Attributes:
@@ -175,8 +174,7 @@ class Observed:
     skew_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
+class Proposed(NamedTuple):
     """Search and rehearsal favour a candidate."""
 
     now_wall_s: float
@@ -184,8 +182,7 @@ class Proposed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NothingBetter:
+class NothingBetter(NamedTuple):
     """Search and rehearsal found nothing that is worth a trial."""
 
     now_wall_s: float
@@ -211,16 +208,14 @@ class OperatorRequest(msgspec.Struct, frozen=True):
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """An operator asks for something."""
 
     now_wall_s: float
     request: OperatorRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(NamedTuple):
     """The operator's overrides, all that there are now."""
 
     now_wall_s: float
@@ -230,22 +225,19 @@ class Pinned:
 Event = Observed | Proposed | NothingBetter | Asked | Pinned
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Write the plan, atomically. The last one alone matters."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearse:
+class Rehearse(NamedTuple):
     """Search for a candidate and try it in the simulator; answer with `Proposed` or `NothingBetter`."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """A transition, for the log.
 
     Attributes:

@@ -19,6 +19,7 @@ from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learn.sidecar.files import Files, Writes, exclusive, load_memory, lost
+from epp.learn.sidecar.process import lead_of
 from epp.learn.tuner import machine
 from epp.learn.tuner.samples import SampleFeed
 from epp.learn.tuner.search import Measured  # noqa: TC001
@@ -155,7 +156,6 @@ class Tuner:
         clock: the time.
         report: takes sentences for the log.
         files: writes.
-        skew_s: by how much clocks of pickers differ.
     """
 
     def __init__(
@@ -166,9 +166,7 @@ class Tuner:
         clock: Clock,
         report: Callable[[str], None],
         files: Files | None = None,
-        skew_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._skew_s = skew_s
         self.setup, self.rehearsal, self._clock, self._report = setup, rehearsal, clock, report
         self._files = files or Files()
         self._writes = Writes(report, self._files)
@@ -329,7 +327,8 @@ class Tuner:
         give_up_s = late_s(state, self.setup.rules.settings)
         samples = list(self.feed.new(now_wall_s, give_up_s=give_up_s))
         heard_wall_s = min(state.clock_wall_s, now_wall_s) if self.feed.behind else now_wall_s
-        self.handle(Observed(heard_wall_s, samples, self._skew_s()))
+        skew_s = lead_of(self.setup.config, self.setup.records).skew_s
+        self.handle(Observed(heard_wall_s, samples, skew_s))
 
     def _read_overrides(self) -> None:
         pins, problem = self.state.pins, ""
