@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,8 +44,7 @@ def test_records_become_a_model_with_its_versions_beside_it(lived: LearnWorld) -
     for path in versions:
         assert parse_reward_model(path.read_bytes(), path.name).version in path.name
     assert [said.split(",")[0] for said in lived.told] == ["round 1", "round 2", "round 3"]
-    status = json.loads(lived.paths.status.read_bytes())
-    assert status["model"]["version"] == model.version
+    assert f"model: {model.version}," in lived.paths.status.read_text()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])

@@ -74,9 +74,10 @@ def _run_offline(setup: Setup, *, seed: int, out: Path | None, as_json: bool) ->
         learner.add(entry)
         if learner.due():
             learner.train(entry.ended_wall_s)
-            rounds.append(msgspec.to_builtins(learner.last))
-            if not as_json:
-                print("\n".join(round_lines(rounds[-1])))
+            if (held := learner.last) is not None:
+                rounds.append(held)
+            if held is not None and not as_json:
+                print("\n".join(round_lines(held)))
     if not rounds:
         raise EppError(
             f"{setup.records}: {learner.memory.seen} usable requests of {settings.data.first} for a first "

@@ -15,7 +15,8 @@ Rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,16 +26,18 @@ from epp.learn.reward_model.rounds import Learner, Memory
 from epp.learn.reward_model.samples import LogFeed, array, plain
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp.learn.sidecar.files import Files, Writes, load_memory, lost
-from epp.learn.sidecar.process import ago, running
-from epp.learn.tuner.watch import Watch, comparison
+from epp.learn.sidecar.process import running
+from epp.learn.tuner.watch import comparison
 from epp.records.files import DAMAGED
 from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
 from epp.server.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from epp.clock import Clock
+    from epp.learn.reward_model.guard import GuardState
+    from epp.learn.reward_model.rounds import Round
     from epp.learn.reward_model.settings import LearnerSettings
     from epp.learn.reward_model.setup import Setup
     from epp.learn.sidecar.files import ModelPaths
@@ -99,8 +102,6 @@ _RETRY_S = 5.0
 #: Versions that are kept beside the file; `epp records verify` needs those that its records name.
 KEPT_VERSIONS = 20
 _LONG_AGO = float("-inf")
-#: Of the model, in the status.
-_TOLD = ("version", "round", "trained_at_s", "samples", "heads", "classes", "congestion_ms")
 
 
 class Loop:
@@ -219,7 +220,7 @@ class Loop:
             self._publish(self.learner.in_force(now_wall_s))
         if look:
             self._status_s = now_s
-            content = msgspec.json.encode(status_facts(self.learner, self.feed, now_wall_s))
+            content = msgspec.json.encode([*learner_lines(self.learner, self.feed.state, now_wall_s)])
             self._writes.replace("the status", self._paths.status, content)
 
     def _check_file(self) -> None:
@@ -252,89 +253,64 @@ class Loop:
             files.remove(path)
 
 
-def status_facts(learner: Learner, feed: LogFeed, now_wall_s: float) -> dict[str, Any]:
-    """Return where a learner stands, as plain values."""
-    memory, model, guard = learner.memory, learner.incumbent, learner.memory.guard
-    return {
-        **{name: getattr(memory, name) for name in ("seen", "rounds", "passed")},
-        "recent": len(memory.recent),
-        "older": len(memory.older),
-        "missing": max(learner.missing, 0),
-        "damaged": feed.state.damaged,
-        "waiting": len(feed.state.waiting),
-        "model": None if model is None else {name: getattr(model, name) for name in _TOLD},
-        "guard": {
-            "watches": {
-                name: msgspec.structs.replace(watch, open={}, recent=[], baseline=[])
-                for name, watch in guard.watches.items()
-            },
-            "heuristic_blocks": {name: len(watch.baseline) for name, watch in guard.watches.items()},
-            "retreats": guard.retreats,
-            "held_s": max(guard.held_until_wall_s - now_wall_s, 0.0),
-            "heuristics_turn": model is not None and learner.rests(now_wall_s),
-        }
-        if learner.settings.guarded
-        else None,
-        "last": learner.last,
-    }
-
-
 def status_lines(paths: ModelPaths, now_wall_s: float) -> list[str]:
     """Write the learner's part of the answer."""
     lines = [f"learner: {running(paths.lock, paths.status, now_wall_s)}"]
     try:
-        facts: dict[str, Any] = msgspec.json.decode(read_file(paths.status) or b"{}")
+        told = msgspec.json.decode(read_file(paths.status) or b"[]", type=list[str])
     except (OSError, *DAMAGED):
-        facts = {}
-    if not facts:
-        return [*lines, f"no status beside {paths.model}: no learner has run on this file"]
-    lines += [
-        f"requests seen: {facts['seen']}; {facts['damaged']} lines were damaged",
-        f"kept: {facts['recent']} newest, {facts['older']} older; {facts['waiting']} under way",
-        f"rounds: {facts['rounds']}, {facts['passed']} passed the gate; next in {facts['missing']} requests",
-    ]
-    model = facts["model"]
+        told = []
+    return lines + (told or [f"no status beside {paths.model}: no learner has run on this file"])
+
+
+def learner_lines(learner: Learner, feed: FeedState, now_wall_s: float) -> Iterator[str]:
+    """Write where a learner stands."""
+    memory, model = learner.memory, learner.incumbent
+    yield f"requests seen: {memory.seen}; {feed.damaged} lines were damaged"
+    yield f"kept: {len(memory.recent)} newest, {len(memory.older)} older; {len(feed.waiting)} under way"
+    missing = max(learner.missing, 0)
+    yield f"rounds: {memory.rounds}, {memory.passed} passed the gate; next in {missing} requests"
     if model is None:
-        lines.append("model: none in force, the heuristic decides")
+        yield "model: none in force, the heuristic decides"
     else:
-        price = model["congestion_ms"]
-        lines.append(
-            f"model: {model['version']}, round {model['round']}, {model['samples']} samples, trained "
-            f"{ago(now_wall_s - model['trained_at_s'])}; predicts {' and '.join(model['heads'])}"
-            + (f"; classes {', '.join(map(repr, model['classes']))}" if model["classes"] else "")
+        price, trained = model.congestion_ms, datetime.fromtimestamp(model.trained_at_s, UTC)
+        yield (
+            f"model: {model.version}, round {model.round}, {model.samples} samples, trained at "
+            f"{trained:%Y-%m-%d %H:%MZ}; predicts {' and '.join(model.heads)}"
+            + (f"; classes {', '.join(map(repr, model.classes))}" if model.classes else "")
             + (f"; a token to compute takes {price:.2g} ms from others" if price else "")
         )
-    if facts["guard"] is not None:
-        lines += _guard_lines(facts["guard"])
-    if facts["last"] is not None:
-        lines += round_lines(facts["last"])
-    return lines
+    if learner.settings.guarded:
+        yield from _guard_lines(memory.guard, now_wall_s)
+        if model is not None and learner.rests(now_wall_s):
+            yield "  it is the heuristic's turn: its blocks keep the comparison fresh"
+    if learner.last is not None:
+        yield from round_lines(learner.last)
 
 
-def _guard_lines(guard: Mapping[str, Any]) -> Iterator[str]:
+def _guard_lines(guard: GuardState, now_wall_s: float) -> Iterator[str]:
     """Write how the whole fleet does under models, beside the heuristic."""
-    for name, watch in msgspec.convert(guard["watches"], dict[str, Watch]).items():
+    for name, watch in guard.watches.items():
         what, of = WORDS[name]
-        line = f"guard: {of}, {guard['heuristic_blocks'][name]} blocks of the heuristic"
+        line = f"guard: {of}, {len(watch.baseline)} blocks of the heuristic"
         if watch.blocks:
             found = comparison(watch, "under the heuristic at that load", what)
             line += f"; under models {found}; evidence {watch.evidence:.2g}"
         if watch.alone:
             line += f"; {watch.alone} without comparison"
         yield line
-    if guard["retreats"]:
-        held = f"; models are held back for {guard['held_s']:.0f} s more" if guard["held_s"] else ""
-        yield f"  retreats to the heuristic: {guard['retreats']}{held}"
-    if guard["heuristics_turn"]:
-        yield "  it is the heuristic's turn: its blocks keep the comparison fresh"
+    if guard.retreats:
+        held_s = guard.held_until_wall_s - now_wall_s
+        held = f"; models are held back for {held_s:.0f} s more" if held_s > 0.0 else ""
+        yield f"  retreats to the heuristic: {guard.retreats}{held}"
 
 
-def round_lines(held: Mapping[str, Any]) -> Iterator[str]:
-    """Write a round, given as plain values."""
-    verdict, figures = held["verdict"], held["verdict"]["figures"]
-    of = f"trained on {held['trained']} samples ({held['replayed']} older), judged on {held['held_out']}"
-    yield f"round {held['number']}: {of}: {verdict['reason']}"
-    if held["withdrawn"]:
+def round_lines(held: Round) -> Iterator[str]:
+    """Write a round."""
+    figures = held.verdict.figures
+    of = f"trained on {held.trained} samples ({held.replayed} older), judged on {held.held_out}"
+    yield f"round {held.number}: {of}: {held.verdict.reason}"
+    if held.withdrawn:
         yield "  the model in force was withdrawn"
     if "error_ms" in figures:
         against = f", one number {figures['constant_error_ms']:.1f} ms"
@@ -353,6 +329,6 @@ def round_lines(held: Mapping[str, Any]) -> Iterator[str]:
             f"  regret: the heuristic would have cost {-figures['regret_ms']:+.1f} ms (standard error "
             f"{figures['regret_error_ms']:.1f}, {figures['regret_effective_samples']:.0f} effective)"
         )
-    if held["calibration"]:
-        shown = ", ".join(f"{predicted:.0f}/{seen:.0f}" for predicted, seen in held["calibration"])
+    if held.calibration:
+        shown = ", ".join(f"{predicted:.0f}/{seen:.0f}" for predicted, seen in held.calibration)
         yield f"  calibration, predicted/seen ms by tenths of the predictions: {shown}"

@@ -111,10 +111,10 @@ def residuals(outputs: Floats, targets: Floats, bounds: NDArray[np.bool_]) -> Fl
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015) on a flat array, in place, with the length of a step's gradient bounded."""
+    """Adam (Kingma and Ba 2015) on a flat array, with the length of a step's gradient bounded."""
 
     def __init__(self, size: int) -> None:
-        self._mean, self._square, self._scratch = np.zeros((3, size), np.float32)
+        self._mean, self._square = np.zeros((2, size), np.float32)
         self._steps = 0
 
     def step(self, flat: Floats, gradient: Floats, rate: float) -> None:
@@ -123,17 +123,7 @@ class Adam:
         if length > _LONGEST:
             gradient *= np.float32(_LONGEST / length)
         self._steps += 1
-        scratch = self._scratch
-        self._mean *= np.float32(0.9)
-        np.multiply(gradient, np.float32(0.1), out=scratch)
-        self._mean += scratch
-        self._square *= np.float32(0.999)
-        np.multiply(gradient, gradient, out=scratch)
-        scratch *= np.float32(0.001)
-        self._square += scratch
-        np.sqrt(self._square, out=scratch)
-        scratch *= np.float32(1.0 / np.sqrt(1.0 - 0.999**self._steps))
-        scratch += np.float32(1e-8)
-        np.divide(self._mean, scratch, out=scratch)
-        scratch *= np.float32(rate / (1.0 - 0.9**self._steps))
-        flat -= scratch
+        self._mean = self._mean * 0.9 + gradient * 0.1
+        self._square = self._square * 0.999 + gradient * gradient * 0.001
+        spread = np.sqrt(self._square) * float(1.0 / np.sqrt(1.0 - 0.999**self._steps)) + 1e-8
+        flat -= self._mean / spread * (rate / (1.0 - 0.9**self._steps))
