@@ -22,8 +22,8 @@ def record_path(folder: Path, ahead_s: float = 0.0) -> None:
             asked = replace(here.request, origin_region="r1", origin_decision="r1-0")
             here = replace(here, request=asked, at_wall_s=here.at_wall_s - others + 0.015 + ahead_s)
         with recorder_to(folder / region) as (recorder, _):
-            recorder.decision(here)
-            recorder.outcome(outcome_of(here, ttft_ms=40.0, e2e_ms=60.0), here.at_wall_s + 1.0)
+            recorder.record(here)
+            recorder.record(outcome_of(here, ttft_ms=40.0, e2e_ms=60.0), here.at_wall_s + 1.0)
 
 
 def drawn(folder: Path, decision_id: str) -> dict[str, list[dict[str, Any]]]:
@@ -67,6 +67,6 @@ def test_both_regions_are_one_line_of_time(
 def test_a_request_of_one_region_and_one_without_an_outcome(tmp_path: Path) -> None:
     for region in ("r2", "r1"):
         with recorder_to(tmp_path / region) as (recorder, _):
-            recorder.decision(decided(1, prefix=region)[0][0])
+            recorder.record(decided(1, prefix=region)[0][0])
     (events,) = drawn(tmp_path, "r1-0").values()
     assert [each["name"] for each in events if each["ph"] != "M"] == ["pick"]
