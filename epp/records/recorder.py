@@ -104,20 +104,28 @@ class FileRecorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def record(self, subject: Decision | Outcome | Verdict, at_wall_s: float = 0.0) -> None:
-        """Queue what is to be recorded, unless sampling leaves it out; it is encoded in the writer's thread.
+    def record(self, subject: _Subject, at_wall_s: float = 0.0) -> None:
+        """Queue what is to be recorded, unless the queue is full; it is encoded in the writer's thread.
 
         Args:
-            subject: a decision, or what came of one.
+            subject: a decision, or what came of one, unless sampling leaves it out; or records of another
+                picker, compressed lines.
             at_wall_s: when it came.
         """
-        if self._sample < 1.0 and keyed_uniform(0, subject.id, "records") >= self._sample:
+        if (
+            self._sample < 1.0
+            and not isinstance(subject, bytes)
+            and keyed_uniform(0, subject.id, "records") >= self._sample
+        ):
             return
-        self._queue(subject, at_wall_s)
-
-    def add(self, lines: bytes) -> None:
-        """Queue records of another picker, compressed lines."""
-        self._queue(lines, 0.0)
+        size = _size(subject)
+        if self.waiting_bytes + size > QUEUE_BYTES:
+            self._on_drop(1)
+            return
+        self._put_bytes += size
+        self._entries.append((subject, at_wall_s))
+        if not self._wake.is_set():
+            self._wake.set()
 
     def close(self) -> None:
         """Write what is queued and stop; a disk that hangs is not waited for longer than five seconds."""
@@ -129,16 +137,6 @@ class FileRecorder:
     def waiting_bytes(self) -> int:
         """Estimated size of what is not on disk yet."""
         return self._put_bytes - self._taken_bytes
-
-    def _queue(self, subject: _Subject, at_wall_s: float) -> None:
-        size = _size(subject)
-        if self.waiting_bytes + size > QUEUE_BYTES:
-            self._on_drop(1)
-            return
-        self._put_bytes += size
-        self._entries.append((subject, at_wall_s))
-        if not self._wake.is_set():
-            self._wake.set()
 
     def _run(self) -> None:
         while True:

@@ -265,7 +265,7 @@ class App:
             return link, None
         files = lead.followed_files(config, self._base)
         feed = lead.LeadFeed(files, records, link.leading, link.publish_content, self._clock)
-        link.on_content, link.on_records = feed.take, self._recorder.add
+        link.on_content, link.on_records = feed.take, self._recorder.record
         self._recorder.on_lines = link.publish_records
         return link, feed
 

@@ -62,16 +62,6 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005  # the local date, as engines print it
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(  # prompts are not HTML
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
-    return environment
-
-
 class ChatTemplate:
     """A compiled chat template.
 
@@ -85,7 +75,11 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, with_tools: str = "", constants: Mapping[str, str] | None = None) -> None:
-        environment = _environment()
+        environment = ImmutableSandboxedEnvironment(  # prompts are not HTML
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         self.source = source
         try:
             self._plain = environment.from_string(source)

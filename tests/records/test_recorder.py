@@ -327,8 +327,8 @@ def test_records_of_other_pickers_are_written_beside_its_own_and_not_handed_on(t
         one.record(outcome_of(decision), decision.at_wall_s)
         one.close()
         two.on_lines = handed.append
-        two.add(zlib.compress(b"".join(handed)))
-        two.add(b"damaged")
+        two.record(zlib.compress(b"".join(handed)))
+        two.record(b"damaged")
         two.close()
     assert sum(lines.count(b"\n") for lines in handed) == 2
     records = [list(read_records(tmp_path / name))[1:] for name in ("one", "two")]

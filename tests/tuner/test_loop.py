@@ -187,7 +187,7 @@ def test_no_room_for_a_rehearsal_is_told_and_it_is_begun_again(tmp_path: Path) -
     world.run(4)
     assert world.state.phase == "search"
     assert any("cannot be begun: [Errno 28] No space left on device" in said for said in world.told)
-    lines = status_lines(world.state, world.paths, world.clock.wall_s())
+    lines = list(status_lines(world.state, world.paths, world.clock.wall_s()))
     assert any("failed and is begun again later: the rehearsal cannot be begun" in line for line in lines)
     world.until("screen")
     assert world.state.candidate == GOOD
@@ -257,7 +257,7 @@ def test_every_phase_is_told_with_its_evidence(tmp_path: Path) -> None:
         world.second()
         key = world.state.phase, len(world.state.record.units)
         if key not in told:
-            lines = status_lines(world.state, world.paths, world.clock.wall_s())
+            lines = list(status_lines(world.state, world.paths, world.clock.wall_s()))
             told[key] = "\n".join(lines)
         if key == ("probation", 3):
             break
@@ -278,7 +278,7 @@ def test_whether_the_tuner_runs_is_told(tmp_path: Path) -> None:
     now_wall_s = world.paths.memory.stat().st_mtime  # the file's clock is the real one
 
     def first(after_s: float) -> str:
-        return status_lines(world.state, world.paths, now_wall_s + after_s)[0]
+        return next(status_lines(world.state, world.paths, now_wall_s + after_s))
 
     assert ", last wrote 35 s ago; policy gorgo" in first(35.1)
     world.lock.close()

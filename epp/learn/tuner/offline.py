@@ -20,7 +20,7 @@ from epp.learn.tuner.search import Search
 from epp.learn.tuner.tuner import Found
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
 
     from epp.learn.tuner.calibrate import Deployment
@@ -193,40 +193,40 @@ def run_offline(setup: Setup, *, budget: int, seed: int, pins: Mapping[str, floa
 
 def report(
     found: Found, rehearsed: Rehearsed, deployment: Deployment, pins: Mapping[str, float]
-) -> list[str]:
+) -> Iterator[str]:
     """Write a rehearsal in words."""
     fleet = ", ".join(
         f"{r.address} ({r.region or 'no region'}, {r.network.rtt_ms:.0f} ms, "
         f"{r.engine_class.prefill_ms_per_token:.3f} ms a token, KV {r.engine_class.kv_capacity_tokens:,})"
         for r in deployment.fleet.replicas
     )
-    lines = [
-        f"policy {deployment.policy}, {len(deployment.trace)} recorded requests",
-        f"simulated fleet: {fleet}",
-        *(f"assumed: {note}" for note in deployment.notes),
-        "p95 with the weights in force: "
-        + "; ".join(
-            f"{name} {_ms(simulated)} simulated, {_ms(recorded)} recorded"
-            for name, simulated, recorded in (
-                ("TTFT", rehearsed.simulated_ttft_p95_ms, deployment.ttft_p95_ms),
-                ("E2E", rehearsed.simulated_e2e_p95_ms, deployment.e2e_p95_ms),
-            )
-        ),
-        f"{rehearsed.tried} weights tried at full share, the best judged on other requests:",
-    ]
+    yield f"policy {deployment.policy}, {len(deployment.trace)} recorded requests"
+    yield f"simulated fleet: {fleet}"
+    yield from (f"assumed: {note}" for note in deployment.notes)
+    ttft, e2e = (
+        f"{name} {_ms(simulated)} simulated, {_ms(recorded)} recorded"
+        for name, simulated, recorded in (
+            ("TTFT", rehearsed.simulated_ttft_p95_ms, deployment.ttft_p95_ms),
+            ("E2E", rehearsed.simulated_e2e_p95_ms, deployment.e2e_p95_ms),
+        )
+    )
+    yield f"p95 with the weights in force: {ttft}; {e2e}"
+    yield f"{rehearsed.tried} weights tried at full share, the best judged on other requests:"
     for name, value in sorted(rehearsed.incumbent.items()):
         now, best = f"{value:.4g}", f"{rehearsed.weights.get(name, value):.4g}"
-        lines.append(f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else ""))
-    lines += [
-        f"  {label} p95: {change(comparison)} (95 %) over {comparison.n} paired requests of "
-        f"{comparison.sessions} sessions"
-        for label, comparison in (("TTFT", rehearsed.ttft), ("E2E", rehearsed.e2e))
-        if comparison is not None
-    ]
+        yield f"  {name}: {now} -> {best}" + (" (pinned)" if name in pins else "")
+    for label, comparison in (("TTFT", rehearsed.ttft), ("E2E", rehearsed.e2e)):
+        if comparison is not None:
+            yield (
+                f"  {label} p95: {change(comparison)} (95 %) over {comparison.n} paired requests of "
+                f"{comparison.sessions} sessions"
+            )
     if found.weights is None:
-        return [*lines, f"would set nothing: {found.reason}"]
+        yield f"would set nothing: {found.reason}"
+        return
     chosen = ", ".join(f"{name}: {value:.4g}" for name, value in sorted(found.weights.items()))
-    return [*lines, f"would try live: {{{chosen}}}", f"because {found.reason}"]
+    yield f"would try live: {{{chosen}}}"
+    yield f"because {found.reason}"
 
 
 def _ms(value_ms: float) -> str:

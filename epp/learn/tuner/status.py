@@ -28,7 +28,7 @@ _TITLES = {SLOW: "slow requests", E2E: "slow E2E", ERRORS: "failed", CONCENTRATI
 _THAW = "somebody says `epp tune thaw`"
 
 
-def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) -> list[str]:
+def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) -> Iterator[str]:
     """Write the whole answer.
 
     Args:
@@ -38,28 +38,29 @@ def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) ->
     """
     runs = running(paths.lock, paths.memory, now_wall_s)
     if state is None:
-        return [f"tuner: {runs}", f"no state beside {paths.weights}: no tuner has run on this file"]
-    lines = [
-        f"tuner: {runs}; policy {state.policy}",
-        f"phase: {state.phase}, since {ago(now_wall_s - state.since_wall_s)}: {state.reason}",
-        f"incumbent: {values(state.incumbent, state.pins)}",
-    ]
+        yield f"tuner: {runs}"
+        yield f"no state beside {paths.weights}: no tuner has run on this file"
+        return
+    yield f"tuner: {runs}; policy {state.policy}"
+    yield f"phase: {state.phase}, since {ago(now_wall_s - state.since_wall_s)}: {state.reason}"
+    yield f"incumbent: {values(state.incumbent, state.pins)}"
     if state.phase == "probation" and state.previous is not None:
-        lines.append(f"the incumbent before: {values(state.previous, state.pins)}")
+        yield f"the incumbent before: {values(state.previous, state.pins)}"
     elif state.candidate is not None:
-        lines.append(f"candidate {state.number}: {values(state.candidate, state.pins)}")
+        yield f"candidate {state.number}: {values(state.candidate, state.pins)}"
     if state.paused:
-        lines.append(f"paused: {state.paused}")
-    lines += [*evidence(state), *_whole_fleet(state, now_wall_s)]
+        yield f"paused: {state.paused}"
+    yield from evidence(state)
+    yield from _whole_fleet(state, now_wall_s)
     if state.fruitless:
         limit = state.settings.stages.freeze_after
         after = f" of {limit} after which it freezes" if limit else ""
-        lines.append(f"in a row without a promotion: {state.fruitless}{after}")
+        yield f"in a row without a promotion: {state.fruitless}{after}"
     if state.phase == "search" and state.rehearsal_failed:
-        lines.append(f"the rehearsal failed and is begun again later: {state.rehearsal_failed}")
-    lines.append(f"next: {_next_step(state)}")
-    lines.append("last changes (`epp weights history` has all):")
-    return lines + [f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:]]
+        yield f"the rehearsal failed and is begun again later: {state.rehearsal_failed}"
+    yield f"next: {_next_step(state)}"
+    yield "last changes (`epp weights history` has all):"
+    yield from (f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:])
 
 
 def values(weights: Mapping[str, float], pins: Mapping[str, float]) -> str:

@@ -173,10 +173,10 @@ class Tuner:
         self._plan: Plan | None = None
         self._rendered: bytes | None = None
         self._unsaved = False
-        self._rehearse_for = ""
         self._problem = ""
         self._failures = 0
-        self._again: tuple[float, str] | None = None
+        #: When a rehearsal is to begin, and why.
+        self._due: tuple[float, str] | None = None
         self._saved_s = clock.mono_s()
         self.memory: Memory
         self.feed: SampleFeed
@@ -280,7 +280,7 @@ class Tuner:
                 case Publish(plan):
                     self._plan = plan
                 case Rehearse(reason):
-                    self._rehearse_for = reason
+                    self._due = 0.0, reason
                 case Note(_, before, after, reason):
                     self._report((f"{before} -> {after}: " if before != after else "") + reason)
         self._unsaved = self._unsaved or bool(actions)
@@ -365,13 +365,10 @@ class Tuner:
     def _begun(self, rehearsal: Rehearsal, now_s: float) -> bool:
         """Begin the rehearsal that is asked for, or due again; whether there was one."""
         if self.state.phase != "search":
-            self._again = None  # nobody waits for it any more
-        reason, self._rehearse_for = self._rehearse_for, ""
-        if not reason and self._again is not None and now_s >= self._again[0]:
-            reason = self._again[1]
-        if not reason:
+            self._due = None  # nobody waits for it any more
+        if self._due is None or now_s < self._due[0]:
             return False
-        self._again = None
+        reason, self._due = self._due[1], None
         try:
             rehearsal.start(self.state, reason)
         except OSError as error:
@@ -384,6 +381,6 @@ class Tuner:
             return
         wait_s = min(RETRY_S * 2.0**self._failures, MAX_RETRY_S)
         self._failures = min(self._failures + 1, 16)
-        self._again = now_s + wait_s, f"once more, because {reason}"
+        self._due = now_s + wait_s, f"once more, because {reason}"
         self.state.rehearsal_failed = reason
         self._report(f"{reason}; once more in {wait_s:.0f} s")
