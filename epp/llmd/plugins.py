@@ -16,14 +16,18 @@ from msgspec.structs import replace
 
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
-from epp.llmd.catalogue import ALTERNATIVES, FLOW_CONTROL, STAGES, STAND_INS
+from epp.llmd.flags import duration_s
 from epp.llmd.parameters import (
+    ALTERNATIVES,
     BY_HEADER,
+    FLOW_CONTROL,
     KINDS,
     KV_SOURCE,
     NOTED,
     PICKERS,
     REFUSED,
+    STAGES,
+    STAND_INS,
     GpuSource,
     Meaning,
     Parameters,
@@ -31,7 +35,6 @@ from epp.llmd.parameters import (
     SessionId,
 )
 from epp.llmd.picker_config import Profile, Reference
-from epp.llmd.values import duration_s
 from epp.policies.llm_d_filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
 from epp.policies.llm_d_plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.policies.llm_d_profile import LlmDProfile, LlmDProfiles

@@ -13,10 +13,10 @@ import numpy as np
 from epp.apis.usage import Usage
 from epp.config.schema import Config
 from epp.config.strict import convert
+from epp.learn.reward_model.command import Setup
 from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
-from epp.learn.reward_model.setup import Setup
 from epp.learn.sidecar.files import ModelPaths
 from epp.learn.sidecar.process import process_lock
 from epp.records.files import file_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from epp.llmd.catalogue import ALTERNATIVES, STAND_INS
 from epp.llmd.flags import FLAGS, read_flags
-from epp.llmd.parameters import KINDS
+from epp.llmd.parameters import ALTERNATIVES, KINDS, STAND_INS
 from epp.llmd.plugins import SETTINGS
 from epp.llmd.settings import translate
 

@@ -9,8 +9,8 @@ import pytest
 
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError, NoEndpointError
-from epp.llmd.catalogue import ALTERNATIVES
 from epp.llmd.flags import read_flags
+from epp.llmd.parameters import ALTERNATIVES
 from epp.llmd.settings import Translation, translate
 from epp.policies.registry import create
 from epp.types import Endpoint, RequestInfo

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.llmd import values
+from epp.llmd import flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (values.duration_s, "50ms", 0.05),
-        (values.duration_s, "1m30s", 90.0),
-        (values.duration_s, "0", 0.0),
-        (values.quantity_bytes, "25MB", 25_000_000),
-        (values.quantity_bytes, "16Mi", 16 << 20),
-        (values.truth, "T", True),
-        (values.truth, "False", False),
+        (flags.duration_s, "50ms", 0.05),
+        (flags.duration_s, "1m30s", 90.0),
+        (flags.duration_s, "0", 0.0),
+        (flags.quantity_bytes, "25MB", 25_000_000),
+        (flags.quantity_bytes, "16Mi", 16 << 20),
+        (flags.truth, "T", True),
+        (flags.truth, "False", False),
     ],
 )
 def test_values(read: Callable[[str], object], text: str, value: object) -> None:
@@ -31,10 +31,10 @@ def test_values(read: Callable[[str], object], text: str, value: object) -> None
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (values.duration_s, "-5s"),
-        (values.quantity_bytes, "0"),
-        (values.quantity_bytes, "25 M"),
-        (values.truth, "yes"),
+        (flags.duration_s, "-5s"),
+        (flags.quantity_bytes, "0"),
+        (flags.quantity_bytes, "25 M"),
+        (flags.truth, "yes"),
     ],
 )
 def test_what_is_none_is_refused(read: Callable[[str], object], text: str) -> None:
@@ -43,6 +43,6 @@ def test_what_is_none_is_refused(read: Callable[[str], object], text: str) -> No
 
 
 def test_ports_in_lists_and_repeated() -> None:
-    assert values.ports(["8000, 8001", "8002"]) == [8000, 8001, 8002]
+    assert flags.ports(["8000, 8001", "8002"]) == [8000, 8001, 8002]
     with pytest.raises(ValueError, match="1 to 8 different ports"):
-        values.ports(["8000", "8000"])
+        flags.ports(["8000", "8000"])

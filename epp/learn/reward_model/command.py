@@ -1,4 +1,8 @@
-"""`epp learn`: the learner as a process of its own, its training offline, its status."""
+"""`epp learn`: the learner as a process of its own, its training offline, its status.
+
+Owns what the command works on: the model file, records, settings, and whether a trial can be held; reports
+every mistake that can be found before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,124 @@ import logging
 import os
 import sys
 import time
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.errors import EppError
-from epp.learn.reward_model import setup as setups
+from epp.config.plan import parse_plan
+from epp.errors import ConfigError, EppError
 from epp.learn.reward_model.loop import Loop, round_lines, status_lines
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import all_on_file
-from epp.learn.reward_model.trial import Contender
-from epp.learn.sidecar.files import Files
+from epp.learn.reward_model.settings import LearnerKeys, learner_settings
+from epp.learn.reward_model.trial import LEARNED, POLICY, STARTING, WEIGHT, Contender
+from epp.learn.sidecar import setup as given
+from epp.learn.sidecar.files import Files, ModelPaths, WeightsPaths
 from epp.learn.sidecar.process import Turn, lead_of, process_lock
 from epp.learn.sidecar.setup import add_interval
+from epp.learn.tuner.setup import Setup as TrialSetup
+from epp.learn.tuner.state import Rules
 from epp.learn.tuner.status import status_lines as trial_lines
 from epp.learn.tuner.tuner import Tuner, read_state
 from epp.llmd.settings import LogSettings
 from epp.records.model_files import dump_reward_model
+from epp.server.files import read_file
 from epp.server.lead import is_led
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
-    from epp.learn.reward_model.setup import Setup
+    from epp.config.schema import Config
+    from epp.learn.reward_model.settings import LearnerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that is configured.
+
+    Attributes:
+        settings: of the learner.
+        paths: files around the model file.
+        records: folder of the flight recorder.
+        config: the picker's configuration.
+        trial: what a trial works on; None where models decide without one, or only shadow.
+        note: why there is no trial, in words; empty when there is one.
+    """
+
+    settings: LearnerSettings
+    paths: ModelPaths
+    records: Path
+    config: Config
+    trial: TrialSetup | None
+    note: str = ""
+
+
+def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:
+    """Return the setup of a command.
+
+    Args:
+        arguments: of `add_arguments`.
+        records: of a training offline, which needs no model file.
+        looking: nothing is going to be done: the model file is enough.
+
+    Raises:
+        ConfigError: something is missing or wrong.
+    """
+    found = given.read_given(arguments, LearnerKeys())
+    config, folder = found.config, records
+    model = found.path(arguments.model, config.policy.model_file)
+    if folder is None:
+        model = found.required(arguments.model, config.policy.model_file, "policy.model_file", "--model FILE")
+        place = str(model.parent.resolve()) if looking else ""
+        folder = found.required(
+            arguments.records, config.records.folder or place, "records.folder", "--records DIR"
+        )
+    settings = learner_settings(found.settings)
+    settings = msgspec.structs.replace(settings, promotion=arguments.promotion or settings.promotion)
+    weights = found.path(arguments.weights, config.weights_file)
+    setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, config, None)
+    if records is not None or settings.promotion == "screen":
+        note = "models decide as soon as they pass the gate"
+        if records is None and config.policy.name == POLICY and weights is not None:
+            note += _left_by_a_trial(weights, found.book(POLICY).bounds)
+        return replace(setup, note=note)
+    if arguments.config is not None and config.policy.name != POLICY:
+        return replace(setup, note=f"policy {config.policy.name} decides: models are for its shadows")
+    if weights is None and looking:
+        return replace(setup, note="not looked for: --weights or --config names its file")
+    if weights is None:
+        fix = "set it, or give --weights; --promotion screen does without a trial"
+        raise ConfigError(found.source, "weights_file", "not set: a trial needs it", fix)
+    book = found.book(POLICY)
+    trial = TrialSetup(
+        policy=POLICY,
+        book=book,
+        rules=Rules(settings.trial, {name: book.bounds[name] for name in STARTING}, STARTING),
+        paths=WeightsPaths(weights),
+        records=folder,
+        overrides=found.path(None, config.overrides_file),
+        config=config,
+        config_file=arguments.config,
+    )
+    return replace(setup, trial=trial)
+
+
+def _left_by_a_trial(weights: Path, bounds: Mapping[str, tuple[float, float]]) -> str:
+    """Say what of a trial keeps models from deciding; empty where nothing does."""
+    try:
+        plan = parse_plan(read_file(weights) or b"{}", str(weights), policy=POLICY, bounds=bounds)
+    except (ConfigError, OSError):  # pickers refuse it too, and say so
+        return ""
+    if plan.weights.get(WEIGHT, 1.0) >= LEARNED:
+        return ""
+    return f"; but {weights} has {WEIGHT}: 0, of a trial: the heuristic decides until that file is removed"
+
 
 log = logging.getLogger("epp.learn.reward_model")
 
@@ -43,7 +138,13 @@ _NICE = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("action", nargs="?", default="run", choices=("run", "status"), help="run (default)")
-    setups.add_arguments(parser)
+    given.add_arguments(parser)
+    parser.add_argument("--model", type=Path, metavar="FILE", help="the model file (policy.model_file)")
+    parser.add_argument(
+        "--promotion",
+        choices=("switchback", "screen"),
+        help="how a first model comes to decide (the settings' word otherwise)",
+    )
     parser.add_argument(
         "--offline", type=Path, metavar="DIR", help="train on these records, print every round, stop"
     )
@@ -55,11 +156,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do what was asked."""
     if arguments.offline is not None:
-        setup = setups.read_setup(arguments, records=arguments.offline)
+        setup = read_setup(arguments, records=arguments.offline)
         return _run_offline(setup, seed=arguments.seed, out=arguments.model, as_json=arguments.json)
     if arguments.action == "status":
-        return _status(setups.read_setup(arguments, looking=True))
-    return _run(setups.read_setup(arguments), every_s=arguments.every)
+        return _status(read_setup(arguments, looking=True))
+    return _run(read_setup(arguments), every_s=arguments.every)
 
 
 def _run_offline(setup: Setup, *, seed: int, out: Path | None, as_json: bool) -> int:

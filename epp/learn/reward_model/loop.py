@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from epp.clock import Clock
+    from epp.learn.reward_model.command import Setup
     from epp.learn.reward_model.guard import GuardState
     from epp.learn.reward_model.rounds import Round
     from epp.learn.reward_model.settings import LearnerSettings
-    from epp.learn.reward_model.setup import Setup
     from epp.learn.sidecar.files import ModelPaths
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
