@@ -17,8 +17,7 @@ from epp.learn.reward_model.command import Setup
 from epp.learn.reward_model.loop import Loop
 from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
-from epp.learn.sidecar.files import ModelPaths
-from epp.learn.sidecar.process import process_lock
+from epp.learn.sidecar.process import ModelPaths, process_lock
 from epp.records.files import file_name
 from epp.records.model_files import parse_reward_model
 from epp.schedule.decision import Outcome, outcome_record, to_record

@@ -19,8 +19,7 @@ from epp.config.bounds import tuner_bounds
 from epp.config.schema import Config
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
-from epp.learn.sidecar.files import Files, WeightsPaths
-from epp.learn.sidecar.process import process_lock
+from epp.learn.sidecar.process import Files, WeightsPaths, process_lock
 from epp.learn.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp.learn.tuner.setup import Setup
 from epp.learn.tuner.state import Rules

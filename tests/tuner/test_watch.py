@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import parse_plan, render_plan
-from epp.learn.sidecar.files import WeightsPaths
+from epp.learn.sidecar.process import WeightsPaths
 from epp.learn.tuner import watch
 from epp.learn.tuner.samples import Sample, Stamp
 from epp.learn.tuner.settings import TunerSettings

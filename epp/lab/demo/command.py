@@ -24,7 +24,7 @@ from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
 from epp.lab.origin import origin
 from epp.lab.page import html, page
 from epp.lab.workloads.art_chat import DEMO, generate
-from epp.learn.sidecar.files import WeightsPaths
+from epp.learn.sidecar.process import WeightsPaths
 from epp.learn.tuner.status import evidence
 from epp.learn.tuner.tuner import read_state
 from epp.ops.explain import explain

@@ -26,7 +26,7 @@ from epp.lab.demo.stack import Replica, Sidecar, Stack
 from epp.lab.workloads.tool_agent import ToolAgent, generate
 from epp.learn.reward_model.loop import status_lines
 from epp.learn.reward_model.settings import DataKeys, GateKeys, GuardKeys, LearnerKeys, NetworkKeys
-from epp.learn.sidecar.files import ModelPaths
+from epp.learn.sidecar.process import ModelPaths
 from epp.policies.lodestar import FALLBACKS
 from epp.records.files import read_records
 from epp.records.schema import join

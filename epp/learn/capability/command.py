@@ -11,7 +11,7 @@ from rich.table import Table
 from epp.config.capability import dump_capability
 from epp.learn.capability.fit import fit
 from epp.learn.capability.results import read_rows
-from epp.learn.sidecar.files import Files
+from epp.learn.sidecar.process import Files
 
 if TYPE_CHECKING:
     import argparse

@@ -26,8 +26,7 @@ from epp.learn.reward_model.samples import all_on_file
 from epp.learn.reward_model.settings import LearnerKeys, learner_settings
 from epp.learn.reward_model.trial import LEARNED, POLICY, STARTING, WEIGHT, Contender
 from epp.learn.sidecar import setup as given
-from epp.learn.sidecar.files import Files, ModelPaths, WeightsPaths
-from epp.learn.sidecar.process import Turn, lead_of, process_lock
+from epp.learn.sidecar.process import Files, ModelPaths, Turn, WeightsPaths, lead_of, process_lock
 from epp.learn.sidecar.setup import add_interval
 from epp.learn.tuner.setup import Setup as TrialSetup
 from epp.learn.tuner.state import Rules

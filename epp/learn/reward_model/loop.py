@@ -25,8 +25,7 @@ from epp.learn.reward_model.guard import WORDS, look_at_the_clock
 from epp.learn.reward_model.rounds import Learner, Memory
 from epp.learn.reward_model.samples import LogFeed, array, plain
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
-from epp.learn.sidecar.files import Files, Writes, load_memory, lost
-from epp.learn.sidecar.process import running
+from epp.learn.sidecar.process import Files, Writes, load_memory, lost, running
 from epp.learn.tuner.watch import comparison
 from epp.records.files import DAMAGED
 from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from epp.learn.reward_model.guard import GuardState
     from epp.learn.reward_model.rounds import Round
     from epp.learn.reward_model.settings import LearnerSettings
-    from epp.learn.sidecar.files import ModelPaths
+    from epp.learn.sidecar.process import ModelPaths
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
 

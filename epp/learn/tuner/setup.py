@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from epp.config.bounds import tuner_bounds
 from epp.errors import ConfigError, EppError
 from epp.learn.sidecar import setup as given
-from epp.learn.sidecar.files import WeightsPaths
+from epp.learn.sidecar.process import WeightsPaths
 from epp.learn.tuner.calibrate import newest_records
 from epp.learn.tuner.settings import TunerKeys, tuner_settings
 from epp.learn.tuner.state import Rules

@@ -20,7 +20,7 @@ from epp.learn.tuner.watch import comparison
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from epp.learn.sidecar.files import WeightsPaths
+    from epp.learn.sidecar.process import WeightsPaths
     from epp.learn.tuner.state import State
 
 _LAST_CHANGES = 3

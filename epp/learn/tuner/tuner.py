@@ -18,8 +18,7 @@ from epp.config.load import parse_weights
 from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.learn.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
-from epp.learn.sidecar.files import Files, Writes, exclusive, load_memory, lost
-from epp.learn.sidecar.process import lead_of
+from epp.learn.sidecar.process import Files, Writes, exclusive, lead_of, load_memory, lost
 from epp.learn.tuner import machine
 from epp.learn.tuner.samples import SampleFeed
 from epp.learn.tuner.search import Measured  # noqa: TC001
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.clock import Clock
-    from epp.learn.sidecar.files import WeightsPaths
+    from epp.learn.sidecar.process import WeightsPaths
     from epp.learn.tuner.setup import Setup
     from epp.learn.tuner.state import Action, Event
 

@@ -16,7 +16,7 @@ import yaml
 from epp.config.load import check_weights
 from epp.config.plan import INCUMBENT, Split
 from epp.errors import ConfigError, EppError
-from epp.learn.sidecar.files import Files, exclusive
+from epp.learn.sidecar.process import Files, exclusive
 from epp.learn.tuner import setup as setups
 from epp.learn.tuner.command import obey
 from epp.learn.tuner.status import history_lines
