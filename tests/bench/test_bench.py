@@ -162,11 +162,13 @@ def test_flags_that_do_not_fit(flags: list[str], words: str, capsys: pytest.Capt
     assert words in capsys.readouterr().err
 
 
-def test_all_ends_with_the_split_of_a_request(
+def test_all_measures_one_case_after_the_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "ALL", ("core", "server"))
     monkeypatch.setattr(command, "find_envoy", os.getpid)
     flags = ["--rounds", "1", "--sizes", "200", "--endpoints", "3", "--modes", "constant", "--requests", "2"]
     assert main(["bench", "all", *flags]) == 0
-    assert "split/200 tokens/transport" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "core/200/3/warm" in out
+    assert "server/above bare, builtin/72 KB" in out

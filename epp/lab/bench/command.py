@@ -72,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
-    add("--jobs", type=_positive, default=1, help="peers: gateways at a time, but for bursts (%(default)s)")
     add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
     add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
     add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
@@ -125,7 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
                 vars(arguments).update(case.arguments)
                 on_turn.set(partial(step, name))
                 uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
-        _split(found)
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")
     if arguments.save is not None:
@@ -155,23 +153,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
     if name in ("all", "envoy"):
         find_envoy()  # now: without one, all that was measured until then would be lost
-
-
-def _split(found: Figures) -> None:
-    """Add where a request's CPU goes, constant-message mode: what is measured alone, and the rest."""
-    for size, prompt in (("200 tokens", "200"), ("72 KB", "18k")):
-        core_name = f"core/{prompt}/3"
-        if not {f"{core_name}/warm", f"server/above bare, builtin/{size}"} <= found.found.keys():
-            continue  # left out by a flag
-        parts = {
-            "transport": found.median(f"server/bare, builtin: constant/{size}"),
-            "parse": found.median(f"{core_name}/warm: parse"),
-            "decide": found.median(f"{core_name}/warm: decide"),
-            "observe": found.median(f"{core_name}/reports"),
-        }
-        parts["the rest"] = found.median(f"server/picker: constant/{size}") - sum(parts.values())
-        for part, value in parts.items():
-            found.add(f"split/{size}/{part}", "ms CPU", value)
 
 
 def _in_tree(tree: Path) -> Figures:

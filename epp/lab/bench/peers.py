@@ -35,12 +35,15 @@ from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.stack import MODEL, Replica, Stack
-from epp.lab.experiment import Experiment, Run, execute, interval
+from epp.lab.experiment import Experiment, execute, interval
 from epp.lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from epp.config.pool import EndpointSpec
+    from epp.lab.experiment import Run
 
 OURS, ALONE = "ours", "envoy"
 #: Python's arguments: the policy that its documentation recommends for conversations, with the thresholds
@@ -125,10 +128,18 @@ class Peer(Stack):
         replicas: the pool.
         name: of `PEERS`, or `ALONE`.
         url: of a gateway that runs already, empty to start the one that is named.
+        endpoints: instead of replicas.
     """
 
-    def __init__(self, folder: Path, replicas: Sequence[Replica], name: str, url: str = "") -> None:
-        super().__init__(folder, replicas, {})
+    def __init__(
+        self,
+        folder: Path,
+        replicas: Sequence[Replica],
+        name: str,
+        url: str = "",
+        endpoints: Mapping[str, EndpointSpec] | None = None,
+    ) -> None:
+        super().__init__(folder, replicas, {}, endpoints=endpoints)
         self._name, self._url = name, url
 
     @property
@@ -146,7 +157,8 @@ class Peer(Stack):
             file = self.folder / "envoy.json"
             file.write_text(json.dumps(self._plain_envoy(port)))
             words = ["--config-path", str(file), "--concurrency", "1", "--disable-hot-restart"]
-            await self._run(ALONE, [*words, "--log-level", "warning"], (str(find_envoy()),))
+            envoy = await self._run(ALONE, [*words, "--log-level", "warning"], (str(find_envoy()),))
+            await self._until_listening(envoy, "127.0.0.1", port)
             return
         ports = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other_port)]
         workers = [f"http://{spec.address}" for spec in self.endpoints.values()]
@@ -260,10 +272,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise EppError(f"no peers in {INSTALLED}: run `make peers`")
     entries = (OURS, ALONE, *PEERS, *urls)
     experiment = Experiment("", [*CELLS], entries, MEASURES, partial(run_one, urls))
-    rounds, runs = range(arguments.rounds or ROUNDS), list[Run]()
-    for cell in CELLS:  # a burst needs the machine for itself; of others ``--peer`` has one place
-        jobs = 1 if cell == "burst" or urls else arguments.jobs
-        runs += execute(experiment, seeds=rounds, jobs=jobs, kept=KEPT, cells=[cell])
+    runs = execute(experiment, seeds=range(arguments.rounds or ROUNDS), jobs=1, kept=KEPT)
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
     print("commit", *sorted({run.commit for run in runs}))
     print(report(runs, entries))

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import numpy as np
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from epp.config.pool import EndpointSpec
     from epp.lab.compare.load import RequestResult
 
 #: Time for pickers to hear each other, or to notice that they do not.
@@ -61,17 +60,6 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Neighbour(Stack):
-    """A picker and an Envoy before replicas that another stack has started."""
-
-    def __init__(self, folder: Path, endpoints: dict[str, EndpointSpec], sections: dict[str, Any]) -> None:
-        super().__init__(folder, (), sections)
-        self.endpoints = endpoints
-
-    async def _start_replicas(self) -> None:
-        self.write_pool(self.endpoints)
-
-
 async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
     """Run the phases."""
     out: Path = arguments.out.absolute()
@@ -83,7 +71,7 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections))]
 
         async def join(name: str) -> None:
-            neighbour = Neighbour(out / name, pickers[0].endpoints, sections)
+            neighbour = Stack(out / name, (), sections, endpoints=pickers[0].endpoints)
             pickers.append(await stack.enter_async_context(neighbour))
 
         async def phase(name: str, number: int, began_s: float | None = None) -> None:

@@ -10,7 +10,6 @@ global Envoy are. Needs root and TUN devices; says so and ends well where they a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import subprocess
 import sys
@@ -145,13 +144,8 @@ class Route(Stack):
         ip, *words = self._network.command(region, *program)
         child = Child(name, words, self.folder, (shutil.which(ip) or ip,))
         await self._exit.enter_async_context(child)
-        while True:
-            child.check()
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(self._network.address(region), port)
-                writer.close()
-                return child
-            await asyncio.sleep(0.1)
+        await self._until_listening(child, self._network.address(region), port)
+        return child
 
 
 def make_certificate(relays: Relays) -> None:

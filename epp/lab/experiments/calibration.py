@@ -44,29 +44,6 @@ ENTRIES = ("least-request", "session-affinity", "gorgo", "gorgo-ms")
 MEASURES = ("TTFT p50 ms", "TTFT p95 ms", "E2E p50 ms", "E2E p95 ms")
 
 
-class Engines(Stack):
-    """A picker and an Envoy before engines that are there already.
-
-    Args:
-        folder: configuration, logs and records.
-        fleet: where they are.
-        policy: the picker's.
-    """
-
-    def __init__(self, folder: Path, fleet: FleetSpec, policy: str) -> None:
-        super().__init__(folder, (), {"policy": {"name": policy}})
-        self._fleet = fleet
-
-    async def _start_replicas(self) -> None:
-        self.endpoints = {
-            spec.address: EndpointSpec(
-                address=spec.address, region=spec.region, engine_class=spec.engine_class.name
-            )
-            for spec in self._fleet.replicas
-        }
-        self.write_pool(self.endpoints)
-
-
 def run(cell: str, entry: str, seed: int, *, fleet: str) -> dict[str, float]:
     """Run one policy, measured or simulated.
 
@@ -111,10 +88,16 @@ async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tup
         replace(request, block_ids=tuple(new + block for block in request.block_ids))
         for request in load.source.requests(seed)
     ]
+    engines = {
+        spec.address: EndpointSpec(
+            address=spec.address, region=spec.region, engine_class=spec.engine_class.name
+        )
+        for spec in fleet.replicas
+    }
     address = fleet.replicas[0].address
     engine = await look(f"http://{address}", {})
     with tempfile.TemporaryDirectory() as place:
-        async with Engines(Path(place), fleet, policy) as stack:
+        async with Stack(Path(place), (), {"policy": {"name": policy}}, endpoints=engines) as stack:
             options = LoadOptions(base_url=stack.url, model=engine.model, extra_body={"ignore_eos": True})
             results = await run_load(requests, options)
         records = [r for r in read_records(Path(place, "records")) if r["kind"] == "decision"]
