@@ -82,7 +82,7 @@ def test_a_known_turn_is_found_in_the_cache() -> None:
 
 @pytest.mark.parametrize("transport", server.BARE.values())
 async def test_another_picker_is_measured_by_address_and_process(transport: str, tmp_path: Path) -> None:
-    with bare(transport) as other:
+    async with bare(transport) as other:
         assert held(other.pid).rss_bytes > 1_000_000
         arguments = Namespace(modes=[Mode.CONSTANT], address=other.grpc, pid=other.pid, requests=4)
         found = Figures()

@@ -68,7 +68,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
         servers += [await loop.create_server(_Engine, host, port) for host in hosts[1:]]
         pool = [EndpointSpec(address=f"{host}:{port}") for host in hosts]
         try:
-            with picker(pool, scrape={"interval_s": 1.0}, probe={"interval_s": 2.0}) as server:
+            async with picker(pool, scrape={"interval_s": 1.0}, probe={"interval_s": 2.0}) as server:
                 await asyncio.sleep(_WARM_S + endpoints / 200)
                 before_s, begun_s = cpu_s(server.pid), loop.time()
                 await asyncio.sleep(_SECONDS)

@@ -38,7 +38,8 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
         nats = await stack.enter_async_context(Nats(folder))
         fleets = {}
         for name, sections in (("alone", {}), ("shared", {"cluster": {"url": nats.url}})):
-            servers = [stack.enter_context(picker(pool_of(ENDPOINTS), **sections)) for _ in range(PICKERS)]
+            pickers = [picker(pool_of(ENDPOINTS), **sections) for _ in range(PICKERS)]
+            servers = [await stack.enter_async_context(each) for each in pickers]
             proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]
             fleets[name] = [*zip(servers, proxies, strict=True)]
         for number in turns(range(rounds)):

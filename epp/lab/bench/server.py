@@ -8,7 +8,7 @@ measured, on grpc.aio and on the picker's own transport: what is above them is t
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ from epp.lab.progress import turns
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from epp.lab.bench.figures import Figures
 
@@ -61,20 +62,20 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
 async def _start(stack: AsyncExitStack, arguments: argparse.Namespace) -> dict[str, Row]:
     modes = [Mode(name) for name in arguments.modes]
 
-    async def row(server: Server, of: Sequence[Mode], *, reports: bool = False) -> Row:
+    async def row(
+        started: AbstractAsyncContextManager[Server], of: Sequence[Mode], *, reports: bool = False
+    ) -> Row:
+        server = await stack.enter_async_context(started)
         return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)))
 
     if arguments.address:
-        return {"picker": await row(Server(arguments.pid, arguments.address), modes)}
+        return {"picker": await row(nullcontext(Server(arguments.pid, arguments.address)), modes)}
     constant = [mode for mode in modes if mode is Mode.CONSTANT]
-    rows = {
-        name: await row(stack.enter_context(bare(transport)), constant) for name, transport in BARE.items()
-    }
+    rows = {name: await row(bare(transport), constant) for name, transport in BARE.items()}
     ours = picker(pool_of(ENDPOINTS), observe={"mode": "all", "max_chunks_per_s": 0})
-    rows["picker"] = await row(stack.enter_context(ours), modes, reports=True)
+    rows["picker"] = await row(ours, modes, reports=True)
     if Mode.DUPLEX in modes:
-        left = stack.enter_context(picker(pool_of(ENDPOINTS), observe="none"))
-        rows["left"] = await row(left, [Mode.DUPLEX])
+        rows["left"] = await row(picker(pool_of(ENDPOINTS), observe="none"), [Mode.DUPLEX])
     return rows
 
 
