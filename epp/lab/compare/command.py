@@ -9,14 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
-from epp.lab.compare.learned import LEARNERS, Learning
+from epp.lab.compare.load import add_api_key, api_key_headers
 from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
@@ -35,7 +34,6 @@ from epp.lab.progress import progress
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import PickerOptions, RegionMode, WindowOptions
 from epp.lab.workloads.registry import WORKLOADS, workload_named
-from epp.learn.reward_model.settings import DataKeys
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 
@@ -71,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="factor on the load's own pace (%(default)s)",
     )
     add_window_arguments(add)
-    add("--scale", type=number_from(1), default=1, help="divide a trace's lengths")
     add(
         "--max-prompt-tokens",
         type=number_from(0),
@@ -114,17 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a fleet of regions: `nearest` knows its own engines alone, `regions` forwards, `global` is "
         "one picker that sees all (%(default)s)",
     )
-    group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
-    group.add_argument(
-        "--learn-first", type=number_from(1), metavar="N", help="samples before the first model (5000)"
-    )
-    group.add_argument(
-        "--learn-every", type=number_from(1), metavar="N", help="samples between further ones (1000)"
-    )
     add = parser.add_argument_group("live").add_argument
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
-    add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
+    add_api_key(add)
 
 
 def _counts(text: str) -> list[int]:
@@ -196,7 +186,6 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     if not names:
         source = Source(
             trace=str(arguments.trace),
-            scale=arguments.scale,
             max_prompt_tokens=arguments.max_prompt_tokens,
             tick_ms=arguments.tick_ms,
             **stretch,
@@ -228,17 +217,6 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
     return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
 
 
-def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace) -> tuple[PolicyChoice, ...]:
-    """Give policies that learn what the flags say of learning."""
-    asked = {"first": arguments.learn_first, "every": arguments.learn_every}
-    data = {name: value for name, value in asked.items() if value is not None}
-    learners = {
-        name: Learning(msgspec.structs.replace(settings, data=DataKeys(**data)))
-        for name, settings in LEARNERS.items()
-    }
-    return tuple(replace(policy, learning=learners.get(policy.name)) for policy in policies)
-
-
 def candidate_of(asked: str | None, names: Sequence[str]) -> str:
     """Return the policy that is judged.
 
@@ -255,7 +233,7 @@ def candidate_of(asked: str | None, names: Sequence[str]) -> str:
 
 
 def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
-    policies = _learning(policies_of(arguments.policy), arguments)
+    policies = policies_of(arguments.policy)
     candidate = candidate_of(arguments.candidate, [policy.name for policy in policies])
     count = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
     count = arguments.seeds or (1 if arguments.trace else count)
@@ -331,9 +309,8 @@ def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     seed, cells, urls = arguments.first_seed, cells_of(arguments), parse_gateways(arguments.over_http)
     candidate = candidate_of(arguments.candidate or next(iter(urls)), [*urls])
     with progress(sys.stderr) as step:
-        driven, failed = drive_gateways(
-            cells, urls, seed, model=arguments.model, headers=arguments.header, step=step
-        )
+        headers = api_key_headers(arguments.bearer_token_file)
+        driven, failed = drive_gateways(cells, urls, seed, model=arguments.model, headers=headers, step=step)
     candidate = candidate if candidate in driven else next(iter(driven))
     entries = [
         _entry(
@@ -401,15 +378,14 @@ def _document(
 
 
 def _list(console: Console) -> None:
-    console.print("[bold]workloads[/bold]")
-    for workload in WORKLOADS.values():
-        console.print(f"  {workload.name:<24}{workload.help}", highlight=False)
-    console.print("[bold]fleets[/bold]")
-    for name, (text, _) in FLEETS.items():
-        console.print(f"  {name:<24}{text}", highlight=False)
-    console.print("[bold]policies[/bold]")
-    console.print("  " + ", ".join(POLICIES), highlight=False)
-    console.print("[bold]yardsticks[/bold] (see what no picker can)")
-    console.print("  " + ", ".join(ORACLES), highlight=False)
-    console.print("[bold]tuned while it serves[/bold] (as its paper does, simulated alone)")
-    console.print("  " + HILLCLIMB, highlight=False)
+    listed = {
+        "workloads": {workload.name: workload.help for workload in WORKLOADS.values()},
+        "fleets": {name: text for name, (text, _) in FLEETS.items()},
+        "policies": dict.fromkeys(POLICIES, ""),
+        "yardsticks (see what no picker can)": dict.fromkeys(ORACLES, ""),
+        "tuned while it serves (as its paper does, simulated alone)": {HILLCLIMB: ""},
+    }
+    for title, names in listed.items():
+        console.print(f"[bold]{title}[/bold]")
+        for name, text in names.items():
+            console.print(f"  {name:<24}{text}", highlight=False)

@@ -34,7 +34,7 @@ def drive_gateways(
     seed: int,
     *,
     model: str,
-    headers: Sequence[str],
+    headers: Mapping[str, str],
     step: Callable[[str, int, int], None],
 ) -> tuple[dict[str, list[Outcome]], list[str]]:
     """Drive each gateway with each load.
@@ -44,7 +44,7 @@ def drive_gateways(
         urls: of gateways by name.
         seed: of the loads.
         model: name sent.
-        headers: ``NAME:VALUE``, sent along.
+        headers: sent along.
         step: called with a gateway's name, requests answered, and all requests of the load.
 
     Returns:
@@ -54,10 +54,9 @@ def drive_gateways(
     Raises:
         EppError: flags that make no sense, a gateway that is not there, or none that answered.
     """
-    sent_along = _headers(headers)
     for cell in cells:  # before anything is driven
         cell.warmup(cell.source.requests(seed))
-    asyncio.run(_check_there(urls, sent_along))
+    asyncio.run(_check_there(urls, headers))
     driven: dict[str, list[Outcome]] = {}
     failed = []
     for name, url in urls.items():
@@ -69,7 +68,7 @@ def drive_gateways(
                     LoadOptions(
                         base_url=url,
                         model=model,
-                        headers=sent_along,
+                        headers=headers,
                         extra_body={"ignore_eos": True},
                         time_scale=cell.pace,
                         max_in_flight=cell.max_in_flight or _DEFAULT_IN_FLIGHT,
@@ -103,16 +102,6 @@ def parse_gateways(texts: Sequence[str]) -> dict[str, str]:
             raise EppError(f"{name} is named twice")
         found[name] = url
     return found
-
-
-def _headers(texts: Sequence[str]) -> dict[str, str]:
-    headers = {}
-    for text in texts:
-        name, separator, value = text.partition(":")
-        if not separator:
-            raise EppError(f"--header {text!r} is not NAME:VALUE")
-        headers[name.strip()] = value.strip()
-    return headers
 
 
 async def _check_there(gateways: Mapping[str, str], headers: Mapping[str, str]) -> None:

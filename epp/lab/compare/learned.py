@@ -52,7 +52,7 @@ PUBLISHED = LearnerSettings(
     guard=Guard(on=False),
 )
 #: How policies that learn do it, by name.
-LEARNERS: Mapping[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
+LEARNERS: dict[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
 
 
 @dataclass(frozen=True, slots=True)

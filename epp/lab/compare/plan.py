@@ -63,7 +63,6 @@ class Source:
     Attributes:
         workload: name of a generated workload, ``""`` for a trace.
         trace: path of a trace file, ``""`` for a workload.
-        scale: divides a trace's lengths.
         max_prompt_tokens: longer prompts of a trace are dropped.
         tick_ms: what the times of a trace are multiples of, where they are ticks; None to detect it.
         from_s: only what starts from then on, in the source's own time.
@@ -74,7 +73,6 @@ class Source:
 
     workload: str = ""
     trace: str = ""
-    scale: int = 1
     max_prompt_tokens: int = 24_000
     tick_ms: float | None = None
     from_s: float = 0.0
@@ -101,7 +99,6 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
         requests = load_trace(
             source.trace,
             seed=seed,
-            scale=source.scale,
             tick_ms=source.tick_ms,
             from_s=source.from_s,
             seconds=source.until_s,

@@ -46,7 +46,6 @@ class PolicyChoice:
         name: registered policy, yardstick, or `HILLCLIMB`.
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
-        learning: how it learns during the run, for a policy that does.
         pickers: how many pickers run it.
         regions: how they cooperate, of a fleet of regions (`PickerOptions.regions`).
     """
@@ -54,7 +53,6 @@ class PolicyChoice:
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)
-    learning: Learning | None = None
     pickers: int = 1
     regions: RegionMode = "regions"
 
@@ -99,7 +97,7 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     if policy.name == HILLCLIMB:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
     elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):
-        learning = policy.learning or Learning(LEARNERS[policy.name])
+        learning = Learning(LEARNERS[policy.name])
         result, lesson = run_learned(
             requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
         )
