@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 SEED = 301
 #: Loads of these seeds train models offline; nothing is compared on them.
 OFFLINE_SEED = 1_000_000
-#: The paper's sizes are divided by `DIVISOR`.
-DIVISOR, REQUESTS = 1.0, 20_000
+REQUESTS = 20_000
 #: Points of each kind in the scatter.
 POINTS = 150
 #: Beyond any input.
@@ -85,7 +84,6 @@ class Entry:
 
     Attributes:
         policy: its name.
-        params: parameters that differ from its defaults.
         model: ``online``, ``frozen`` (in the middle) or ``offline`` (from another seed's run); empty for a
             policy that does not learn.
         network: changes to the learner's network.
@@ -95,7 +93,6 @@ class Entry:
     """
 
     policy: str = "lodestar"
-    params: Mapping[str, Any] = field(default_factory=dict)
     model: str = "online"
     network: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -141,7 +138,6 @@ ENTRIES: Mapping[str, Entry] = {
     },
 }
 ABLATIONS: Mapping[str, Entry] = {
-    "no K-filter": Entry(params={"k": 0}),
     "offline only": Entry(model="offline"),
     "offline from 7 A30": Entry(model="offline", trained="tool calls / homo"),
     # The paper's, whose script does not check for strange inputs; classes have too few rows to be inputs.
@@ -153,7 +149,6 @@ ABLATIONS: Mapping[str, Entry] = {
         guarded=False,
     ),
     "frozen midway": Entry(model="frozen"),
-    "linear model": Entry(network={"hidden": (), "dropout": 0.0}),
 }
 #: What is held against what came: kinds of predictions.
 KINDS = ("held out", "deployed")
@@ -195,21 +190,8 @@ def first_rps(condition: Condition) -> float:
 def settings_of(entry: Entry) -> LearnerSettings:
     """Return the learner's settings."""
     usual = LEARNERS.get(entry.policy, UNTRIED)
-    data = msgspec.structs.replace(
-        usual.data,
-        first=round(usual.data.first / DIVISOR),
-        every=round(usual.data.every / DIVISOR),
-        recent=round(usual.data.recent / DIVISOR),
-        replay=round(usual.data.replay / DIVISOR),
-    )
-    # As many steps of the optimiser as over the paper's rows.
-    network = msgspec.structs.replace(
-        usual.network, batch=round(usual.network.batch / DIVISOR), **entry.network
-    )
-    # What a gate must see does not shrink with the rest, but no more is held out than a third.
-    held_out = min(usual.gate.held_out, round(data.first / 3.0))
-    gate = msgspec.structs.replace(usual.gate, held_out=held_out)
-    return msgspec.structs.replace(usual, data=data, network=network, gate=gate)
+    network = msgspec.structs.replace(usual.network, **entry.network)
+    return msgspec.structs.replace(usual, network=network)
 
 
 def run(cell: str, label: str, seed: int) -> dict[str, float]:
@@ -226,7 +208,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
     figures = dict.fromkeys(MEASURES, math.nan)
     lesson: Lesson | None = None
     if entry.model:
-        policy, learning = create(entry.policy, entry.params), Learning(settings)
+        policy, learning = create(entry.policy), Learning(settings)
         assert isinstance(policy, Lodestar)  # noqa: S101  # it learns
         if entry.model == "offline":
             learning, points = _offline(condition, entry, policy, settings, seed)
@@ -240,7 +222,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
         if label in ABLATIONS and learning.model is None and not lesson.first_model_s < shift_s:
             return figures  # no model decided before the shift, or the freeze: there is nothing to compare
     else:
-        result = run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=seed)
+        result = run_window(requests, fleet, create(entry.policy), weights, seed=seed)
     due_s = np.array([request.intended_ms for request in result.requests]) / 1e3
     ttft_ms = np.array([math.nan if r.ttft_ms is None else r.ttft_ms for r in result.requests])
     late = due_s >= from_s
