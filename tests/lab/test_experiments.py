@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from epp.lab import conditions
+from epp.lab.compare.learned import LEARNERS
 from epp.lab.experiment import Experiment, Run, execute
 from epp.lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, policies, wan
 from epp.lab.workloads.mooncake_chat import MooncakeChat
@@ -64,12 +65,12 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
-    for learner, settings in lodestar.LEARNERS.items():
+    for learner, settings in LEARNERS.items():
         small = DataKeys(first=250, every=50, recent=500, replay=250)
         gate = msgspec.structs.replace(settings.gate, held_out=83)
         network = msgspec.structs.replace(settings.network, batch=26)
         changes = {"data": small, "gate": gate, "network": network}
-        monkeypatch.setitem(lodestar.LEARNERS, learner, msgspec.structs.replace(settings, **changes))
+        monkeypatch.setitem(LEARNERS, learner, msgspec.structs.replace(settings, **changes))
     monkeypatch.setattr(lodestar, "REQUESTS", 1_000)
     monkeypatch.setattr(lodestar_gate, "DATA", DataKeys(first=400, every=400))
     monkeypatch.setattr(

@@ -28,16 +28,16 @@ from epp.lab.experiment import Experiment
 from epp.lab.plot import Panel, figure
 from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
+from epp.lab.workloads import mooncake_chat, mooncake_mix, prefix_groups, tool_agent
 from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.mooncake_mix import MooncakeMix
 from epp.lab.workloads.prefix_groups import PrefixGroups
-from epp.lab.workloads.registry import GENERATORS
 from epp.lab.workloads.tool_agent import ToolAgent
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -100,6 +100,12 @@ class Entry:
     guarded: bool = True
 
 
+GENERATORS: Mapping[type, Callable[[Any, int], tuple[TraceRequest, ...]]] = {
+    ToolAgent: tool_agent.generate,
+    MooncakeChat: mooncake_chat.generate,
+    MooncakeMix: mooncake_mix.generate,
+    PrefixGroups: prefix_groups.generate,
+}
 _CALLS, _MIXED = ToolAgent(divisor=4), (0.1, 0.3, 0.5, 0.7)
 CONDITIONS: Mapping[str, Condition] = {
     "tool calls / homo": Condition("homo", _CALLS, 23.0, (16.0, 1.0)),

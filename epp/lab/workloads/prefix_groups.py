@@ -44,7 +44,6 @@ class PrefixGroups:
         shares: parts of the prompts that groups share; each group takes one of them, all equally often.
         later_shares: the same from the middle on; empty for no shift.
         groups: groups at a time; the mean distance between two requests of one.
-        prefill_only: only first tokens are asked for.
     """
 
     requests: int = 14_000
@@ -52,7 +51,6 @@ class PrefixGroups:
     shares: tuple[float, ...] = (0.5,)
     later_shares: tuple[float, ...] = ()
     groups: int = 48
-    prefill_only: bool = False
 
 
 @dataclass(slots=True)
@@ -83,7 +81,7 @@ def generate(parameters: PrefixGroups, seed: int) -> tuple[TraceRequest, ...]:
         low, high = _PROMPT_TOKENS
         tokens = int(np.clip(group.tokens * rng.uniform(0.95, 1.05), low, high))
         prompt = content.grown(group.common, max(tokens, group.common.tokens + 1), (group.common.tokens,))
-        output = 1 if p.prefill_only else max(1, round(rng.normal(*_OUTPUT_TOKENS)))
+        output = max(1, round(rng.normal(*_OUTPUT_TOKENS)))
         out.append(
             content.request(
                 prompt, at_s=float(at_s[number]), session=f"p{number}", user=group.name, output_tokens=output
