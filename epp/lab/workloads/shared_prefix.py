@@ -8,11 +8,14 @@ Groups may be replaced at a set pace, so that what is hot changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest, in_time_order
 from epp.lab.workloads.content import Z95, Content, Lognormal, Prompt, Zipf, arrivals
+
+if TYPE_CHECKING:
+    from epp.lab.compare.trace import TraceRequest
 
 #: Length of a prompt.
 _PROMPT_TOKENS = Lognormal(4_500.0, 14_000.0, Z95)
@@ -52,7 +55,6 @@ def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:
     groups = Zipf(p.prefixes, p.zipf)
     prefixes: dict[tuple[int, int], Prompt] = {}
     phases = rng.random(p.prefixes)
-    requests: list[TraceRequest] = []
     for number, at_s in enumerate(arrivals(rng, p.rate_rps * p.duration_s, 0.0, p.duration_s)):
         group = groups.draw(rng)
         life = int(at_s / p.group_life_s + phases[group]) if p.group_life_s else 0
@@ -65,9 +67,5 @@ def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:
         prompt = content.grown(common, max(int(tokens), common.tokens + 1), (common.tokens,))
         output_tokens = max(8, min(1_024, int(_OUTPUT_TOKENS.draw(rng))))
         name = f"p{number}"
-        requests.append(
-            content.request(
-                prompt, at_s=at_s, session=name, user=f"g{group}.{life}", output_tokens=output_tokens
-            )
-        )
-    return in_time_order(requests)
+        content.send(prompt, at_s=at_s, session=name, user=f"g{group}.{life}", output_tokens=output_tokens)
+    return content.in_order()
