@@ -89,7 +89,8 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         alive = [pickers[0], pickers[2]]
         await phase("a picker is killed", 2)
 
-        await nats.kill()
+        nats.kill()
+        await nats.stop()
         await phase("NATS is killed, too", 3)
 
         began_s = time.monotonic()
