@@ -94,16 +94,13 @@ class Run(msgspec.Struct, frozen=True):
         return math.nan if value is None else value
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """Makes a run, and measures its CPU time in seconds with that of the processes it started."""
-
-    run: Callable[[str, str, int], Mapping[str, float]]
-
-    def __call__(self, cell: str, entry: str, seed: int) -> tuple[Mapping[str, float], float]:
-        before_s = sum(os.times()[:4])
-        figures = self.run(cell, entry, seed)
-        return figures, sum(os.times()[:4]) - before_s
+def _timed(
+    run: Callable[..., Mapping[str, float]], cell: str, entry: str, seed: int
+) -> tuple[Mapping[str, float], float]:
+    """Make a run, and measure its CPU time in seconds with that of the processes it started."""
+    before_s = sum(os.times()[:4])
+    figures = run(cell, entry, seed)
+    return figures, sum(os.times()[:4]) - before_s
 
 
 def execute(
@@ -132,7 +129,7 @@ def execute(
     missing = [key for key in keys if key not in done]
     kept.parent.mkdir(parents=True, exist_ok=True)
     commit = current_commit()
-    work = _Timed(experiment.run)
+    work = partial(_timed, experiment.run)
     title = kept.stem
     with progress(sys.stderr) as step:
         step(title, 0, len(missing))

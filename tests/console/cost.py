@@ -24,9 +24,10 @@ import uvloop
 
 from epp.errors import EppError
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import Figures, percentile, settings
+from epp.lab.bench.figures import Figures, settings
 from epp.lab.bench.processes import cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.compare.stats import percentile
 from tests.kit.browser import Chromium
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from aiohttp import web
 
 from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.peers import ALONE, Peer
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import LAST, TOKEN, bodies
+from epp.lab.compare.stats import percentile
 from epp.lab.demo.stack import Stack
 from epp.lab.progress import turns
 

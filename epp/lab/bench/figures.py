@@ -13,13 +13,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from epp.errors import EppError
 from epp.lab.origin import origin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 #: The most that a figure should be, on a machine of two cores. Those of a whole picker are the least that
@@ -52,11 +50,6 @@ GOALS = {
     "pickers/shared of alone": 1.15,
     "pickers/change age p99": 120.0,
 }
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """Return the q-th percentile (0..100), the nearest value from above, as samples are few."""
-    return float(np.percentile(values, q, method="higher"))
 
 
 class Figure(msgspec.Struct):

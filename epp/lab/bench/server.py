@@ -13,9 +13,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import Server, bare, cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.compare.stats import percentile
 from epp.lab.progress import turns
 
 if TYPE_CHECKING:

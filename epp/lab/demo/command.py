@@ -65,14 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=PolicySection().name, help="the policy shown first (default: %(default)s)")
     add("--against", default=BASELINES, help="policies to compare with (default: %(default)s)")
     add("--seconds", type=float, default=DURATION_S, help="length of the load (%(default)s)")
-    add("--rate", type=float, default=DEMO.rate_rps, help="requests per second (%(default)s)")
     add("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
-    load = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
+    load = replace(DEMO, duration_s=arguments.seconds)
     requests = generate(load, arguments.seed)
     # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
     policies = list(dict.fromkeys([arguments.policy, *filter(None, arguments.against.split(","))]))

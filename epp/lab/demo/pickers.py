@@ -25,10 +25,10 @@ from rich.table import Table
 
 from epp.errors import EppError
 from epp.lab.compare.load import LoadOptions, run_load
-from epp.lab.compare.plan import Source
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.nats import Nats
 from epp.lab.demo.stack import MODEL, REGIONS, Stack
+from epp.lab.workloads.art_chat import DEMO, generate
 from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ _HEARD_S = 30.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
-    parser = example_parser("pickers", __doc__)
-    parser.add_argument("--workload", default="demo", help="sent in each phase (%(default)s)")
-    return run_example(parser, show, argv)
+    return run_example(example_parser("pickers", __doc__), show, argv)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -55,14 +53,13 @@ def show(arguments: argparse.Namespace) -> int:
     table.title = (
         "a picker before each Envoy, the same replicas; ms; heard: seconds until all peers were heard"
     )
-    uvloop.run(run_phases(arguments, table))
+    uvloop.run(run_phases(arguments.out.absolute(), table))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 
 
-async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
+async def run_phases(out: Path, table: Table) -> None:
     """Run the phases."""
-    out: Path = arguments.out.absolute()
     (out / "secret").write_text(secrets.token_hex(32))
     nats = Nats(out)
     sections = {"cluster": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
@@ -76,7 +73,7 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
 
         async def phase(name: str, number: int, began_s: float | None = None) -> None:
             waited = "-" if began_s is None else f"{time.monotonic() - began_s:.1f}"
-            results = await send(pickers, arguments.workload, number)
+            results = await send(pickers, number)
             table.add_row(name, *summed(results), waited)
 
         began_s = time.monotonic()
@@ -104,9 +101,9 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         await phase("a fourth picker joins", 5, began_s)
 
 
-async def send(pickers: Sequence[Stack], workload: str, seed: int) -> list[RequestResult]:
+async def send(pickers: Sequence[Stack], seed: int) -> list[RequestResult]:
     """Send a load, its requests to the Envoys in turn, whatever conversation they belong to."""
-    requests = Source(workload=workload).requests(seed)
+    requests = generate(DEMO, seed)
     runs = (
         run_load(
             [replace(request, after=None) for request in requests[number :: len(pickers)]],
