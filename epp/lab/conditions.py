@@ -34,6 +34,13 @@ class Load:
     calibrated: bool = False
     limited: bool = True
 
+    def on(self, name: str, fleet: FleetSpec) -> tuple[Cell, FleetSpec]:
+        """Return the load as a cell, and the fleet as this load has it."""
+        source = Source(workload=self.workload, until_s=WINDOW_S / self.time_scale)
+        limit = PUBLISHED_IN_FLIGHT if self.limited else None
+        cell = Cell(name, source, time_scale=self.time_scale, max_in_flight=limit)
+        return cell, calibrated(fleet) if self.calibrated else fleet
+
 
 LOADS: Mapping[str, Load] = {
     "art-chat ts 1": Load("art-chat", 1.0, calibrated=True),
@@ -48,8 +55,4 @@ CELLS = tuple(f"{load} / {fleet} / steady" for load in LOADS for fleet in _FLEET
 def condition(name: str) -> tuple[Cell, FleetSpec]:
     """Return the load and the fleet of a name of `CELLS`."""
     load_name, fleet_name, _ = name.split(" / ")
-    load, fleet = LOADS[load_name], FLEETS[_FLEETS[fleet_name]][1]
-    source = Source(workload=load.workload, until_s=WINDOW_S / load.time_scale)
-    limit = PUBLISHED_IN_FLIGHT if load.limited else None
-    cell = Cell(name, source, time_scale=load.time_scale, max_in_flight=limit)
-    return cell, calibrated(fleet) if load.calibrated else fleet
+    return LOADS[load_name].on(name, FLEETS[_FLEETS[fleet_name]][1])

@@ -22,6 +22,7 @@ from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, ser
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
+from epp.lab.compare.plan import counts, number_from
 from epp.lab.progress import on_turn, progress, turns
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("name", choices=("all", *CASES, "peers"), help=_NAMES)
-    add("--rounds", type=_positive, help="rounds of each, taken in turns (1 to 5)")
+    add("--rounds", type=number_from(1), help="rounds of each, taken in turns (1 to 5)")
     add("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
     add("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
@@ -74,20 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pid", type=int, default=0, help="server: its process id")
     add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
     add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
-    add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
+    add("--requests", type=number_from(1), help="of a burst (server, envoy), or in all (soak)")
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
-    add("--endpoints", type=_fleets, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
+    add("--endpoints", type=counts, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
     add("--sizes", type=_listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
-    return int(text)
-
-
-def _fleets(text: str) -> list[int]:
-    return [_positive(size) for size in text.split(",")]
 
 
 def _listed(known: Collection[str]) -> Callable[[str], list[str]]:

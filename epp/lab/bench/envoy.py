@@ -23,7 +23,7 @@ from aiohttp import web
 from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
 from epp.lab.bench.peers import ALONE, Peer
-from epp.lab.bench.processes import cpu_s
+from epp.lab.bench.processes import spent_s
 from epp.lab.bench.recorded import LAST, TOKEN, bodies
 from epp.lab.compare.stats import percentile
 from epp.lab.demo.stack import Stack
@@ -61,7 +61,7 @@ class Way:
 
     url: str
     pids: list[int]
-    idle_share: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    idle_share: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
 
@@ -69,31 +69,26 @@ class Way:
         self, http: aiohttp.ClientSession, seed: int, count: int, *, rate: float, tokens: int
     ) -> None:
         """Send requests at a rate; fills in what was seen."""
-        loop = asyncio.get_running_loop()
         sent = [bodies(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
-        before_s, begun_s = self._used_s(), loop.time()
-        async with asyncio.TaskGroup() as group:
-            asking = []
-            for at, body in enumerate(sent):
-                await asyncio.sleep(begun_s + at / rate - loop.time())
-                asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
-        await asyncio.sleep(_SETTLE_S)
-        lasted_s = loop.time() - begun_s
-        self.ttft_ms = [task.result() for task in asking]
-        self.cpu_ms = [
-            (now_s - then_s - share * lasted_s) / count * 1e3
-            for now_s, then_s, share in zip(self._used_s(), before_s, self.idle_share, strict=False)
-        ]
+
+        async def send() -> None:
+            begun_s = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                asking = []
+                for at, body in enumerate(sent):
+                    await asyncio.sleep(begun_s + at / rate - time.monotonic())
+                    asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
+            self.ttft_ms = [task.result() for task in asking]
+            await asyncio.sleep(_SETTLE_S)
+
+        lasted_s, *used_s = await spent_s(send(), *([pid] for pid in self.pids))
+        pairs = zip(used_s, self.idle_share, strict=True)
+        self.cpu_ms = [(busy_s - share * lasted_s) / count * 1e3 for busy_s, share in pairs]
 
     async def measure_idle(self) -> None:
         """Fill in what the processes use at rest."""
-        before_s = self._used_s()
-        await asyncio.sleep(_IDLE_S)
-        pairs = zip(self._used_s(), before_s, strict=True)
-        self.idle_share = [(now_s - then_s) / _IDLE_S for now_s, then_s in pairs]
-
-    def _used_s(self) -> list[float]:
-        return [cpu_s(pid) for pid in self.pids]
+        lasted_s, *used_s = await spent_s(asyncio.sleep(_IDLE_S), *([pid] for pid in self.pids))
+        self.idle_share = [idle_s / lasted_s for idle_s in used_s]
 
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:

@@ -11,7 +11,7 @@ import resource
 from typing import TYPE_CHECKING, cast
 
 from epp.config.pool import EndpointSpec
-from epp.lab.bench.processes import cpu_s, held, picker
+from epp.lab.bench.processes import held, picker, spent_s
 from epp.lab.progress import turns
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
         try:
             async with picker(pool, scrape={"interval_s": 1.0}, probe={"interval_s": 2.0}) as server:
                 await asyncio.sleep(_WARM_S + endpoints / 200)
-                before_s, begun_s = cpu_s(server.pid), loop.time()
-                await asyncio.sleep(_SECONDS)
-                share = (cpu_s(server.pid) - before_s) / (loop.time() - begun_s)
-                found.add(f"idle/{endpoints} endpoints", "% core", share * 100, "scraped each second")
+                lasted_s, used_s = await spent_s(asyncio.sleep(_SECONDS), [server.pid])
+                share = used_s / lasted_s * 100
+                found.add(f"idle/{endpoints} endpoints", "% core", share, "scraped each second")
                 found.add(f"idle/{endpoints} memory", "MB", held(server.pid).rss_bytes / 1e6)
         finally:
             for one in servers:

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from math import isnan, nan
@@ -29,7 +28,7 @@ from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
 from epp.lab.bench.figures import number
-from epp.lab.bench.processes import cpu_s, held
+from epp.lab.bench.processes import held, spent_s
 from epp.lab.compare.gateways import parse_gateways
 from epp.lab.compare.load import LoadOptions, run_load
 from epp.lab.compare.measure import figures, from_live
@@ -40,7 +39,7 @@ from epp.lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.config.pool import EndpointSpec
     from epp.lab.experiment import Run
@@ -207,20 +206,19 @@ async def measure(stack: Stack, cell: Cell, seed: int) -> dict[str, float]:
         await _until_served(stack)
         gateway = [pid for name, pid in stack.pids.items() if name != "replicas"]
         await asyncio.sleep(_SETTLE_S)
-        (idle,) = await _cores(asyncio.sleep(cell.quiet_s), gateway)
+        quiet_s, idle_s = await spent_s(asyncio.sleep(cell.quiet_s), gateway)
         sending = asyncio.ensure_future(run_load(load, LoadOptions(base_url=stack.url, model=MODEL)))
-        begun_s = time.monotonic()
         work = asyncio.gather(sending, _fault(stack, cell.slowdown))
-        busy, client, replicas = await _cores(work, gateway, [os.getpid()], [stack.pids["replicas"]])
-        lasted_s = time.monotonic() - begun_s
+        lasted_s, busy_s, *others_s = await spent_s(work, gateway, [os.getpid()], [stack.pids["replicas"]])
         memory = sum(held(pid).rss_bytes for pid in gateway) or nan
     counted = np.arange(len(load)) >= cell.uncounted
     found = figures(from_live(sending.result(), len(load)), load, counted, pace=1.0)
     values = [getattr(of, f"p{q}") for of in (found.ttft_ms, found.e2e_ms) for q in (50, 95, 99)]
     values += [found.errors, found.true_hit_share * 100, found.hottest_share * cell.replicas]
     if cell.quiet_s:
-        values += [(busy - idle) * lasted_s / len(load) * 1e3, idle * 1e3, memory / 1e6]
-        values += [client * 100, replicas * 100, found.slip_ms.p95]
+        idle = idle_s / quiet_s
+        values += [(busy_s - idle * lasted_s) / len(load) * 1e3, idle * 1e3, memory / 1e6]
+        values += [*(other_s / lasted_s * 100 for other_s in others_s), found.slip_ms.p95]
     return dict(zip(MEASURES, values, strict=False))
 
 
@@ -247,18 +245,6 @@ async def _fault(stack: Stack, slowdown: float | None) -> None:
         with contextlib.suppress(aiohttp.ClientError):  # the dead do not answer
             async with aiohttp.ClientSession() as session, session.post(url):
                 pass
-
-
-async def _cores(work: Awaitable[object], *groups: Sequence[int]) -> list[float]:
-    """Await some work and return the cores that each group of processes used meanwhile, NaN for none."""
-
-    def used_s() -> list[float]:
-        return [sum(map(cpu_s, group)) if group else nan for group in groups]
-
-    begun_s, before_s = time.monotonic(), used_s()
-    await work
-    lasted_s = time.monotonic() - begun_s
-    return [(now_s - then_s) / lasted_s for now_s, then_s in zip(used_s(), before_s, strict=True)]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.child import Child
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
 #: As by default, but for addresses and for what would reach out: the endpoints do not exist.
 CONFIG: dict[str, Any] = {
@@ -59,6 +60,17 @@ def cpu_s(pid: int) -> float:
         OSError: there is no such process.
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+async def spent_s(work: Awaitable[object], *groups: Sequence[int]) -> list[float]:
+    """Await some work; return how long it lasted and the CPU of each group of processes, NaN for none."""
+
+    def used_s() -> list[float]:
+        return [time.monotonic(), *(sum(map(cpu_s, group)) if group else nan for group in groups)]
+
+    before_s = used_s()
+    await work
+    return [now_s - then_s for now_s, then_s in zip(used_s(), before_s, strict=True)]
 
 
 def held(pid: int) -> Held:

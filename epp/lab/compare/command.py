@@ -16,7 +16,7 @@ from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.load import add_api_key, api_key_headers
-from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
+from epp.lab.compare.plan import Cell, Source, add_window_arguments, counts, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
@@ -53,8 +53,6 @@ DEFAULT_LEARNED_SEEDS = MIN_UNITS
 CANDIDATES = ("gorgo-ms", "gorgo")
 #: What a policy may be worse by and still count as not inferior.
 MARGIN = 0.05
-#: Pickers that one simulation has at most.
-MAX_PICKERS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
     add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
     add = parser.add_argument_group("pickers", "that serve the same fleet").add_argument
-    add("--pickers", type=_counts, default="1", metavar="N,..", help="how many, up to 64 (%(default)s)")
+    add("--pickers", type=counts, default="1", metavar="N,..", help="how many (%(default)s)")
     add("--share", choices=("none", "index", "all"), default="all", help="what they share (%(default)s)")
     add("--delay-ms", type=number_from(0, float), default=1.0, help="of their messages (%(default)s)")
     add("--loss", type=number_from(0, float), default=0.0, help="share of messages lost (%(default)s)")
@@ -115,13 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
     add_api_key(add)
-
-
-def _counts(text: str) -> list[int]:
-    counts = [int(number_from(1)(part)) for part in text.split(",")]
-    if max(counts) > MAX_PICKERS:
-        raise ArgumentTypeError(f"at most {MAX_PICKERS}")
-    return counts
 
 
 def _modes(text: str) -> list[str]:

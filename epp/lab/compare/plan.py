@@ -42,6 +42,11 @@ def number_from(least: float, kind: type[int | float] = int) -> Callable[[str], 
     return parse
 
 
+def counts(text: str) -> list[int]:
+    """Read a command's numbers by commas, each 1 or more."""
+    return [int(number_from(1)(part)) for part in text.split(",")]
+
+
 def add_window_arguments(add: Callable[..., object]) -> None:
     """Declare which stretch of a load is taken, and how a trace's times are read."""
     seconds = number_from(0, float)
