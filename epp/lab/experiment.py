@@ -31,7 +31,7 @@ from epp.lab.page import page
 from epp.lab.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 #: Fewer values bear no interval.
@@ -46,8 +46,8 @@ class Experiment:
         question: one sentence.
         cells: conditions: workload, fleet, faults.
         entries: what is compared; the first is the baseline.
-        measures: keys of what ``run`` returns, in the table's order.
         run: figures of one run by cell, entry and seed; picklable, a pure function of its arguments.
+        measures: keys of what ``run`` returns that the table shows, in its order; empty for all.
         seeds: how many seeds a run takes unless asked otherwise.
         on_request: cells and entries that run only when they are named.
         events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
@@ -59,10 +59,10 @@ class Experiment:
     """
 
     question: str
-    cells: Sequence[str]
-    entries: Sequence[str]
-    measures: Sequence[str]
+    cells: Collection[str]
+    entries: Collection[str]
     run: Callable[..., Mapping[str, float]]
+    measures: Sequence[str] = ()
     seeds: int = 8
     on_request: Sequence[str] = ()
     events: Sequence[str] = ()
@@ -167,8 +167,9 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     )
     seeds = sorted({run.seed for run in runs})
     plain = (*experiment.events, *experiment.ranges)
+    measures = experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
     heads = ["cell", "entry"]
-    for measure in experiment.measures:
+    for measure in measures:
         heads += [measure] if measure in plain else [measure, f"{measure} / `{entries[0]}`"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
@@ -180,7 +181,7 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     for cell in cells:
         for entry in entries:
             row = [cell, entry]
-            for measure in experiment.measures:
+            for measure in measures:
                 own = values(cell, entry, measure)
                 row.append(_text(experiment, measure, own))
                 if measure not in plain:
@@ -190,7 +191,7 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
             lines.append(f"| {' | '.join(row)} |")
     for entry in entries[1:] if len(cells) > 1 else ():
         row = ["**all cells**", entry]
-        for measure in experiment.measures:
+        for measure in measures:
             row += [""] if measure in plain else ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
@@ -251,21 +252,10 @@ def names() -> list[str]:
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
 
 
-class _List(argparse.Action):
-    """Prints each experiment, how long it takes, and its question, then exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for name in names():
-            experiment = find(name)
-            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
-        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
-        parser.exit()
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("--list", action=_List, nargs=0, help="each experiment and how long it takes")
-    parser.add_argument("name", choices=names(), help="of the experiment")
+    parser.add_argument("--list", action="store_true", help="each experiment and how long it takes")
+    parser.add_argument("name", choices=names(), nargs="?", help="of the experiment")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="NAME --help lists them")
 
 
@@ -277,7 +267,13 @@ def find(name: str) -> Experiment:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the experiment."""
+    """Run the experiment, or list all."""
+    if arguments.list or arguments.name is None:
+        for name in names():
+            experiment = find(name)
+            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
+        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
+        return 0
     return main(arguments.name, find(arguments.name), arguments.options)
 
 
@@ -326,7 +322,7 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
     return 0
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
+def _names(text: str, known: Collection[str]) -> list[str]:
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in known:

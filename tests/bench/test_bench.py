@@ -100,9 +100,9 @@ def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> N
 
 
 async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "SIZES", {"200": (200, 4), "1k": (1_000, 4)})
+    monkeypatch.setattr(core, "SIZES", {"200": (200, 4), "1k": (1_000, 4), "18k": (300, 4)})
     monkeypatch.setattr(core, "COUNTED", 2)
-    arguments = Namespace(sizes=["200"], endpoints=[3], tokenizer=TOKENIZER, tokens=300)
+    arguments = Namespace(sizes=["200"], endpoints=[3], tokenizer=TOKENIZER)
     found = Figures()
     for measure in (core.measure, core.measure_policies, core.measure_tokens):
         await measure(found, arguments, 1)

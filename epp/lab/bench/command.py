@@ -10,7 +10,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -29,27 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
 
-class Case(NamedTuple):
-    """A measurement: its rounds unless asked otherwise, what it drives, and values of its own arguments."""
-
-    rounds: int
-    measure: Callable[[Figures, argparse.Namespace, int], Coroutine[None, None, None]]
-    arguments: dict[str, object] = {}
-
-
-CASES = {
-    "core": Case(5, core.measure),
-    "policies": Case(5, core.measure_policies),
-    "server": Case(3, server.measure),
-    "envoy": Case(3, envoy.measure),
-    "index": Case(1, index.measure, {"cached": ("1M", "10M")}),
-    "idle": Case(1, idle.measure),
-    "tokens": Case(5, core.measure_tokens, {"tokens": 18_000}),
-    "long-index": Case(1, index.measure, {"cached": ("100M",)}),
-    "soak": Case(1, soak.measure),
-    "pickers": Case(3, pickers.measure),
-    "cluster": Case(9, cluster.measure),
-    "tracing": Case(5, tracing.measure),
+#: How many rounds unless asked otherwise, and what measures.
+CASES: dict[str, tuple[int, Callable[[Figures, argparse.Namespace, int], Coroutine[None, None, None]]]] = {
+    "core": (5, core.measure),
+    "policies": (5, core.measure_policies),
+    "server": (3, server.measure),
+    "envoy": (3, envoy.measure),
+    "index": (1, partial(index.measure, sizes=("1M", "10M"))),
+    "idle": (1, idle.measure),
+    "tokens": (5, core.measure_tokens),
+    "long-index": (1, partial(index.measure, sizes=("100M",))),
+    "soak": (1, soak.measure),
+    "pickers": (3, pickers.measure),
+    "cluster": (9, cluster.measure),
+    "tracing": (5, tracing.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
@@ -111,10 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
         with progress(sys.stderr) as step:
             for name in ALL if arguments.name == "all" else (arguments.name,):
                 print(f"{name} ...", flush=True)
-                case = CASES[name]
-                vars(arguments).update(case.arguments)
+                rounds, measure = CASES[name]
                 on_turn.set(partial(step, name))
-                uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
+                uvloop.run(measure(found, arguments, arguments.rounds or rounds))
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")
     if arguments.save is not None:

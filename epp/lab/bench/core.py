@@ -201,7 +201,7 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
     """
     models = {MODEL: {"source": str(arguments.tokenizer.resolve())}}
     for number in turns(range(1, rounds + 1)):
-        pairs = [bodies(arguments.tokens, number * 1000 + at) for at in range(COUNTED + STALLS)]
+        pairs = [bodies(SIZES["18k"][0], number * 1000 + at) for at in range(COUNTED + STALLS)]
         with rig(3, tokens={"models": models, "budget_ms": 60_000}) as app:
             for before, _ in pairs[:COUNTED]:
                 await _read_and_decide(app, before)

@@ -66,8 +66,8 @@ def _each_us(work: Callable[[RequestInfo], object], prompts: list[RequestInfo]) 
     return (time.thread_time() - begun_s) / len(prompts) * 1e6
 
 
-async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
-    """Measure the sizes of a case."""
-    for size in turns(arguments.cached * rounds):
+async def measure(found: Figures, _: argparse.Namespace, rounds: int, *, sizes: tuple[str, ...]) -> None:
+    """Measure indexes of some sizes."""
+    for size in turns(sizes * rounds):
         for what, value in figures(SIZES[size]).items():
             found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)

@@ -257,7 +257,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not (INSTALLED / "bin").is_dir():
         raise EppError(f"no peers in {INSTALLED}: run `make peers`")
     entries = (OURS, ALONE, *PEERS, *urls)
-    experiment = Experiment("", [*CELLS], entries, MEASURES, partial(run_one, urls))
+    experiment = Experiment("", CELLS, entries, partial(run_one, urls))
     runs = execute(experiment, seeds=range(arguments.rounds or ROUNDS), jobs=1, kept=KEPT)
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
     print("commit", *sorted({run.commit for run in runs}))

@@ -319,7 +319,7 @@ def settled_s(due_s: NDArray[np.float64], ttft_ms: NDArray[np.float64], from_s: 
 
 EXPERIMENT = Experiment(
     question="How much sooner does Lodestar answer than its heuristic and others, and after a shift?",
-    cells=tuple(CONDITIONS),
+    cells=CONDITIONS,
     entries=(*ENTRIES, *ABLATIONS),
     measures=MEASURES,
     run=run,

@@ -76,8 +76,7 @@ EXPERIMENT = Experiment(
         for change in ("steady", "changing")
         for farthest_ms in FARTHEST_MS
     ),
-    entries=tuple(ENTRIES),
-    measures=("TTFT p50 ms", "TTFT p95 ms", "E2E p95 s", "nearest share"),
+    entries=ENTRIES,
     run=run,
     seeds=6,
     on_request=tuple(

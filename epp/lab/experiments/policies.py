@@ -100,7 +100,6 @@ EXPERIMENT = Experiment(
     question="How do policies compare with gorgo-ms?",
     cells=CELLS,
     entries=_all_entries(),
-    measures=("TTFT p95 ms", "E2E p95 s", "hit share", "hottest share"),
     run=run,
     minutes=5,
     seeds=4,

@@ -84,7 +84,6 @@ EXPERIMENT = Experiment(
     question="What would gorgo-ms gain by knowing more, and how near is it to a greedy oracle?",
     cells=CELLS,
     entries=(*KNOWN, ORACLE),
-    measures=("TTFT p95 ms", "E2E p95 s", "hit share"),
     run=run,
     minutes=5,
     seeds=4,

@@ -71,7 +71,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 EXPERIMENT = Experiment(
     question="Which weights does the published search find, how soon, and what are they worth?",
-    cells=tuple(CELLS),
+    cells=CELLS,
     entries=(PUBLISHED, *WINDOWS),
     measures=(
         *("rtt_weight", "queue_weight", "steps", "samples", "best_score_s"),
