@@ -23,7 +23,6 @@ from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
 from epp.lab.compare.plan import counts, number_from
-from epp.lab.progress import on_turn, progress, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
@@ -95,18 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
     before = None if arguments.baseline is None else load(arguments.baseline)
     if arguments.against is not None:
         before = Figures()
-        with progress(sys.stderr) as step:
-            on_turn.set(partial(step, "rounds"))
-            for _ in turns(range(arguments.rounds or 3)):
-                before.merge(_in_tree(arguments.against))
-                found.merge(_in_tree(Path(epp.__file__).parents[1]))
+        for _ in range(arguments.rounds or 3):
+            before.merge(_in_tree(arguments.against))
+            found.merge(_in_tree(Path(epp.__file__).parents[1]))
     else:
-        with progress(sys.stderr) as step:
-            for name in ALL if arguments.name == "all" else (arguments.name,):
-                print(f"{name} ...", flush=True)
-                rounds, measure = CASES[name]
-                on_turn.set(partial(step, name))
-                uvloop.run(measure(found, arguments, arguments.rounds or rounds))
+        for name in ALL if arguments.name == "all" else (arguments.name,):
+            print(f"{name} ...", flush=True)
+            rounds, measure = CASES[name]
+            uvloop.run(measure(found, arguments, arguments.rounds or rounds))
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")
     if arguments.save is not None:

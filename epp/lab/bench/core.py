@@ -20,7 +20,6 @@ from epp.errors import EppError
 from epp.extproc.types import Pick, Refusal
 from epp.lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp.lab.bench.rig import decide, request, rig
-from epp.lab.progress import turns
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 from epp.server.access_log import AccessLogReceiver
@@ -117,7 +116,7 @@ def report_ms(app: App, picks: Sequence[tuple[str, str]]) -> float:
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
     """Measure sizes of prompts on sizes of fleets, warm and cold."""
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         for size in arguments.sizes:
             for endpoints in arguments.endpoints:
                 earlier, requests = batch(size, number)
@@ -168,7 +167,7 @@ def reward_model() -> RewardModel:
 async def measure_policies(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     """Measure decisions: llm-d's above `gorgo`'s; by a reward model, and by its heuristic without one."""
     models = {"": Lodestar(reward_model()), ": no model": Lodestar()}
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         gorgo_ms = _warm_ms(number, ENDPOINTS)
         found.add(f"policies/gorgo/{ENDPOINTS}", "ms", gorgo_ms)
         for name, policy in LLM_D.items():
@@ -200,7 +199,7 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
         EppError: a prompt was estimated or refused.
     """
     models = {MODEL: {"source": str(arguments.tokenizer.resolve())}}
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         pairs = [bodies(SIZES["18k"][0], number * 1000 + at) for at in range(COUNTED + STALLS)]
         with rig(3, tokens={"models": models, "budget_ms": 60_000}) as app:
             for before, _ in pairs[:COUNTED]:

@@ -27,7 +27,6 @@ from epp.lab.bench.processes import spent_s
 from epp.lab.bench.recorded import LAST, TOKEN, bodies
 from epp.lab.compare.stats import percentile
 from epp.lab.demo.stack import Stack
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -102,7 +101,7 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
         for way in ways.values():
             await way.measure_idle()
         plain, constant = ways[PLAIN], ways["constant"]
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             for name, way in ways.items():
                 await way.burst(http, number, count, rate=RATE, tokens=TOKENS)
                 found.add(f"envoy/{name}: Envoy", "ms CPU", way.cpu_ms[0], f"{TOKENS} tokens, 72 KB")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 from epp.config.pool import EndpointSpec
 from epp.lab.bench.processes import held, picker, spent_s
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +60,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = asyncio.get_running_loop()
-    for endpoints in turns(ENDPOINTS * rounds):
+    for endpoints in ENDPOINTS * rounds:
         hosts = [f"127.1.{at >> 8}.{at & 255}" for at in range(1, endpoints + 1)]
         servers = [await loop.create_server(_Engine, hosts[0], 0, backlog=1024)]
         port = servers[0].sockets[0].getsockname()[1]

@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from epp.lab.progress import turns
 from epp.prefix_cache.index import PrefixIndex
 from epp.types import RequestInfo
 
@@ -68,6 +67,6 @@ def _each_us(work: Callable[[RequestInfo], object], prompts: list[RequestInfo]) 
 
 async def measure(found: Figures, _: argparse.Namespace, rounds: int, *, sizes: tuple[str, ...]) -> None:
     """Measure indexes of some sizes."""
-    for size in turns(sizes * rounds):
+    for size in sizes * rounds:
         for what, value in figures(SIZES[size]).items():
             found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)

@@ -30,10 +30,10 @@ from epp.errors import EppError
 from epp.lab.bench.figures import number
 from epp.lab.bench.processes import held, spent_s
 from epp.lab.compare.gateways import parse_gateways
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import run_load
 from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.demo.stack import MODEL, Replica, Stack
+from epp.lab.demo.stack import Replica, Stack
 from epp.lab.experiment import Experiment, execute, interval
 from epp.lab.workloads.art_chat import DEMO, generate
 
@@ -207,7 +207,7 @@ async def measure(stack: Stack, cell: Cell, seed: int) -> dict[str, float]:
         gateway = [pid for name, pid in stack.pids.items() if name != "replicas"]
         await asyncio.sleep(_SETTLE_S)
         quiet_s, idle_s = await spent_s(asyncio.sleep(cell.quiet_s), gateway)
-        sending = asyncio.ensure_future(run_load(load, LoadOptions(base_url=stack.url, model=MODEL)))
+        sending = asyncio.ensure_future(run_load(load, stack.load_options()))
         work = asyncio.gather(sending, _fault(stack, cell.slowdown))
         lasted_s, busy_s, *others_s = await spent_s(work, gateway, [os.getpid()], [stack.pids["replicas"]])
         memory = sum(held(pid).rss_bytes for pid in gateway) or nan
@@ -228,9 +228,8 @@ async def _until_served(stack: Stack) -> None:
         at_ms=0.0, session="", user="", prompt_tokens=20, output_tokens=2, block_ids=(), block_tokens=16
     )
     load = [replace(request, session=f"warm-up {number}") for number in range(16)]
-    options = LoadOptions(base_url=stack.url, model=MODEL)
     for _ in range(_TRIES):
-        results = await run_load(load, options)
+        results = await run_load(load, stack.load_options())
         if all(result.ok for result in results):
             return
         await asyncio.sleep(0.5)

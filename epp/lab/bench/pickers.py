@@ -17,7 +17,6 @@ from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import picker, pool_of, spent_s
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.demo.nats import Nats
-from epp.lab.progress import turns
 from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
             servers = [await stack.enter_async_context(each) for each in pickers]
             proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]
             fleets[name] = [*zip(servers, proxies, strict=True)]
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             spent_ms = {}
             for name, fleet in fleets.items():
                 work = (_drive(proxy, number * PICKERS + at) for at, (_, proxy) in enumerate(fleet))

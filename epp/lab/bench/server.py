@@ -16,7 +16,6 @@ from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import Server, bare, cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.compare.stats import percentile
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +44,7 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
     """Measure every size, server and mode in turn."""
     async with AsyncExitStack() as stack:
         rows = await _start(stack, arguments)
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             for size, tokens in SIZES.items():
                 spent_ms: dict[str, float] = {}
                 for name, row in rows.items():

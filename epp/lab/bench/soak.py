@@ -13,7 +13,6 @@ from epp.errors import EppError
 from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import cpu_s, held, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +39,7 @@ async def measure(found: Figures, arguments: argparse.Namespace, _: int) -> None
     seen = []
     async with picker(pool_of(10), prefix=_PREFIX) as server, Proxy(server, reports=True) as proxy:
         before_s = cpu_s(server.pid)
-        for first in turns(range(0, each * _STEPS, each)):
+        for first in range(0, each * _STEPS, each):
             await _hold(proxy, range(first, first + each))
             seen.append(held(server.pid))
             print(f"{first + each:>9,} requests: {seen[-1]}", flush=True)

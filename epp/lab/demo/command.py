@@ -15,13 +15,13 @@ from rich.table import Table
 
 from epp.config.schema import PolicySection
 from epp.lab.compare.compare import compare, comparison_table, sentence
-from epp.lab.compare.load import LoadOptions, RequestResult, run_load
+from epp.lab.compare.load import RequestResult, run_load
 from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.report import latency_figure
 from epp.lab.compare.stats import Statistic, percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import exit_status, output
-from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
+from epp.lab.demo.stack import REGIONS, Sidecar, Stack
 from epp.lab.origin import origin
 from epp.lab.page import html, page
 from epp.lab.workloads.art_chat import DEMO, generate
@@ -182,10 +182,9 @@ async def change_pool(stack: Stack) -> Table:
         )
         for number in range(round((STARTS_S["again"] + PHASE_S) * RATE_RPS))
     ]
-    options = LoadOptions(base_url=stack.url, model=MODEL)
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(
-            run_load(load, options, on_result=lambda result: served.update([result.served_by]))
+            run_load(load, stack.load_options(), on_result=lambda result: served.update([result.served_by]))
         )
         await asyncio.sleep(PHASE_S)
         replica = max(stack.endpoints, key=lambda name: served[name])

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.errors import EppError
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import run_load
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.nats import Nats
-from epp.lab.demo.stack import MODEL, REGIONS, Stack
+from epp.lab.demo.stack import REGIONS, Stack
 from epp.lab.workloads.art_chat import DEMO, generate
 from epp.ops.doctor.picker import Page
 
@@ -107,7 +107,7 @@ async def send(pickers: Sequence[Stack], seed: int) -> list[RequestResult]:
     runs = (
         run_load(
             [replace(request, after=None) for request in requests[number :: len(pickers)]],
-            LoadOptions(base_url=picker.url, model=MODEL),
+            picker.load_options(),
         )
         for number, picker in enumerate(pickers)
     )

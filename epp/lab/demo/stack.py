@@ -147,9 +147,13 @@ class Stack:
         """Return where clients send requests."""
         return self.envoy.listener_url
 
+    def load_options(self, **others: Any) -> LoadOptions:
+        """Return where clients send loads, with other fields of `LoadOptions`."""
+        return LoadOptions(**{"base_url": self.url, "model": MODEL, **others})
+
     async def send(self, requests: Sequence[TraceRequest]) -> list[RequestResult]:
         """Send a load, and keep what its client saw."""
-        results = await run_load(requests, LoadOptions(base_url=self.url, model=MODEL))
+        results = await run_load(requests, self.load_options())
         (self.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
         return results
 

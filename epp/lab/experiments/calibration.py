@@ -19,7 +19,7 @@ import numpy as np
 from epp.config.pool import EndpointSpec
 from epp.lab.calibrate.command import look
 from epp.lab.compare.fleets import fleet_named
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import run_load
 from epp.lab.compare.measure import from_live
 from epp.lab.compare.plan import Cell, Source
 from epp.lab.compare.simulate import PolicyChoice, outcome_of, run_task
@@ -98,7 +98,7 @@ async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tup
     engine = await look(f"http://{address}", {})
     with tempfile.TemporaryDirectory() as place:
         async with Stack(Path(place), (), {"policy": {"name": policy}}, endpoints=engines) as stack:
-            options = LoadOptions(base_url=stack.url, model=engine.model, extra_body={"ignore_eos": True})
+            options = stack.load_options(model=engine.model, extra_body={"ignore_eos": True})
             results = await run_load(requests, options)
         records = [r for r in read_records(Path(place, "records")) if r["kind"] == "decision"]
     picks = [record["endpoints"][record["chosen"]] == address for record in records]
