@@ -20,7 +20,6 @@ from epp.lab.compare.learned import (
     TRAINING_S,
     UNTRIED,
     Learning,
-    predicted_and_measured,
     run_learned,
     taught_by_heuristic,
 )
@@ -33,13 +32,12 @@ from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.mooncake_mix import MooncakeMix
 from epp.lab.workloads.prefix_groups import PrefixGroups
 from epp.lab.workloads.tool_agent import ToolAgent
+from epp.learn.reward_model.fitting import stack
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from epp.lab.compare.learned import Lesson
     from epp.lab.compare.trace import TraceRequest
@@ -55,8 +53,6 @@ REQUESTS = 20_000
 POINTS = 150
 #: Beyond any input.
 _ANY = 1e12
-#: Width of the windows in which recovery is looked for, how many must have settled, and how near.
-BIN_S, WINDOWS, SETTLED = 30.0, 3, 1.1
 
 
 @dataclass(frozen=True)
@@ -162,7 +158,6 @@ MEASURES = (
     "mean TTFT ms",
     "TTFT p99 ms",
     "mean TTFT ms, all",
-    "recovered s",
     "first model s",
     "model's share",
     "out of distribution",
@@ -236,12 +231,10 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
         _, codes, predicted_ms = np.array(lesson.chosen).T
         known = late & (codes == 0.0) & ~np.isnan(predicted_ms) & ~np.isnan(ttft_ms)
         figures |= _errors("deployed", list(zip(predicted_ms[known], ttft_ms[known], strict=True)))
-    recovered_s = settled_s(due_s, ttft_ms, shift_s, 2.0 * shift_s) - shift_s
     return figures | {
         "mean TTFT ms": float(np.nanmean(ttft_ms[late])),
         "TTFT p99 ms": float(np.nanpercentile(ttft_ms[late], 99)),
         "mean TTFT ms, all": float(np.nanmean(ttft_ms)),
-        "recovered s": recovered_s if condition.shifts else math.nan,
     }
 
 
@@ -259,8 +252,9 @@ def _offline(
     model = taught(REQUESTS // 3, OFFLINE_SEED).train(ZERO_WALL_S)
     if model is None:
         return Learning(settings, freeze_at_s=0.0), []
-    seen = taught(REQUESTS // 20, 2 * OFFLINE_SEED).memory.recent
-    points = predicted_and_measured(model, seen)
+    seen = [sample for sample in taught(REQUESTS // 20, 2 * OFFLINE_SEED).memory.recent if sample.answered]
+    predicted_ms = model.predict(stack(seen, model.classes))[:, 0].tolist()
+    points = [(value, sample.ttft_ms) for value, sample in zip(predicted_ms, seen, strict=True)]
     if not entry.guarded:
         model = replace(model, low=np.full_like(model.low, -_ANY), high=np.full_like(model.high, _ANY))
     return Learning(settings, freeze_at_s=0.0, model=model), points
@@ -298,23 +292,6 @@ def plots(runs: Sequence[Run]) -> list[str]:
     shown = [Panel(title, "measured ms", "predicted ms", series) for title, series in panels.items()]
     title = "TTFT as predicted by models learned offline"
     return [figure(title, shown, columns=2, joined=False)] if shown else []
-
-
-def settled_s(due_s: NDArray[np.float64], ttft_ms: NDArray[np.float64], from_s: float, to_s: float) -> float:
-    """Return the end of the first windows after ``from_s`` that are about as good as the last third."""
-    known = ~np.isnan(ttft_ms)
-    bins = (due_s[known] / BIN_S).astype(int)
-    first, last = int(from_s / BIN_S), int(to_s / BIN_S)
-    sums = np.bincount(bins, ttft_ms[known], last)[first:last]
-    counts = np.bincount(bins, minlength=last)[first:last]
-    means = np.where(counts, sums / np.maximum(counts, 1), math.nan)
-    if len(means) < 2 * WINDOWS:
-        return math.nan
-    level = float(np.nanmean(means[-(len(means) // 3) :])) * SETTLED
-    for number in range(len(means) - WINDOWS + 1):
-        if float(np.nanmean(means[number : number + WINDOWS])) <= level:
-            return (first + number + 1) * BIN_S
-    return math.nan
 
 
 EXPERIMENT = Experiment(

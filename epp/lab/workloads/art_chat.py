@@ -45,7 +45,6 @@ class ArtChat:
         duration_s: sessions start and (in open loop) end within it.
         rate_rps: mean request rate, bot included.
         users: users apart from the bot.
-        user_zipf: exponent of how sessions beyond a user's first fall on users.
         bot_share: share of requests that are the bot's pings.
         repeat: weight of sending the last prompt again.
         extend: weight of the answer and a new message appended to the last prompt.
@@ -66,7 +65,6 @@ class ArtChat:
     duration_s: float = 1800.0
     rate_rps: float = 4.2
     users: int = 580
-    user_zipf: float = 1.0
     bot_share: float = 0.33
     repeat: float = 0.60
     extend: float = 0.16
@@ -149,7 +147,7 @@ class _Generator:
         """Point 1: everybody opens a session (as far as sessions go), the rest fall on few: Zipf."""
         p = self._p
         yield from (int(user) for user in self._rng.permutation(p.users))
-        further = Zipf(p.users, p.user_zipf)
+        further = Zipf(p.users)
         while True:
             yield further.draw(self._rng)
 
