@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from epp.lab.bench.figures import Figures
 
 #: Prompt length in tokens by name; those after the first two in constant-message mode, fewer requests.
-SIZES = {"200 tokens": 200, "72 KB": 18_000, "220 KB": 55_000, "100k tokens": 100_000}
+SIZES = {"200 tokens": 200, "72 KB": 18_000, "100k tokens": 100_000}
 LONG_TOKENS, FEWER = 50_000, 5
 ENDPOINTS, REQUESTS, AT_ONCE, CHUNKS = 3, 160, 16, 128
 #: Servers that only answer, by the figure's name.

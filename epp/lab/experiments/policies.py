@@ -17,8 +17,6 @@ from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.simulate import PolicyChoice, run_task
 from epp.lab.conditions import CELLS, SEED, condition
 from epp.lab.experiment import Experiment
-from epp.lab.sim.oracle import ORACLES
-from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,30 +24,18 @@ if TYPE_CHECKING:
     from epp.lab.compare.measure import Figures
 
 CANDIDATE = "gorgo-ms"
-_TUNED = " tuned"
+#: Ends of entries: with the weights that were found, and engine metrics read each 30 s.
+_TUNED, _RARELY = " tuned", " 30 s"
 #: The same policy with other parameters or weights, by entry.
 VARIANTS: Mapping[str, PolicyChoice] = {
     "mooncake learned": PolicyChoice("mooncake", params={"rates": "learned"}),
-    "least-load 30 s": PolicyChoice("least-load"),
     "least-load as written 30 s": PolicyChoice("least-load", params={"queued": "requests"}),
-    "least-request 30 s": PolicyChoice("least-request"),
     "least-request live": PolicyChoice("least-request", params={"counts": "live"}),
     "least-request engine 30 s": PolicyChoice("least-request", params={"counts": "engine"}),
-    HILLCLIMB: PolicyChoice(HILLCLIMB),
-    "prefix-cache-stale 30 s": PolicyChoice("prefix-cache-stale"),
 }
-#: Seconds between two readings of engine metrics, by entry: as the originals have it by default.
-SCRAPE_S: Mapping[str, float] = {
-    **dict.fromkeys((entry for entry in VARIANTS if entry.endswith(" 30 s")), 30.0),
-    "llm-d": 0.05,
-    "llm-d-affinity": 0.05,
-    "llm-d-load-aware": 0.05,
-}
-#: Policies that need what a simulated fleet of one model does not have, or that are `llm-d` by default.
-_OTHER = {"laar", "laar-paper", "llm-d-profile", "llm-d-profiles"}
-_USUAL = (
+ENTRIES = (
     *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
-    *("least-request 30 s", "least-request live", "least-request engine 30 s"),
+    *("least-load as written 30 s", "least-request 30 s", "least-request live", "least-request engine 30 s"),
     *("prefix-cache-stale 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
 )
@@ -67,7 +53,7 @@ def tuned_weights() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
 def choice(cell: str, entry: str) -> PolicyChoice:
     """Return the policy of an entry, with the weights that were found for a cell's load and fleet."""
     name = entry.removesuffix(_TUNED)
-    chosen = VARIANTS.get(name) or PolicyChoice(name)
+    chosen = VARIANTS.get(name) or PolicyChoice(name.removesuffix(_RARELY))
     if name == entry:
         return chosen
     return replace(chosen, weights=tuned_weights()[entry][cell.removesuffix(" / steady")])
@@ -76,8 +62,8 @@ def choice(cell: str, entry: str) -> PolicyChoice:
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one policy on one load."""
     load, fleet = condition(cell)
-    if entry in SCRAPE_S:
-        fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
+    if entry.endswith(_RARELY):
+        fleet = replace(fleet, scrape_interval_s=30.0)
     return shown(run_task(load, fleet, choice(cell, entry), SEED + seed).figures)
 
 
@@ -91,17 +77,11 @@ def shown(figures: Figures) -> dict[str, float]:
     }
 
 
-def _all_entries() -> tuple[str, ...]:
-    plain = [name for name in (*POLICIES, *ORACLES) if name not in _OTHER]
-    return tuple(dict.fromkeys((*_USUAL, *plain, *VARIANTS)))
-
-
 EXPERIMENT = Experiment(
     question="How do policies compare with gorgo-ms?",
     cells=CELLS,
-    entries=_all_entries(),
+    entries=ENTRIES,
     run=run,
     minutes=5,
     seeds=4,
-    on_request=tuple(entry for entry in _all_entries() if entry not in _USUAL),
 )
