@@ -39,19 +39,8 @@ if TYPE_CHECKING:
 SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
 #: Fleets of the learned policy, whose network has the paper's width, and of the others.
 LEARNED_ENDPOINTS, WIDTH, ENDPOINTS = (16, 256), 128, 100
-#: Policies beside `gorgo`: llm-d's default profile, the same plugin by plugin, its guides' baseline.
-LLM_D: dict[str, dict[str, Any]] = {
-    "llm-d": {"name": "llm-d"},
-    "llm-d-profile": {"name": "llm-d-profile"},
-    "llm-d-profile, guide's": {
-        "name": "llm-d-profile",
-        "params": {
-            "filters": {"affinity": {"type": "prefix-cache-affinity-filter"}},
-            "scorers": {"load": {"type": "token-load-scorer"}},
-            "scorer_weights": {"load": 1.0},
-        },
-    },
-}
+#: Policies beside `gorgo`: llm-d's default profile, and the same plugin by plugin.
+LLM_D = ("llm-d", "llm-d-profile")
 #: Prompts of 72 KB that a tokenizer counts, and new ones during whose counting the event loop is watched.
 COUNTED, STALLS, TICK_S = 16, 4, 0.0005
 
@@ -170,8 +159,8 @@ async def measure_policies(found: Figures, _: argparse.Namespace, rounds: int) -
     for number in range(1, rounds + 1):
         gorgo_ms = _warm_ms(number, ENDPOINTS)
         found.add(f"policies/gorgo/{ENDPOINTS}", "ms", gorgo_ms)
-        for name, policy in LLM_D.items():
-            above_ms = _warm_ms(number, ENDPOINTS, policy=policy) - gorgo_ms
+        for name in LLM_D:
+            above_ms = _warm_ms(number, ENDPOINTS, policy={"name": name}) - gorgo_ms
             found.add(f"policies/{name} above gorgo/{ENDPOINTS}", "ms", above_ms)
         for endpoints in LEARNED_ENDPOINTS:
             for name, model in models.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -124,23 +123,13 @@ def load(path: Path) -> Figures:
 
 
 def settings() -> dict[str, str | float | None]:
-    """Describe what a reader needs to judge figures: versions, machine, how busy and how fast it is now."""
+    """Describe what a reader needs to judge figures: versions, machine, and how busy it is now."""
     return {
         **origin(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
-        "yardstick_ms": round(min(_yardstick_ms() for _ in range(5)), 2),
     }
-
-
-def _yardstick_ms() -> float:
-    """Return the CPU time of a fixed piece of work: runs compare as far as their yardsticks are alike."""
-    begun_s = time.process_time()
-    table: dict[int, int] = {}
-    for number in range(200_000):
-        table[number & 1023] = number ^ (number >> 3)
-    return (time.process_time() - begun_s) * 1e3
 
 
 def _ratio(values: list[float], before: Figure | None) -> str:

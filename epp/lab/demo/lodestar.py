@@ -56,11 +56,11 @@ POLICIES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo; 1 where a policy answered nothing."""
     parser = example_parser("lodestar", __doc__)
     parser.add_argument("--seconds", type=float, default=100.0, help="length of the load (%(default)s)")
-    return run_example(parser, show, argv)
+    return run_example(parser, show)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 _HEARD_S = 30.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo."""
-    return run_example(example_parser("pickers", __doc__), show, argv)
+    return run_example(example_parser("pickers", __doc__), show)
 
 
 def show(arguments: argparse.Namespace) -> int:

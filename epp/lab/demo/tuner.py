@@ -27,7 +27,6 @@ from epp.learn.tuner import machine
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from epp.learn.tuner.state import State
 
@@ -43,14 +42,14 @@ SEED = 1
 WINDOW_REQUESTS = 1000
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo: 0 after a freeze, and a promotion where the weights were off."""
     parser = example_parser("tuner", __doc__)
     add = parser.add_argument
     add("--measurements", type=int, default=40, help="of a rehearsal (%(default)s)")
     add("--recorded", type=int, default=6000, help="requests it is given (%(default)s)")
     add("--start", choices=("off", "defaults"), default="off", help="weights to begin with")
-    return run_example(parser, show, argv, out="demo-tuner-out")
+    return run_example(parser, show, out="demo-tuner-out")
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -157,7 +157,7 @@ def make_certificate(relays: Relays) -> None:
     subprocess.run(command, check=True, capture_output=True)  # noqa: S603  # names of ours
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo, or report what is missing for it."""
     parser = example_parser("wan", __doc__)
     parser.add_argument("--loss", type=float, default=0.0, help="percent lost each way (%(default)s)")
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := why_not():
         print(f"skipped: {reason}")
         return 0
-    return run_example(parser, show, argv, out="demo-wan-out")
+    return run_example(parser, show, out="demo-wan-out")
 
 
 def show(arguments: argparse.Namespace) -> int:
