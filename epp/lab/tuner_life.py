@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -392,8 +393,3 @@ def p95s(results: Sequence[SimResult]) -> dict[str, float]:
         "ttft_p95_ms": percentile([r.ttft_ms for r in ok if r.ttft_ms is not None], 95),
         "e2e_p95_ms": percentile([r.e2e_ms for r in ok], 95),
     }
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(math.log(value) for value in values) / len(values))

@@ -203,8 +203,6 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
         if part != "all" and part not in known:
             raise EppError(f"unknown policy {part!r}; one of: {', '.join(known)}")
         names += known if part == "all" else [part]
-    if not names:
-        raise EppError("--policy names no policy")
     return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
 
 

@@ -82,13 +82,9 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     """Run one policy on one load under one seed, which is the seed of load, network and decisions.
 
     Raises:
-        EppError: there is no load, or its blocks are larger than a cache.
+        EppError: there is no load, or the policy does not run on the fleet.
     """
     requests = cell.source.requests(seed)
-    block = requests[0].block_tokens
-    room = min(r.engine_class.kv_capacity_tokens for r in fleet.replicas)
-    if block > room:
-        raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
     pickers = replace(cell.reports.pickers, count=policy.pickers, regions=policy.regions)
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
     weights, lesson = policy.weights, None

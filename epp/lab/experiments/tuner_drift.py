@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from epp.lab.compare.stats import percentile
@@ -18,7 +19,6 @@ from epp.lab.tuner_life import (
     WINDOW_S,
     Rehearsals,
     defaults_of,
-    geometric_mean,
     life,
     rules_of,
 )
