@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the longest prompt: as long as yours get (%(default)s)",
     )
     add("--rounds", type=number_from(1), default=3, help="how often all is measured (%(default)s)")
-    add("--seed", type=number_from(0), help="of the prompts (default: the time, so that they are new)")
     add_api_key(add)
     add("--out", type=Path, default=Path("fleet.json"), help="file for the fleet (%(default)s)")
 
@@ -64,14 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         EppError: an engine is not there, or refuses.
     """
     urls = parse_gateways(arguments.urls)
-    seed = int(time.time()) if arguments.seed is None else arguments.seed
     headers = api_key_headers(arguments.bearer_token_file)
     engines = {name: asyncio.run(look(url, headers)) for name, url in urls.items()}
     replicas = []
     with progress(sys.stderr) as step:
         for name, engine in engines.items():
             longest = min(arguments.longest, engine.scheduler["context_tokens"] // 2)
-            sent = probes(longest, arguments.rounds, seed)
+            sent = probes(longest, arguments.rounds, int(time.time()))
             options = LoadOptions(
                 base_url=urls[name],
                 model=arguments.model or engine.model,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     #: Called with what is going on, how much of it is done, and how much there is.
     Step = Callable[[str, int, int], None]
 
-DEFAULT_SEEDS = 20
+FIRST_SEED, DEFAULT_SEEDS = 1, 20
 #: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
 DEFAULT_LEARNED_SEEDS = MIN_UNITS
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
@@ -85,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
     add("--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a JSON file (%(default)s)")
     add("--seeds", type=number_from(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
-    add("--first-seed", type=number_from(0), default=1, help="the first of them (%(default)s)")
     add(
         "--tune",
         type=number_from(0),
@@ -226,7 +225,7 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
     candidate = candidate_of(arguments.candidate, [policy.name for policy in policies])
     count = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
     count = arguments.seeds or (1 if arguments.trace else count)
-    seeds = range(arguments.first_seed, arguments.first_seed + count)
+    seeds = range(FIRST_SEED, FIRST_SEED + count)
     fleet, cells = fleet_named(arguments.fleet), cells_of(arguments)
     with progress(sys.stderr) as step:
         tuned = _tuned(cells, policies, fleet, arguments, step)
@@ -295,7 +294,7 @@ def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Drive gateways; what they did, and a sentence for each that answered nothing."""
     if arguments.tune:
         raise EppError("--tune is for simulated fleets")
-    seed, cells, urls = arguments.first_seed, cells_of(arguments), parse_gateways(arguments.over_http)
+    seed, cells, urls = FIRST_SEED, cells_of(arguments), parse_gateways(arguments.over_http)
     candidate = candidate_of(arguments.candidate or next(iter(urls)), [*urls])
     with progress(sys.stderr) as step:
         headers = api_key_headers(arguments.bearer_token_file)

@@ -8,6 +8,7 @@ nothing here can tell: repeat in another order to see.
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -125,14 +126,10 @@ def _drive(
     cell: Cell, seed: int, options: LoadOptions, name: str, step: Callable[[str, int, int], None]
 ) -> Outcome:
     requests = cell.source.requests(seed)
-    title, done = f"{name}, {cell.name}", 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        step(title, done, len(requests))
-
-    results = asyncio.run(run_load(requests, options, on_result=count))
+    title, done = f"{name}, {cell.name}", count(1)
+    results = asyncio.run(
+        run_load(requests, options, on_result=lambda _: step(title, next(done), len(requests)))
+    )
     if not any(result.ok for result in results):
         raise EppError(f"{cell.name}: {name} answered no request: {results[0].error}")
     return outcome_of(cell, seed, from_live(results, len(requests)))
