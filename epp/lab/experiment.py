@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.errors import EppError
 from epp.lab import experiments
+from epp.lab.compare.plan import listed, number_from
 from epp.lab.compare.simulate import completed
 from epp.lab.compare.stats import Floats, mean_interval
 from epp.lab.origin import current_commit, origin
@@ -278,30 +278,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
-    """Run an experiment from the command line and print its question, command, commits and table.
-
-    Raises:
-        EppError: a cell or entry is unknown.
-    """
+    """Run an experiment from the command line and print its question, command, commits and table."""
     parser = argparse.ArgumentParser(prog=f"epp lab experiments {name}")
     parser.description = experiment.question
-    parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
+    parser.add_argument(
+        "--seeds", type=number_from(1), default=experiment.seeds, help="how many (%(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
     kept = Path("build", "lab", f"{name}.jsonl")
     parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
         said = ", ".join(known).replace("%", "%%")
-        parser.add_argument(f"--{flag}", default="", metavar="NAMES", help=f"by commas: {said}")
+        parser.add_argument(
+            f"--{flag}", type=listed(known), default=(), metavar="NAMES", help=f"by commas: {said}"
+        )
     if experiment.takes_fleet:
         parser.add_argument("--fleet", required=True, metavar="FILE", help="as `epp lab calibrate` wrote it")
     arguments = parser.parse_args(argv)
     if experiment.takes_fleet:
         experiment = replace(experiment, run=partial(experiment.run, fleet=arguments.fleet))
-    cells = _names(arguments.cells, experiment.cells)
-    entries = _names(arguments.entries, experiment.entries)
-    seeds = range(max(1, arguments.seeds))
+    seeds = range(arguments.seeds)
     runs = execute(
-        experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
+        experiment,
+        seeds=seeds,
+        jobs=arguments.jobs,
+        kept=arguments.kept,
+        cells=arguments.cells,
+        entries=arguments.entries,
     )
     print(f"{experiment.question}\n\n    epp lab experiments {shlex.join([name, *argv])}\n")
     minutes = sum(run.cpu_s for run in runs) / 60
@@ -320,11 +323,3 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
         file.write_text(page(experiment.question, made, *parts), encoding="utf-8")
         print(f"\nPlots: {file}")
     return 0
-
-
-def _names(text: str, known: Collection[str]) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in known:
-            raise EppError(f"no {name!r}; there are {', '.join(known)}")
-    return [name for name in known if name in names]

@@ -88,7 +88,7 @@ async def test_another_picker_is_measured_by_address_and_process(transport: str,
         found = Figures()
         await server.measure(found, arguments, 1)
     found.save(tmp_path / "figures.json")
-    assert load(tmp_path / "figures.json").median("server/picker: constant/72 KB") > 0.0
+    assert min(load(tmp_path / "figures.json").found["server/picker: constant/72 KB"].values) > 0.0
 
 
 def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> None:
@@ -106,7 +106,7 @@ async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.Mo
     found = Figures()
     for measure in (core.measure, core.measure_policies, core.measure_tokens):
         await measure(found, arguments, 1)
-    assert found.median("core/200/3/warm") > 0.0
+    assert min(found.found["core/200/3/warm"].values) > 0.0
     assert {
         "policies/llm-d above gorgo/100",
         "policies/lodestar/16",

@@ -22,10 +22,10 @@ from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, ser
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
-from epp.lab.compare.plan import counts, number_from
+from epp.lab.compare.plan import counts, listed, number_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import Callable, Coroutine
 
 
 #: How many rounds unless asked otherwise, and what measures.
@@ -66,21 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
     add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
-    add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
+    add("--modes", type=listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
     add("--requests", type=number_from(1), help="of a burst (server, envoy), or in all (soak)")
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
     add("--endpoints", type=counts, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
-    add("--sizes", type=_listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
-
-
-def _listed(known: Collection[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return text.split(",")
-
-    return parse
+    add("--sizes", type=listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> int:

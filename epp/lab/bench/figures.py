@@ -75,10 +75,6 @@ class Figures(msgspec.Struct):
         """Add one round's value."""
         self.found.setdefault(name, Figure(unit, [], note)).values.append(value)
 
-    def median(self, name: str) -> float:
-        """Return the median of a figure."""
-        return median(self.found[name].values)
-
     def merge(self, other: Figures) -> None:
         """Take another run's values as further rounds."""
         for name, figure in other.found.items():

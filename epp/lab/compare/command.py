@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,7 +15,7 @@ from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.load import add_api_key, api_key_headers
-from epp.lab.compare.plan import Cell, Source, add_window_arguments, counts, number_from
+from epp.lab.compare.plan import Cell, Source, add_window_arguments, counts, listed, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
@@ -102,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--loss", type=number_from(0, float), default=0.0, help="share of messages lost (%(default)s)")
     add(
         "--regions",
-        type=_modes,
+        type=listed(get_args(RegionMode)),
         default="regions",
         metavar="MODE,..",
         help="of a fleet of regions: `nearest` knows its own engines alone, `regions` forwards, `global` is "
@@ -112,13 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
     add_api_key(add)
-
-
-def _modes(text: str) -> list[str]:
-    modes = text.split(",")
-    if unknown := set(modes).difference(get_args(RegionMode)):
-        raise ArgumentTypeError(f"no mode {min(unknown)!r}; one of {', '.join(get_args(RegionMode))}")
-    return modes
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from epp.lab.sim.scenario import WindowOptions
 from epp.lab.workloads.registry import workload_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
 TUNING_SEED = 1_000_000
@@ -45,6 +45,18 @@ def number_from(least: float, kind: type[int | float] = int) -> Callable[[str], 
 def counts(text: str) -> list[int]:
     """Read a command's numbers by commas, each 1 or more."""
     return [int(number_from(1)(part)) for part in text.split(",")]
+
+
+def listed(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a parser of a command's names by commas, each one of some."""
+
+    def parse(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return text.split(",")
+
+    return parse
 
 
 def add_window_arguments(add: Callable[..., object]) -> None:
