@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from epp.errors import EppError
 from epp.lab import experiments
+from epp.lab.compare.plan import listed, number_from
 from epp.lab.compare.simulate import completed
 from epp.lab.compare.stats import Floats, mean_interval
 from epp.lab.origin import current_commit, origin
@@ -31,7 +31,7 @@ from epp.lab.page import page
 from epp.lab.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 #: Fewer values bear no interval.
@@ -46,8 +46,8 @@ class Experiment:
         question: one sentence.
         cells: conditions: workload, fleet, faults.
         entries: what is compared; the first is the baseline.
-        measures: keys of what ``run`` returns, in the table's order.
         run: figures of one run by cell, entry and seed; picklable, a pure function of its arguments.
+        measures: keys of what ``run`` returns that the table shows, in its order; empty for all.
         seeds: how many seeds a run takes unless asked otherwise.
         on_request: cells and entries that run only when they are named.
         events: measures that are 0 or 1: shown as a share, with Wilson's interval and without a ratio.
@@ -59,10 +59,10 @@ class Experiment:
     """
 
     question: str
-    cells: Sequence[str]
-    entries: Sequence[str]
-    measures: Sequence[str]
+    cells: Collection[str]
+    entries: Collection[str]
     run: Callable[..., Mapping[str, float]]
+    measures: Sequence[str] = ()
     seeds: int = 8
     on_request: Sequence[str] = ()
     events: Sequence[str] = ()
@@ -94,16 +94,13 @@ class Run(msgspec.Struct, frozen=True):
         return math.nan if value is None else value
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """Makes a run, and measures its CPU time in seconds with that of the processes it started."""
-
-    run: Callable[[str, str, int], Mapping[str, float]]
-
-    def __call__(self, cell: str, entry: str, seed: int) -> tuple[Mapping[str, float], float]:
-        before_s = sum(os.times()[:4])
-        figures = self.run(cell, entry, seed)
-        return figures, sum(os.times()[:4]) - before_s
+def _timed(
+    run: Callable[..., Mapping[str, float]], cell: str, entry: str, seed: int
+) -> tuple[Mapping[str, float], float]:
+    """Make a run, and measure its CPU time in seconds with that of the processes it started."""
+    before_s = sum(os.times()[:4])
+    figures = run(cell, entry, seed)
+    return figures, sum(os.times()[:4]) - before_s
 
 
 def execute(
@@ -132,7 +129,7 @@ def execute(
     missing = [key for key in keys if key not in done]
     kept.parent.mkdir(parents=True, exist_ok=True)
     commit = current_commit()
-    work = _Timed(experiment.run)
+    work = partial(_timed, experiment.run)
     title = kept.stem
     with progress(sys.stderr) as step:
         step(title, 0, len(missing))
@@ -170,8 +167,9 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     )
     seeds = sorted({run.seed for run in runs})
     plain = (*experiment.events, *experiment.ranges)
+    measures = experiment.measures or list(dict.fromkeys(name for run in runs for name in run.figures))
     heads = ["cell", "entry"]
-    for measure in experiment.measures:
+    for measure in measures:
         heads += [measure] if measure in plain else [measure, f"{measure} / `{entries[0]}`"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
@@ -183,7 +181,7 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
     for cell in cells:
         for entry in entries:
             row = [cell, entry]
-            for measure in experiment.measures:
+            for measure in measures:
                 own = values(cell, entry, measure)
                 row.append(_text(experiment, measure, own))
                 if measure not in plain:
@@ -193,7 +191,7 @@ def table(experiment: Experiment, runs: Sequence[Run]) -> str:
             lines.append(f"| {' | '.join(row)} |")
     for entry in entries[1:] if len(cells) > 1 else ():
         row = ["**all cells**", entry]
-        for measure in experiment.measures:
+        for measure in measures:
             row += [""] if measure in plain else ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
@@ -254,21 +252,10 @@ def names() -> list[str]:
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
 
 
-class _List(argparse.Action):
-    """Prints each experiment, how long it takes, and its question, then exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for name in names():
-            experiment = find(name)
-            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
-        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
-        parser.exit()
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("--list", action=_List, nargs=0, help="each experiment and how long it takes")
-    parser.add_argument("name", choices=names(), help="of the experiment")
+    parser.add_argument("--list", action="store_true", help="each experiment and how long it takes")
+    parser.add_argument("name", choices=names(), nargs="?", help="of the experiment")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="NAME --help lists them")
 
 
@@ -280,35 +267,44 @@ def find(name: str) -> Experiment:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the experiment."""
+    """Run the experiment, or list all."""
+    if arguments.list or arguments.name is None:
+        for name in names():
+            experiment = find(name)
+            print(f"{name:<18}{experiment.minutes:>6g} min  {experiment.question}")
+        print("Minutes of one core, about; --jobs N shares them among N. Runs are kept: a stop loses one.")
+        return 0
     return main(arguments.name, find(arguments.name), arguments.options)
 
 
 def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
-    """Run an experiment from the command line and print its question, command, commits and table.
-
-    Raises:
-        EppError: a cell or entry is unknown.
-    """
+    """Run an experiment from the command line and print its question, command, commits and table."""
     parser = argparse.ArgumentParser(prog=f"epp lab experiments {name}")
     parser.description = experiment.question
-    parser.add_argument("--seeds", type=int, default=experiment.seeds, help="how many (%(default)s)")
+    parser.add_argument(
+        "--seeds", type=number_from(1), default=experiment.seeds, help="how many (%(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes (%(default)s)")
     kept = Path("build", "lab", f"{name}.jsonl")
     parser.add_argument("--kept", type=Path, default=kept, metavar="FILE", help="kept runs (%(default)s)")
     for flag, known in (("cells", experiment.cells), ("entries", experiment.entries)):
         said = ", ".join(known).replace("%", "%%")
-        parser.add_argument(f"--{flag}", default="", metavar="NAMES", help=f"by commas: {said}")
+        parser.add_argument(
+            f"--{flag}", type=listed(known), default=(), metavar="NAMES", help=f"by commas: {said}"
+        )
     if experiment.takes_fleet:
         parser.add_argument("--fleet", required=True, metavar="FILE", help="as `epp lab calibrate` wrote it")
     arguments = parser.parse_args(argv)
     if experiment.takes_fleet:
         experiment = replace(experiment, run=partial(experiment.run, fleet=arguments.fleet))
-    cells = _names(arguments.cells, experiment.cells)
-    entries = _names(arguments.entries, experiment.entries)
-    seeds = range(max(1, arguments.seeds))
+    seeds = range(arguments.seeds)
     runs = execute(
-        experiment, seeds=seeds, jobs=arguments.jobs, kept=arguments.kept, cells=cells, entries=entries
+        experiment,
+        seeds=seeds,
+        jobs=arguments.jobs,
+        kept=arguments.kept,
+        cells=arguments.cells,
+        entries=arguments.entries,
     )
     print(f"{experiment.question}\n\n    epp lab experiments {shlex.join([name, *argv])}\n")
     minutes = sum(run.cpu_s for run in runs) / 60
@@ -327,11 +323,3 @@ def main(name: str, experiment: Experiment, argv: Sequence[str]) -> int:
         file.write_text(page(experiment.question, made, *parts), encoding="utf-8")
         print(f"\nPlots: {file}")
     return 0
-
-
-def _names(text: str, known: Sequence[str]) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in known:
-            raise EppError(f"no {name!r}; there are {', '.join(known)}")
-    return [name for name in known if name in names]

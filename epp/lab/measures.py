@@ -177,18 +177,12 @@ def show(measured: dict[str, int]) -> None:
             print(f"{name:30s}{measured_once:>10}")
 
 
-def measure_slowly(mutants: int, tests: list[str], jobs: int) -> None:
-    """Measure mutants killed, branch coverage and test time, and keep them with their commit.
-
-    Args:
-        mutants: of each folder.
-        tests: what is run for coverage and time, all tests if empty.
-        jobs: mutants at a time.
-    """
+def measure_slowly(jobs: int) -> None:
+    """Measure mutants killed, ``jobs`` at a time, branch coverage and test time, and keep them."""
     commit = current_commit()
     kept = ROOT / "build" / "lab" / f"mutants-{commit}.jsonl"
-    runs = execute(MUTANTS, seeds=range(mutants), jobs=jobs, kept=kept)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", *tests]
+    runs = execute(MUTANTS, seeds=range(MUTANTS.seeds), jobs=jobs, kept=kept)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile"]
     begun_s = time.monotonic()
     subprocess.run(command, check=True, cwd=ROOT)  # noqa: S603  # our own interpreter
     test_s = time.monotonic() - begun_s
@@ -221,12 +215,10 @@ def main() -> int:
     )
     parser.add_argument("--lower", action="store_true", help="lower limits to what is measured")
     parser.add_argument("--slow", action="store_true", help="measure mutants, coverage and test time first")
-    parser.add_argument("--mutants", type=int, default=MUTANTS.seeds, help="of each folder (%(default)s)")
-    parser.add_argument("--tests", nargs="*", default=[], help="for coverage and time (all)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (%(default)s)")
     arguments = parser.parse_args()
     if arguments.slow:
-        measure_slowly(arguments.mutants, arguments.tests, arguments.jobs)
+        measure_slowly(arguments.jobs)
     measured = figures()
     if arguments.lower:
         lower(measured)

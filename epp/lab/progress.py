@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Callable, Iterator
 
 _LINE_EVERY_S = 30.0
 #: Steps within so long tell how long the others take; one may take minutes.
 _LONGEST_S = 7200.0
-#: Shows the turns of the work that runs: how many are done, of how many.
-on_turn: ContextVar[Callable[[int, int], None]] = ContextVar("on_turn")
 
 
 @contextlib.contextmanager
@@ -58,12 +53,3 @@ def progress(
             bar.update(tasks[title], completed=done)
 
         yield step
-
-
-def turns(values: Sequence[T]) -> Iterator[T]:
-    """Yield the turns of a long piece of work, and show by `on_turn`, where it is set, how many are done."""
-    show = on_turn.get(None)
-    for done, value in enumerate(values):
-        if show is not None:
-            show(done, len(values))
-        yield value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,12 +18,12 @@ import msgspec
 from epp.config.bounds import tuner_bounds
 from epp.config.plan import render_plan
 from epp.keyed_uniform import keyed_uniform
+from epp.lab.compare.fleets import FLEETS
 from epp.lab.compare.stats import percentile
-from epp.lab.sim.engine_class import L40S_X2
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.run import policy_named, run_window
-from epp.lab.sim.scenario import WindowOptions, parse_fleet, regional_fleet
+from epp.lab.sim.scenario import WindowOptions, parse_fleet
 from epp.lab.workloads.art_chat import APR_5, APR_7, ArtChat, generate
 from epp.lab.workloads.content import Z90, Z95, Lognormal
 from epp.learn.reward_model.samples import ended_of
@@ -324,10 +325,10 @@ SHORT = replace(
     message_tokens=Lognormal(120.0, 600.0, Z90),
     max_prompt_tokens=8_000,
 )
-REGIONS = regional_fleet(L40S_X2)
+REGIONS = FLEETS["paper-exact"][1]
 _FLEETS = {
     "three regions": REGIONS,
-    "mixed engines": parse_fleet("l40s-x2@20,h100@102,l40s-x2@211"),
+    "mixed engines": FLEETS["mixed"][1],
     "one region": parse_fleet("l40s-x2@20*3"),
 }
 #: One replica could nearly carry 1.4 requests a second of chat alone, and not 2.8.
@@ -392,8 +393,3 @@ def p95s(results: Sequence[SimResult]) -> dict[str, float]:
         "ttft_p95_ms": percentile([r.ttft_ms for r in ok if r.ttft_ms is not None], 95),
         "e2e_p95_ms": percentile([r.e2e_ms for r in ok], 95),
     }
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(math.log(value) for value in values) / len(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
@@ -26,8 +27,14 @@ def alone(*, tls: bool = False) -> Iterator[Rig]:
     """A picker with three endpoints that do not exist, a well-behaved stream from either address, /readyz."""
     config = {**CONFIG, "listen": {**CONFIG["listen"], "tls": {"self_signed": True} if tls else None}}
     flags = ["tls"] if tls else []
-    with tempfile.TemporaryDirectory(prefix="epp-attacks-") as name, picker(pool_of(3), **config) as server:
-        folder = Path(name)
+    with (
+        tempfile.TemporaryDirectory(prefix="epp-attacks-") as name,
+        asyncio.Runner() as runner,
+        contextlib.ExitStack() as stack,
+    ):
+        folder, started = Path(name), picker(pool_of(3), **config)
+        server = runner.run(started.__aenter__())
+        stack.callback(lambda: runner.run(started.__aexit__(None, None, None)))
         probes = [
             Probe(folder, "same", "pick", server.grpc, ATTACKER, *flags),
             Probe(folder, "other", "pick", server.grpc, OTHER, *flags),

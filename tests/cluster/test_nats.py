@@ -175,7 +175,8 @@ async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
     async with Pair(tmp_path, nats.url) as pair:
         await pair.meet()
         async with pair.one.under_load(4) as seen, pair.two.under_load(4) as also:
-            await nats.kill()
+            nats.kill()
+            await nats.stop()
             for serving in (pair.one, pair.two):
                 await serving.picker.until_metric("epp_cluster_connected", lambda value: value == 0)
                 await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 0)

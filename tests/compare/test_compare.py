@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from epp.lab.compare.compare import compare, comparison_table, interval, sentence
+from epp.lab.compare.compare import compare, comparison_table, sentence
 from epp.lab.compare.load import RequestResult
+from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.stats import (
     Evidence,
     Statistic,
@@ -25,6 +26,7 @@ from epp.lab.compare.stats import (
     stationary,
     trace_evidence,
 )
+from epp.lab.compare.trace import TraceRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,18 +144,28 @@ class TestTwoRuns:
         assert covered >= 0.87 * 60
         assert naive < 0.75 * 60  # what independence would have claimed
 
-    def test_an_interval_of_one_run_holds_its_figure(self) -> None:
-        run = lognormal(300, 4)
-        low, high = interval(run, "e2e_ms", P95)
-        assert low < percentile([r.e2e_ms for r in run], 95) < high
-
 
 def test_tables_show_who_served_what_and_how_fast() -> None:
     runs = {
         "a": [result(i, served_by="xy"[i % 4 == 0], cached_tokens=30, prompt_tokens=100) for i in range(40)]
     }
     runs["b"] = [result(i, 2000.0, served_by="x") for i in range(39)] + [result(39, error="no route")]
-    text = shown(comparison_table(runs))
+    load = [
+        TraceRequest(
+            at_ms=10.0 * i,
+            session="s",
+            user="u",
+            prompt_tokens=100,
+            output_tokens=9,
+            block_ids=(),
+            block_tokens=16,
+        )
+        for i in range(40)
+    ]
+    found = {
+        name: figures(from_live(run, 40), load, np.ones(40, bool), pace=1.0) for name, run in runs.items()
+    }
+    text = shown(comparison_table(runs, found))
     for words in ("40 (0)", "40 (1)", "30 %", "75 %", "2.00 s"):
         assert words in text
 

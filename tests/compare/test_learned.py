@@ -12,7 +12,16 @@ import numpy as np
 
 from epp.cli import main
 from epp.lab.baselines.lodestar_paper import LodestarPaper
-from epp.lab.compare.learned import PUBLISHED, LearnedSim, Learning, Lesson, run_learned, taught_by_heuristic
+from epp.lab.compare.learned import (
+    LEARNERS,
+    PUBLISHED,
+    UNTRIED,
+    LearnedSim,
+    Learning,
+    Lesson,
+    run_learned,
+    taught_by_heuristic,
+)
 from epp.lab.compare.report import lesson_sentence
 from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
@@ -113,11 +122,15 @@ def test_a_model_learned_offline_decides_from_the_first_request() -> None:
     assert lesson.rounds == []
 
 
-def test_a_comparison_says_what_was_learned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_comparison_says_what_was_learned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = msgspec.structs.replace(UNTRIED, data=DataKeys(first=200, every=200))
+    monkeypatch.setitem(LEARNERS, Lodestar.name, soon)
     words = (
         "lab compare --workload toolagent-like --fleet a30*2,v100*3 --policy lodestar,prefix-cache-and-load"
     )
-    words += " --seconds 25 --warmup 5 --seeds 1 --workers 1 --learn-first 200 --learn-every 200 --out"
+    words += " --seconds 25 --warmup 5 --seeds 1 --workers 1 --out"
     assert main([*words.split(), str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Against lodestar" in text

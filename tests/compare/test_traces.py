@@ -94,13 +94,6 @@ class TestMooncake:
         assert [r.session for r in trace[3:]] == ["s", "t"]
         assert len({r.block_ids for r in trace}) == 1
 
-    def test_scaling_divides_lengths_and_blocks_alike(self) -> None:
-        by_ids = {r.block_ids: r for r in read_mooncake(MOONCAKE, scale=4)}
-        found = by_ids[0, 1]
-        assert (found.prompt_tokens, found.block_tokens, found.output_tokens) == (175, 128, 10)
-        with pytest.raises(TraceError, match="scale 3"):
-            list(read_mooncake(MOONCAKE, scale=3))
-
     def test_rows_share_a_session_by_the_block_after_the_template(self) -> None:
         sessions = {r.block_ids: r.session for r in read_mooncake(MOONCAKE)}
         assert sessions[0, 1] == sessions[0, 1, 3] != sessions[0, 2]

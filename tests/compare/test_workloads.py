@@ -144,7 +144,7 @@ def test_a_load_has_its_statistics(requests: Requests, ranges: dict[str, tuple[f
     assert not outside
 
 
-@pytest.mark.parametrize("name", ["art-chat", "wild-chat", "agent-sessions", "mooncake-chat", "shared-30"])
+@pytest.mark.parametrize("name", ["art-chat", "wild-chat", "agent-sessions", "mooncake-chat", "shared-50"])
 def test_twice_as_busy_is_twice_as_many_requests_of_the_same_kind(name: str) -> None:
     usual, busy = (describe(workload_named(name).make(4, rate)) for rate in (0.5, 1.0))
     assert busy["requests"] == pytest.approx(2 * usual["requests"], rel=0.25)
@@ -207,15 +207,8 @@ def test_siblings_start_together_from_one_context_and_the_agent_goes_on() -> Non
         assert len({s.block_ids[-1] for s in siblings}) == len(siblings)
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [
-        shared_prefix.generate(SharedPrefix(share=0.05, later_share=0.5), 1),
-        prefix_groups.generate(PrefixGroups(requests=3_000, shares=(0.05,), later_shares=(0.5,)), 1),
-    ],
-    ids=["drift", "shift"],
-)
-def test_the_share_changes_in_the_middle(requests: Requests) -> None:
+def test_the_share_changes_in_the_middle() -> None:
+    requests = prefix_groups.generate(PrefixGroups(requests=3_000, shares=(0.05,), later_shares=(0.5,)), 1)
     hits, middle = cached_tokens(requests), len(requests) // 2
     early, late = (
         sum(hits[part]) / sum(r.prompt_tokens for r in requests[part])

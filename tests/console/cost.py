@@ -24,9 +24,10 @@ import uvloop
 
 from epp.errors import EppError
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import Figures, percentile, settings
+from epp.lab.bench.figures import Figures, settings
 from epp.lab.bench.processes import cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
+from epp.lab.compare.stats import percentile
 from tests.kit.browser import Chromium
 
 if TYPE_CHECKING:
@@ -59,15 +60,14 @@ async def measure(found: Figures, rounds: int, shown: int) -> None:
     Raises:
         EppError: the browser's memory grew.
     """
-    with picker(pool_of(3)) as server:
-        async with Proxy(server) as proxy:
-            for _ in range(rounds):
-                await _measure_picker(found, server, proxy)
-            with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
-                async with Chromium(Path(name)) as page:
-                    await page.open(f"http://{server.http}/ui")
-                    await page.until("document.getElementById('state')?.textContent === 'live'")
-                    await _measure_browser(found, proxy, page, shown)
+    async with picker(pool_of(3)) as server, Proxy(server) as proxy:
+        for _ in range(rounds):
+            await _measure_picker(found, server, proxy)
+        with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
+            async with Chromium(Path(name)) as page:
+                await page.open(f"http://{server.http}/ui")
+                await page.until("document.getElementById('state')?.textContent === 'live'")
+                await _measure_browser(found, proxy, page, shown)
 
 
 async def _measure_picker(found: Figures, server: Server, proxy: Proxy) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from epp.cli import main as cli
-from epp.errors import EppError
 from epp.lab.experiment import Experiment, execute, find, interval, main, names, table
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def failing(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 
 EXPERIMENT = Experiment(
-    "Is new faster?", ("near", "far", "huge"), ("old", "new"), ("ms", "lost"), figures,
+    "Is new faster?", ("near", "far", "huge"), ("old", "new"), figures,
     on_request=("huge",),
 )  # fmt: skip
 
@@ -105,14 +104,13 @@ def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.Ca
     assert "Is new faster?" in out
     assert "| huge | new |" in out
     assert " min of CPU" in out
-    with pytest.raises(EppError, match="no 'hug'; there are near, far, huge"):
+    with pytest.raises(SystemExit):
         main("try", EXPERIMENT, ["--cells", "hug"])
+    assert "'hug' is none of near, far, huge" in capsys.readouterr().err
 
 
 def test_the_list_says_how_long_each_experiment_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli(["lab", "experiments", "--list"])
-    assert ended.value.code == 0
+    assert cli(["lab", "experiments", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == names()
     for line in lines[:-1]:

@@ -14,7 +14,6 @@ from epp.cluster.messages import Group
 from epp.cluster.sharing import LEAST_S, URGENT_TOKENS, Sharing
 from epp.lab.bench.index import prompt
 from epp.lab.bench.rig import rig
-from epp.lab.progress import turns
 from epp.lab.sim.loop import Loop
 from epp.lab.sim.pickers import VirtualClock
 
@@ -74,7 +73,7 @@ def costs() -> dict[str, Floats]:
 
 async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     """Measure a message by what is in it."""
-    for _round in turns(range(rounds)):
+    for _round in range(rounds):
         for what, (make_us, take_us, size) in costs().items():
             found.add(f"cluster/{what}: make", "us CPU", make_us)
             found.add(f"cluster/{what}: take", "us CPU", take_us)

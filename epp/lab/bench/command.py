@@ -10,7 +10,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -22,33 +22,26 @@ from epp.lab.bench import cluster, core, envoy, idle, index, peers, pickers, ser
 from epp.lab.bench.figures import Figures, load, settings
 from epp.lab.bench.processes import cpu_s
 from epp.lab.bench.recorded import Mode
-from epp.lab.progress import on_turn, progress, turns
+from epp.lab.compare.plan import counts, listed, number_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import Callable, Coroutine
 
 
-class Case(NamedTuple):
-    """A measurement: its rounds unless asked otherwise, what it drives, and values of its own arguments."""
-
-    rounds: int
-    measure: Callable[[Figures, argparse.Namespace, int], Coroutine[None, None, None]]
-    arguments: dict[str, object] = {}
-
-
-CASES = {
-    "core": Case(5, core.measure),
-    "policies": Case(5, core.measure_policies),
-    "server": Case(3, server.measure),
-    "envoy": Case(3, envoy.measure),
-    "index": Case(1, index.measure, {"cached": ("1M", "10M")}),
-    "idle": Case(1, idle.measure),
-    "tokens": Case(5, core.measure_tokens, {"tokens": 18_000}),
-    "long-index": Case(1, index.measure, {"cached": ("100M",)}),
-    "soak": Case(1, soak.measure),
-    "pickers": Case(3, pickers.measure),
-    "cluster": Case(9, cluster.measure),
-    "tracing": Case(5, tracing.measure),
+#: How many rounds unless asked otherwise, and what measures.
+CASES: dict[str, tuple[int, Callable[[Figures, argparse.Namespace, int], Coroutine[None, None, None]]]] = {
+    "core": (5, core.measure),
+    "policies": (5, core.measure_policies),
+    "server": (3, server.measure),
+    "envoy": (3, envoy.measure),
+    "index": (1, partial(index.measure, sizes=("1M", "10M"))),
+    "idle": (1, idle.measure),
+    "tokens": (5, core.measure_tokens),
+    "long-index": (1, partial(index.measure, sizes=("100M",))),
+    "soak": (1, soak.measure),
+    "pickers": (3, pickers.measure),
+    "cluster": (9, cluster.measure),
+    "tracing": (5, tracing.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
@@ -66,39 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("name", choices=("all", *CASES, "peers"), help=_NAMES)
-    add("--rounds", type=_positive, help="rounds of each, taken in turns (1 to 5)")
+    add("--rounds", type=number_from(1), help="rounds of each, taken in turns (1 to 5)")
     add("--save", type=Path, metavar="FILE", help="write the figures as a baseline")
     add("--baseline", type=Path, metavar="FILE", help="print ratios to a saved baseline")
     add("--against", type=Path, metavar="TREE", help="another source tree, measured in turns with this one")
     add("--address", default="", help="server: another picker's ext_proc listener, host:port")
     add("--pid", type=int, default=0, help="server: its process id")
-    add("--jobs", type=_positive, default=1, help="peers: gateways at a time, but for bursts (%(default)s)")
     add("--peer", action="append", default=[], metavar="NAME=URL", help="peers: a gateway that runs already")
-    add("--modes", type=_listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
-    add("--requests", type=_positive, help="of a burst (server, envoy), or in all (soak)")
+    add("--modes", type=listed([*Mode]), default=",".join(Mode), help="server: by commas, of %(default)s")
+    add("--requests", type=number_from(1), help="of a burst (server, envoy), or in all (soak)")
     add("--tokenizer", type=Path, metavar="FOLDER", help="tokens: holds a model's tokenizer.json")
-    add("--endpoints", type=_fleets, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
-    add("--sizes", type=_listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
-    return int(text)
-
-
-def _fleets(text: str) -> list[int]:
-    return [_positive(size) for size in text.split(",")]
-
-
-def _listed(known: Collection[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        for name in text.split(","):
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return text.split(",")
-
-    return parse
+    add("--endpoints", type=counts, default="3,100,1000", help="core: sizes of the fleet (%(default)s)")
+    add("--sizes", type=listed(core.SIZES), default=",".join(core.SIZES), help="core: of %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,20 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     before = None if arguments.baseline is None else load(arguments.baseline)
     if arguments.against is not None:
         before = Figures()
-        with progress(sys.stderr) as step:
-            on_turn.set(partial(step, "rounds"))
-            for _ in turns(range(arguments.rounds or 3)):
-                before.merge(_in_tree(arguments.against))
-                found.merge(_in_tree(Path(epp.__file__).parents[1]))
+        for _ in range(arguments.rounds or 3):
+            before.merge(_in_tree(arguments.against))
+            found.merge(_in_tree(Path(epp.__file__).parents[1]))
     else:
-        with progress(sys.stderr) as step:
-            for name in ALL if arguments.name == "all" else (arguments.name,):
-                print(f"{name} ...", flush=True)
-                case = CASES[name]
-                vars(arguments).update(case.arguments)
-                on_turn.set(partial(step, name))
-                uvloop.run(case.measure(found, arguments, arguments.rounds or case.rounds))
-        _split(found)
+        for name in ALL if arguments.name == "all" else (arguments.name,):
+            print(f"{name} ...", flush=True)
+            rounds, measure = CASES[name]
+            uvloop.run(measure(found, arguments, arguments.rounds or rounds))
     print(found.table(before))
     print(f"{time.monotonic() - begun_s:.0f} s")
     if arguments.save is not None:
@@ -155,23 +121,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise EppError("--tokenizer FOLDER: which tokenizer is to be measured")
     if name in ("all", "envoy"):
         find_envoy()  # now: without one, all that was measured until then would be lost
-
-
-def _split(found: Figures) -> None:
-    """Add where a request's CPU goes, constant-message mode: what is measured alone, and the rest."""
-    for size, prompt in (("200 tokens", "200"), ("72 KB", "18k")):
-        core_name = f"core/{prompt}/3"
-        if not {f"{core_name}/warm", f"server/above bare, builtin/{size}"} <= found.found.keys():
-            continue  # left out by a flag
-        parts = {
-            "transport": found.median(f"server/bare, builtin: constant/{size}"),
-            "parse": found.median(f"{core_name}/warm: parse"),
-            "decide": found.median(f"{core_name}/warm: decide"),
-            "observe": found.median(f"{core_name}/reports"),
-        }
-        parts["the rest"] = found.median(f"server/picker: constant/{size}") - sum(parts.values())
-        for part, value in parts.items():
-            found.add(f"split/{size}/{part}", "ms CPU", value)
 
 
 def _in_tree(tree: Path) -> Figures:

@@ -20,7 +20,6 @@ from epp.errors import EppError
 from epp.extproc.types import Pick, Refusal
 from epp.lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp.lab.bench.rig import decide, request, rig
-from epp.lab.progress import turns
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 from epp.server.access_log import AccessLogReceiver
@@ -40,19 +39,8 @@ if TYPE_CHECKING:
 SIZES = {"200": (200, 200), "1k": (1_000, 120), "18k": (18_000, 48), "100k": (100_000, 10)}
 #: Fleets of the learned policy, whose network has the paper's width, and of the others.
 LEARNED_ENDPOINTS, WIDTH, ENDPOINTS = (16, 256), 128, 100
-#: Policies beside `gorgo`: llm-d's default profile, the same plugin by plugin, its guides' baseline.
-LLM_D: dict[str, dict[str, Any]] = {
-    "llm-d": {"name": "llm-d"},
-    "llm-d-profile": {"name": "llm-d-profile"},
-    "llm-d-profile, guide's": {
-        "name": "llm-d-profile",
-        "params": {
-            "filters": {"affinity": {"type": "prefix-cache-affinity-filter"}},
-            "scorers": {"load": {"type": "token-load-scorer"}},
-            "scorer_weights": {"load": 1.0},
-        },
-    },
-}
+#: Policies beside `gorgo`: llm-d's default profile, and the same plugin by plugin.
+LLM_D = ("llm-d", "llm-d-profile")
 #: Prompts of 72 KB that a tokenizer counts, and new ones during whose counting the event loop is watched.
 COUNTED, STALLS, TICK_S = 16, 4, 0.0005
 
@@ -117,7 +105,7 @@ def report_ms(app: App, picks: Sequence[tuple[str, str]]) -> float:
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
     """Measure sizes of prompts on sizes of fleets, warm and cold."""
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         for size in arguments.sizes:
             for endpoints in arguments.endpoints:
                 earlier, requests = batch(size, number)
@@ -168,11 +156,11 @@ def reward_model() -> RewardModel:
 async def measure_policies(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     """Measure decisions: llm-d's above `gorgo`'s; by a reward model, and by its heuristic without one."""
     models = {"": Lodestar(reward_model()), ": no model": Lodestar()}
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         gorgo_ms = _warm_ms(number, ENDPOINTS)
         found.add(f"policies/gorgo/{ENDPOINTS}", "ms", gorgo_ms)
-        for name, policy in LLM_D.items():
-            above_ms = _warm_ms(number, ENDPOINTS, policy=policy) - gorgo_ms
+        for name in LLM_D:
+            above_ms = _warm_ms(number, ENDPOINTS, policy={"name": name}) - gorgo_ms
             found.add(f"policies/{name} above gorgo/{ENDPOINTS}", "ms", above_ms)
         for endpoints in LEARNED_ENDPOINTS:
             for name, model in models.items():
@@ -200,8 +188,8 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
         EppError: a prompt was estimated or refused.
     """
     models = {MODEL: {"source": str(arguments.tokenizer.resolve())}}
-    for number in turns(range(1, rounds + 1)):
-        pairs = [bodies(arguments.tokens, number * 1000 + at) for at in range(COUNTED + STALLS)]
+    for number in range(1, rounds + 1):
+        pairs = [bodies(SIZES["18k"][0], number * 1000 + at) for at in range(COUNTED + STALLS)]
         with rig(3, tokens={"models": models, "budget_ms": 60_000}) as app:
             for before, _ in pairs[:COUNTED]:
                 await _read_and_decide(app, before)

@@ -9,11 +9,9 @@ without a picker in the same round.
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import tempfile
 import time
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -22,18 +20,16 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
-from epp.config.address import split_address
 from epp.config.pool import EndpointSpec
-from epp.envoy.process import EnvoyProcess, find_envoy
-from epp.envoy.settings import EnvoySettings, Variant
-from epp.lab.bench.figures import percentile
-from epp.lab.bench.processes import child, cpu_s, picker
+from epp.envoy.settings import Variant
+from epp.lab.bench.peers import ALONE, Peer
+from epp.lab.bench.processes import spent_s
 from epp.lab.bench.recorded import LAST, TOKEN, bodies
-from epp.lab.progress import turns
+from epp.lab.compare.stats import percentile
+from epp.lab.demo.stack import Stack
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from epp.lab.bench.figures import Figures
 
@@ -41,7 +37,6 @@ TOKENS, RATE, REQUESTS, PROMPT_TOKENS = 128, 50.0, 200, 18_000
 #: Lengths that are compared: tokens, share of the requests of a burst, requests a second.
 LENGTHS = ((16, 0.2, 12.5), (1024, 0.08, 3.0))
 _PAUSE_S, _SETTLE_S, _IDLE_S = 0.004, 0.4, 3.0
-_TYPES = "type.googleapis.com/envoy.extensions.filters"
 #: Name, Envoy's variant and the picker's way of observing.
 WAYS: tuple[tuple[str, Variant, Any], ...] = (
     ("constant", Variant.STANDALONE, "all"),
@@ -65,7 +60,7 @@ class Way:
 
     url: str
     pids: list[int]
-    idle_share: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    idle_share: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
 
@@ -73,31 +68,26 @@ class Way:
         self, http: aiohttp.ClientSession, seed: int, count: int, *, rate: float, tokens: int
     ) -> None:
         """Send requests at a rate; fills in what was seen."""
-        loop = asyncio.get_running_loop()
         sent = [bodies(PROMPT_TOKENS, seed * 10_000 + at + 1)[1] for at in range(count)]
-        before_s, begun_s = self._used_s(), loop.time()
-        async with asyncio.TaskGroup() as group:
-            asking = []
-            for at, body in enumerate(sent):
-                await asyncio.sleep(begun_s + at / rate - loop.time())
-                asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
-        await asyncio.sleep(_SETTLE_S)
-        lasted_s = loop.time() - begun_s
-        self.ttft_ms = [task.result() for task in asking]
-        self.cpu_ms = [
-            (now_s - then_s - share * lasted_s) / count * 1e3
-            for now_s, then_s, share in zip(self._used_s(), before_s, self.idle_share, strict=False)
-        ]
+
+        async def send() -> None:
+            begun_s = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                asking = []
+                for at, body in enumerate(sent):
+                    await asyncio.sleep(begun_s + at / rate - time.monotonic())
+                    asking.append(group.create_task(_ttft_ms(http, self.url, body, tokens)))
+            self.ttft_ms = [task.result() for task in asking]
+            await asyncio.sleep(_SETTLE_S)
+
+        lasted_s, *used_s = await spent_s(send(), *([pid] for pid in self.pids))
+        pairs = zip(used_s, self.idle_share, strict=True)
+        self.cpu_ms = [(busy_s - share * lasted_s) / count * 1e3 for busy_s, share in pairs]
 
     async def measure_idle(self) -> None:
         """Fill in what the processes use at rest."""
-        before_s = self._used_s()
-        await asyncio.sleep(_IDLE_S)
-        pairs = zip(self._used_s(), before_s, strict=True)
-        self.idle_share = [(now_s - then_s) / _IDLE_S for now_s, then_s in pairs]
-
-    def _used_s(self) -> list[float]:
-        return [cpu_s(pid) for pid in self.pids]
+        lasted_s, *used_s = await spent_s(asyncio.sleep(_IDLE_S), *([pid] for pid in self.pids))
+        self.idle_share = [idle_s / lasted_s for idle_s in used_s]
 
 
 async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
@@ -111,7 +101,7 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
         for way in ways.values():
             await way.measure_idle()
         plain, constant = ways[PLAIN], ways["constant"]
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             for name, way in ways.items():
                 await way.burst(http, number, count, rate=RATE, tokens=TOKENS)
                 found.add(f"envoy/{name}: Envoy", "ms CPU", way.cpu_ms[0], f"{TOKENS} tokens, 72 KB")
@@ -138,24 +128,16 @@ async def _start(stack: AsyncExitStack) -> dict[str, Way]:
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-    spec = EndpointSpec(address="{}:{}".format(*runner.addresses[0]))
-    ways = {PLAIN: stack.enter_context(_plain_envoy(spec.address))}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epp-bench-")))
+    upstream = {"upstream": EndpointSpec(address="{}:{}".format(*runner.addresses[0]))}
+    gateways: dict[str, Stack] = {PLAIN: Peer(folder / ALONE, (), ALONE, endpoints=upstream)}
     for name, variant, observe in WAYS:
-        ours = stack.enter_context(picker([spec], observe=observe))
-        host, port = split_address(ours.grpc)
-        settings = EnvoySettings(
-            endpoints=(spec.endpoint(),),
-            variant=variant,
-            listener_port=0,
-            admin_port=0,
-            picker_host=host,
-            picker_port=port,
-            first_token_port=split_address(ours.first_token)[1],
-            message_timeout_ms=5000,
-        )
-        envoy = await stack.enter_async_context(EnvoyProcess(settings))
-        ways[name] = Way(envoy.listener_url, [envoy.pid, ours.pid])
-    return ways
+        settings = {"variant": variant, "message_timeout_ms": 5000, "served_model_header": False}
+        sections = {"observe": observe}
+        gateways[name] = Stack(folder / name, (), sections, endpoints=upstream, envoy=settings)
+    for gateway in gateways.values():
+        await stack.enter_async_context(gateway)
+    return {name: Way(gateway.url, [*gateway.pids.values()][::-1]) for name, gateway in gateways.items()}
 
 
 def _upstream() -> web.Application:
@@ -187,45 +169,3 @@ async def _ttft_ms(http: aiohttp.ClientSession, url: str, body: bytes, tokens: i
         ttft_ms = (time.perf_counter() - begun_s) * 1e3
         await answer.read()
     return ttft_ms
-
-
-@contextmanager
-def _plain_envoy(upstream: str) -> Iterator[Way]:
-    """Run an Envoy without a picker: one listener, one upstream."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    def ready() -> bool:
-        with socket.socket() as trying:
-            return trying.connect_ex(("127.0.0.1", port)) == 0
-
-    with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
-        config = Path(name) / "envoy.json"
-        config.write_text(json.dumps(_bootstrap(upstream, port)))
-        flags = ("--concurrency", "1", "--disable-hot-restart", "--log-level", "critical")
-        command = (str(find_envoy()), "--config-path", str(config), *flags)
-        with child(command, Path(name) / "log", ready) as pid:
-            yield Way(f"http://127.0.0.1:{port}", [pid])
-
-
-def _bootstrap(upstream: str, port: int) -> dict[str, Any]:
-    def at(address: str) -> dict[str, Any]:
-        host, port_value = split_address(address)
-        return {"address": {"socket_address": {"address": host, "port_value": port_value}}}
-
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "upstream", "timeout": "0s"}}
-    manager = {
-        "@type": f"{_TYPES}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "plain",
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
-        "http_filters": [{"name": "router", "typed_config": {"@type": f"{_TYPES}.http.router.v3.Router"}}],
-    }
-    filters = [{"name": "manager", "typed_config": manager}]
-    hosts = [{"lb_endpoints": [{"endpoint": at(upstream)}]}]
-    load = {"cluster_name": "upstream", "endpoints": hosts}
-    return {
-        "static_resources": {
-            "listeners": [{**at(f"127.0.0.1:{port}"), "filter_chains": [{"filters": filters}]}],
-            "clusters": [{"name": "upstream", "load_assignment": load}],
-        }
-    }

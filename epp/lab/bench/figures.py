@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from epp.errors import EppError
 from epp.lab.origin import origin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 #: The most that a figure should be, on a machine of two cores. Those of a whole picker are the least that
@@ -54,11 +51,6 @@ GOALS = {
 }
 
 
-def percentile(values: Sequence[float], q: float) -> float:
-    """Return the q-th percentile (0..100), the nearest value from above, as samples are few."""
-    return float(np.percentile(values, q, method="higher"))
-
-
 class Figure(msgspec.Struct):
     """One measured quantity.
 
@@ -82,10 +74,6 @@ class Figures(msgspec.Struct):
     def add(self, name: str, unit: str, value: float, note: str = "") -> None:
         """Add one round's value."""
         self.found.setdefault(name, Figure(unit, [], note)).values.append(value)
-
-    def median(self, name: str) -> float:
-        """Return the median of a figure."""
-        return median(self.found[name].values)
 
     def merge(self, other: Figures) -> None:
         """Take another run's values as further rounds."""
@@ -131,23 +119,13 @@ def load(path: Path) -> Figures:
 
 
 def settings() -> dict[str, str | float | None]:
-    """Describe what a reader needs to judge figures: versions, machine, how busy and how fast it is now."""
+    """Describe what a reader needs to judge figures: versions, machine, and how busy it is now."""
     return {
         **origin(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
-        "yardstick_ms": round(min(_yardstick_ms() for _ in range(5)), 2),
     }
-
-
-def _yardstick_ms() -> float:
-    """Return the CPU time of a fixed piece of work: runs compare as far as their yardsticks are alike."""
-    begun_s = time.process_time()
-    table: dict[int, int] = {}
-    for number in range(200_000):
-        table[number & 1023] = number ^ (number >> 3)
-    return (time.process_time() - begun_s) * 1e3
 
 
 def _ratio(values: list[float], before: Figure | None) -> str:

@@ -11,8 +11,7 @@ import resource
 from typing import TYPE_CHECKING, cast
 
 from epp.config.pool import EndpointSpec
-from epp.lab.bench.processes import cpu_s, held, picker
-from epp.lab.progress import turns
+from epp.lab.bench.processes import held, picker, spent_s
 
 if TYPE_CHECKING:
     import argparse
@@ -61,19 +60,18 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = asyncio.get_running_loop()
-    for endpoints in turns(ENDPOINTS * rounds):
+    for endpoints in ENDPOINTS * rounds:
         hosts = [f"127.1.{at >> 8}.{at & 255}" for at in range(1, endpoints + 1)]
         servers = [await loop.create_server(_Engine, hosts[0], 0, backlog=1024)]
         port = servers[0].sockets[0].getsockname()[1]
         servers += [await loop.create_server(_Engine, host, port) for host in hosts[1:]]
         pool = [EndpointSpec(address=f"{host}:{port}") for host in hosts]
         try:
-            with picker(pool, scrape={"interval_s": 1.0}, probe={"interval_s": 2.0}) as server:
+            async with picker(pool, scrape={"interval_s": 1.0}, probe={"interval_s": 2.0}) as server:
                 await asyncio.sleep(_WARM_S + endpoints / 200)
-                before_s, begun_s = cpu_s(server.pid), loop.time()
-                await asyncio.sleep(_SECONDS)
-                share = (cpu_s(server.pid) - before_s) / (loop.time() - begun_s)
-                found.add(f"idle/{endpoints} endpoints", "% core", share * 100, "scraped each second")
+                lasted_s, used_s = await spent_s(asyncio.sleep(_SECONDS), [server.pid])
+                share = used_s / lasted_s * 100
+                found.add(f"idle/{endpoints} endpoints", "% core", share, "scraped each second")
                 found.add(f"idle/{endpoints} memory", "MB", held(server.pid).rss_bytes / 1e6)
         finally:
             for one in servers:

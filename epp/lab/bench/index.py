@@ -12,7 +12,7 @@ import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
-from epp.lab.progress import turns
+from epp.lab.compare.trace_stats import parse_tokens
 from epp.prefix_cache.index import PrefixIndex
 from epp.types import RequestInfo
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from epp.lab.bench.figures import Figures
 
-SIZES = {"1M": 1_000_000, "10M": 10_000_000, "100M": 100_000_000}
 _BLOCK_TOKENS, _BLOCKS, _TURNS, _SLOTS, _PROBES = 64, 281, 10, 8, 400
 
 
@@ -66,8 +65,8 @@ def _each_us(work: Callable[[RequestInfo], object], prompts: list[RequestInfo]) 
     return (time.thread_time() - begun_s) / len(prompts) * 1e6
 
 
-async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) -> None:
-    """Measure the sizes of a case."""
-    for size in turns(arguments.cached * rounds):
-        for what, value in figures(SIZES[size]).items():
+async def measure(found: Figures, _: argparse.Namespace, rounds: int, *, sizes: tuple[str, ...]) -> None:
+    """Measure indexes of some sizes."""
+    for size in sizes * rounds:
+        for what, value in figures(parse_tokens(size)).items():
             found.add(f"index/{size}/{what}", "B" if "bytes" in what else "us CPU", value)

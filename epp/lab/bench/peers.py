@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import tempfile
-import time
 from dataclasses import replace
 from functools import partial
 from math import isnan, nan
@@ -29,18 +28,21 @@ from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
 from epp.lab.bench.figures import number
-from epp.lab.bench.processes import cpu_s, held
+from epp.lab.bench.processes import held, spent_s
 from epp.lab.compare.gateways import parse_gateways
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import run_load
 from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.trace import TraceRequest
-from epp.lab.demo.stack import MODEL, Replica, Stack
-from epp.lab.experiment import Experiment, Run, execute, interval
+from epp.lab.demo.stack import Replica, Stack
+from epp.lab.experiment import Experiment, execute, interval
 from epp.lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from epp.config.pool import EndpointSpec
+    from epp.lab.experiment import Run
 
 OURS, ALONE = "ours", "envoy"
 #: Python's arguments: the policy that its documentation recommends for conversations, with the thresholds
@@ -125,10 +127,18 @@ class Peer(Stack):
         replicas: the pool.
         name: of `PEERS`, or `ALONE`.
         url: of a gateway that runs already, empty to start the one that is named.
+        endpoints: instead of replicas.
     """
 
-    def __init__(self, folder: Path, replicas: Sequence[Replica], name: str, url: str = "") -> None:
-        super().__init__(folder, replicas, {})
+    def __init__(
+        self,
+        folder: Path,
+        replicas: Sequence[Replica],
+        name: str,
+        url: str = "",
+        endpoints: Mapping[str, EndpointSpec] | None = None,
+    ) -> None:
+        super().__init__(folder, replicas, {}, endpoints=endpoints)
         self._name, self._url = name, url
 
     @property
@@ -146,7 +156,8 @@ class Peer(Stack):
             file = self.folder / "envoy.json"
             file.write_text(json.dumps(self._plain_envoy(port)))
             words = ["--config-path", str(file), "--concurrency", "1", "--disable-hot-restart"]
-            await self._run(ALONE, [*words, "--log-level", "warning"], (str(find_envoy()),))
+            envoy = await self._run(ALONE, [*words, "--log-level", "warning"], (str(find_envoy()),))
+            await self._until_listening(envoy, "127.0.0.1", port)
             return
         ports = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other_port)]
         workers = [f"http://{spec.address}" for spec in self.endpoints.values()]
@@ -195,20 +206,19 @@ async def measure(stack: Stack, cell: Cell, seed: int) -> dict[str, float]:
         await _until_served(stack)
         gateway = [pid for name, pid in stack.pids.items() if name != "replicas"]
         await asyncio.sleep(_SETTLE_S)
-        (idle,) = await _cores(asyncio.sleep(cell.quiet_s), gateway)
-        sending = asyncio.ensure_future(run_load(load, LoadOptions(base_url=stack.url, model=MODEL)))
-        begun_s = time.monotonic()
+        quiet_s, idle_s = await spent_s(asyncio.sleep(cell.quiet_s), gateway)
+        sending = asyncio.ensure_future(run_load(load, stack.load_options()))
         work = asyncio.gather(sending, _fault(stack, cell.slowdown))
-        busy, client, replicas = await _cores(work, gateway, [os.getpid()], [stack.pids["replicas"]])
-        lasted_s = time.monotonic() - begun_s
+        lasted_s, busy_s, *others_s = await spent_s(work, gateway, [os.getpid()], [stack.pids["replicas"]])
         memory = sum(held(pid).rss_bytes for pid in gateway) or nan
     counted = np.arange(len(load)) >= cell.uncounted
     found = figures(from_live(sending.result(), len(load)), load, counted, pace=1.0)
     values = [getattr(of, f"p{q}") for of in (found.ttft_ms, found.e2e_ms) for q in (50, 95, 99)]
     values += [found.errors, found.true_hit_share * 100, found.hottest_share * cell.replicas]
     if cell.quiet_s:
-        values += [(busy - idle) * lasted_s / len(load) * 1e3, idle * 1e3, memory / 1e6]
-        values += [client * 100, replicas * 100, found.slip_ms.p95]
+        idle = idle_s / quiet_s
+        values += [(busy_s - idle * lasted_s) / len(load) * 1e3, idle * 1e3, memory / 1e6]
+        values += [*(other_s / lasted_s * 100 for other_s in others_s), found.slip_ms.p95]
     return dict(zip(MEASURES, values, strict=False))
 
 
@@ -218,9 +228,8 @@ async def _until_served(stack: Stack) -> None:
         at_ms=0.0, session="", user="", prompt_tokens=20, output_tokens=2, block_ids=(), block_tokens=16
     )
     load = [replace(request, session=f"warm-up {number}") for number in range(16)]
-    options = LoadOptions(base_url=stack.url, model=MODEL)
     for _ in range(_TRIES):
-        results = await run_load(load, options)
+        results = await run_load(load, stack.load_options())
         if all(result.ok for result in results):
             return
         await asyncio.sleep(0.5)
@@ -237,18 +246,6 @@ async def _fault(stack: Stack, slowdown: float | None) -> None:
                 pass
 
 
-async def _cores(work: Awaitable[object], *groups: Sequence[int]) -> list[float]:
-    """Await some work and return the cores that each group of processes used meanwhile, NaN for none."""
-
-    def used_s() -> list[float]:
-        return [sum(map(cpu_s, group)) if group else nan for group in groups]
-
-    begun_s, before_s = time.monotonic(), used_s()
-    await work
-    lasted_s = time.monotonic() - begun_s
-    return [(now_s - then_s) / lasted_s for now_s, then_s in zip(used_s(), before_s, strict=True)]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run all cells, each round every gateway in turn; print a table a cell, then the goals.
 
@@ -259,11 +256,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not (INSTALLED / "bin").is_dir():
         raise EppError(f"no peers in {INSTALLED}: run `make peers`")
     entries = (OURS, ALONE, *PEERS, *urls)
-    experiment = Experiment("", [*CELLS], entries, MEASURES, partial(run_one, urls))
-    rounds, runs = range(arguments.rounds or ROUNDS), list[Run]()
-    for cell in CELLS:  # a burst needs the machine for itself; of others ``--peer`` has one place
-        jobs = 1 if cell == "burst" or urls else arguments.jobs
-        runs += execute(experiment, seeds=rounds, jobs=jobs, kept=KEPT, cells=[cell])
+    experiment = Experiment("", CELLS, entries, partial(run_one, urls))
+    runs = execute(experiment, seeds=range(arguments.rounds or ROUNDS), jobs=1, kept=KEPT)
     print("\n".join(f"{name}: python {' '.join(words)}" for name, words in PEERS.items()))
     print("commit", *sorted({run.commit for run in runs}))
     print(report(runs, entries))

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.processes import cpu_s, picker, pool_of
+from epp.lab.bench.processes import picker, pool_of, spent_s
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.demo.nats import Nats
-from epp.lab.progress import turns
 from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 
 PICKERS, ENDPOINTS, TOKENS = 4, 8, 2000
 #: Conversations a second to each picker, sent a few at a time.
-RATE, AT_ONCE, SECONDS = 125, 5, 12.0
+RATE, AT_ONCE, SECONDS = 125, 5, 12
+#: To all pickers: of each conversation two.
+REQUESTS = 2 * RATE * SECONDS * PICKERS
 
 
 async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
@@ -38,22 +39,20 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
         nats = await stack.enter_async_context(Nats(folder))
         fleets = {}
         for name, sections in (("alone", {}), ("shared", {"cluster": {"url": nats.url}})):
-            servers = [stack.enter_context(picker(pool_of(ENDPOINTS), **sections)) for _ in range(PICKERS)]
+            pickers = [picker(pool_of(ENDPOINTS), **sections) for _ in range(PICKERS)]
+            servers = [await stack.enter_async_context(each) for each in pickers]
             proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]
             fleets[name] = [*zip(servers, proxies, strict=True)]
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             spent_ms = {}
             for name, fleet in fleets.items():
-                before_s = [cpu_s(server.pid) for server, _ in fleet], cpu_s(nats.pid)
-                counts = await asyncio.gather(
-                    *(_drive(proxy, number * PICKERS + at) for at, (_, proxy) in enumerate(fleet))
-                )
-                used_s = sum(cpu_s(server.pid) for server, _ in fleet) - sum(before_s[0])
-                spent_ms[name] = used_s / sum(counts) * 1e3
-                found.add(f"pickers/{name}", "ms CPU", spent_ms[name], f"{sum(counts)} requests")
+                work = (_drive(proxy, number * PICKERS + at) for at, (_, proxy) in enumerate(fleet))
+                pids = [server.pid for server, _ in fleet]
+                _lasted_s, pickers_s, nats_s = await spent_s(asyncio.gather(*work), pids, [nats.pid])
+                spent_ms[name] = pickers_s / REQUESTS * 1e3
+                found.add(f"pickers/{name}", "ms CPU", spent_ms[name], f"{REQUESTS} requests")
                 if name == "shared":
-                    nats_ms = (cpu_s(nats.pid) - before_s[1]) / sum(counts) * 1e3
-                    found.add("pickers/NATS", "ms CPU", nats_ms)
+                    found.add("pickers/NATS", "ms CPU", nats_s / REQUESTS * 1e3)
                     ages_s = [_age_s(server) for server, _ in fleet]
                     found.add("pickers/change age p99", "ms", max(ages_s) * 1e3, "of the worst picker")
             found.add("pickers/shared of alone", "ratio", spent_ms["shared"] / spent_ms["alone"])
@@ -64,10 +63,9 @@ def _age_s(server: Server) -> float:
         return Page(answer.read().decode()).total("epp_cluster_change_age_seconds", quantile="0.99")
 
 
-async def _drive(proxy: Proxy, seed: int) -> int:
-    """Send conversations at a pace; how many."""
-    count = int(RATE * SECONDS)
-    pairs = [bodies(TOKENS, seed * 100_000 + at) for at in range(count)]
+async def _drive(proxy: Proxy, seed: int) -> None:
+    """Send conversations at a pace."""
+    pairs = [bodies(TOKENS, seed * 100_000 + at) for at in range(RATE * SECONDS)]
     turns = [body for pair in pairs for body in pair]
     held = [conversation(Mode.CONSTANT, body, 1) for body in turns]
     loop = asyncio.get_running_loop()
@@ -76,4 +74,3 @@ async def _drive(proxy: Proxy, seed: int) -> int:
         await asyncio.sleep(begun_s + at / RATE - loop.time())
         sent.append(asyncio.ensure_future(proxy.burst(held[at : at + AT_ONCE], AT_ONCE, reported=True)))
     await asyncio.gather(*sent)
-    return len(held)

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp.config.pool import EndpointSpec, dump_pool
-from epp.envoy.launch import tied_to_parent
-from epp.errors import EppError
+from epp.envoy.child import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
-_START_S, _STOP_S, _LOG_TAIL = 30.0, 10.0, 3000
 #: As by default, but for addresses and for what would reach out: the endpoints do not exist.
 CONFIG: dict[str, Any] = {
     "listen": {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "first_token": "127.0.0.1:0"},
@@ -64,6 +62,17 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+async def spent_s(work: Awaitable[object], *groups: Sequence[int]) -> list[float]:
+    """Await some work; return how long it lasted and the CPU of each group of processes, NaN for none."""
+
+    def used_s() -> list[float]:
+        return [time.monotonic(), *(sum(map(cpu_s, group)) if group else nan for group in groups)]
+
+    before_s = used_s()
+    await work
+    return [now_s - then_s for now_s, then_s in zip(used_s(), before_s, strict=True)]
+
+
 def held(pid: int) -> Held:
     """Return what a process holds now.
 
@@ -84,8 +93,8 @@ def pool_of(endpoints: int) -> list[EndpointSpec]:
     ]
 
 
-@contextmanager
-def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
+@asynccontextmanager
+async def picker(pool: Sequence[EndpointSpec], **config: Any) -> AsyncIterator[Server]:
     """Run `epp serve` in a folder of its own, recorder and metrics on.
 
     Args:
@@ -99,54 +108,24 @@ def picker(pool: Sequence[EndpointSpec], **config: Any) -> Iterator[Server]:
         folder = Path(name)
         (folder / "endpoints.yaml").write_bytes(dump_pool(list(pool)))
         (folder / "secret").write_text("a secret of benchmarks")
-        (folder / "epp.yaml").write_text(json.dumps({**CONFIG, **config}))
-        ready = folder / "ready.json"
-        words = ("serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(ready))
-        with child((sys.executable, "-m", "epp", *words), folder / "log", ready.exists) as pid:
+        file, ready = folder / "epp.yaml", folder / "ready.json"
+        file.write_text(json.dumps({**CONFIG, **config}))
+        words = ["serve", "--config", str(file), "--ready-file", str(ready)]
+        async with Child("picker", words, folder) as child:
+            await child.until(ready.exists)
             listening = json.loads(ready.read_text())
-            yield Server(pid, listening["grpc"], listening["http"], listening["first_token"])
+            yield Server(child.pid, listening["grpc"], listening["http"], listening["first_token"])
 
 
-@contextmanager
-def bare(transport: str) -> Iterator[Server]:
+@asynccontextmanager
+async def bare(transport: str) -> AsyncIterator[Server]:
     """Run the server that only answers, on ``grpcio`` or on ``builtin``.
 
     Raises:
         EppError: it did not come up.
     """
+    words = ["-m", "epp.lab.bench.bare", transport]
     with tempfile.TemporaryDirectory(prefix="epp-bench-") as name:
-        log = Path(name) / "log"
-        command = (sys.executable, "-m", "epp.lab.bench.bare", transport)
-        with child(command, log, lambda: b"\n" in log.read_bytes()) as pid:
-            yield Server(pid, log.read_text().split()[0])
-
-
-@contextmanager
-def child(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[int]:
-    """Run a command until it is ready, and stop it at the end; its process id.
-
-    Raises:
-        EppError: it ended, or is not ready in time; with the end of its log.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own words
-            tied_to_parent(*command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent
-        )
-    deadline_s = time.monotonic() + _START_S
-    try:
-        while not ready():
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise EppError(f"a server did not come up\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
-            time.sleep(0.02)
-        yield process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        async with Child("bare", words, Path(name), (sys.executable,)) as child:
+            await child.until(lambda: "\n" in child.log())
+            yield Server(child.pid, child.log().split()[0])

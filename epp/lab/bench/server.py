@@ -8,24 +8,24 @@ measured, on grpc.aio and on the picker's own transport: what is above them is t
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import percentile
 from epp.lab.bench.processes import Server, bare, cpu_s, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
-from epp.lab.progress import turns
+from epp.lab.compare.stats import percentile
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from epp.lab.bench.figures import Figures
 
 #: Prompt length in tokens by name; those after the first two in constant-message mode, fewer requests.
-SIZES = {"200 tokens": 200, "72 KB": 18_000, "220 KB": 55_000, "100k tokens": 100_000}
+SIZES = {"200 tokens": 200, "72 KB": 18_000, "100k tokens": 100_000}
 LONG_TOKENS, FEWER = 50_000, 5
 ENDPOINTS, REQUESTS, AT_ONCE, CHUNKS = 3, 160, 16, 128
 #: Servers that only answer, by the figure's name.
@@ -44,7 +44,7 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
     """Measure every size, server and mode in turn."""
     async with AsyncExitStack() as stack:
         rows = await _start(stack, arguments)
-        for number in turns(range(rounds)):
+        for number in range(rounds):
             for size, tokens in SIZES.items():
                 spent_ms: dict[str, float] = {}
                 for name, row in rows.items():
@@ -61,20 +61,20 @@ async def measure(found: Figures, arguments: argparse.Namespace, rounds: int) ->
 async def _start(stack: AsyncExitStack, arguments: argparse.Namespace) -> dict[str, Row]:
     modes = [Mode(name) for name in arguments.modes]
 
-    async def row(server: Server, of: Sequence[Mode], *, reports: bool = False) -> Row:
+    async def row(
+        started: AbstractAsyncContextManager[Server], of: Sequence[Mode], *, reports: bool = False
+    ) -> Row:
+        server = await stack.enter_async_context(started)
         return Row(server, of, await stack.enter_async_context(Proxy(server, reports=reports)))
 
     if arguments.address:
-        return {"picker": await row(Server(arguments.pid, arguments.address), modes)}
+        return {"picker": await row(nullcontext(Server(arguments.pid, arguments.address)), modes)}
     constant = [mode for mode in modes if mode is Mode.CONSTANT]
-    rows = {
-        name: await row(stack.enter_context(bare(transport)), constant) for name, transport in BARE.items()
-    }
+    rows = {name: await row(bare(transport), constant) for name, transport in BARE.items()}
     ours = picker(pool_of(ENDPOINTS), observe={"mode": "all", "max_chunks_per_s": 0})
-    rows["picker"] = await row(stack.enter_context(ours), modes, reports=True)
+    rows["picker"] = await row(ours, modes, reports=True)
     if Mode.DUPLEX in modes:
-        left = stack.enter_context(picker(pool_of(ENDPOINTS), observe="none"))
-        rows["left"] = await row(left, [Mode.DUPLEX])
+        rows["left"] = await row(picker(pool_of(ENDPOINTS), observe="none"), [Mode.DUPLEX])
     return rows
 
 

@@ -13,7 +13,6 @@ from epp.errors import EppError
 from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import cpu_s, held, picker, pool_of
 from epp.lab.bench.recorded import Mode, bodies, conversation
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +37,13 @@ async def measure(found: Figures, arguments: argparse.Namespace, _: int) -> None
     wanted = arguments.requests or REQUESTS
     each = max(wanted // _STEPS, 1)
     seen = []
-    with picker(pool_of(10), prefix=_PREFIX) as server:
-        async with Proxy(server, reports=True) as proxy:
-            before_s = cpu_s(server.pid)
-            for first in turns(range(0, each * _STEPS, each)):
-                await _hold(proxy, range(first, first + each))
-                seen.append(held(server.pid))
-                print(f"{first + each:>9,} requests: {seen[-1]}", flush=True)
-            spent_ms = (cpu_s(server.pid) - before_s) / (each * _STEPS) * 1e3
+    async with picker(pool_of(10), prefix=_PREFIX) as server, Proxy(server, reports=True) as proxy:
+        before_s = cpu_s(server.pid)
+        for first in range(0, each * _STEPS, each):
+            await _hold(proxy, range(first, first + each))
+            seen.append(held(server.pid))
+            print(f"{first + each:>9,} requests: {seen[-1]}", flush=True)
+        spent_ms = (cpu_s(server.pid) - before_s) / (each * _STEPS) * 1e3
     half = median(one.rss_bytes for one in seen[_STEPS // 4 : _STEPS // 2])
     end = median(one.rss_bytes for one in seen[-_STEPS // 4 :])
     found.add("soak/CPU", "ms CPU", spent_ms, "all modes")

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from epp.lab.bench.core import batch
 from epp.lab.bench.rig import HEADERS, rig
-from epp.lab.progress import turns
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +33,7 @@ ENDPOINTS, BATCHES = 16, 3
 async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     """Measure what decisions with a span cost above those without."""
     os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
-    for number in turns(range(1, rounds + 1)):
+    for number in range(1, rounds + 1):
         with rig(ENDPOINTS, tracing=True) as app:
             spent: dict[str, list[float]] = {way: [] for way in WAYS}
             core, tracing = app.core, app.core.tracing

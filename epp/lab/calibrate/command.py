@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 import numpy as np
 
 from epp.errors import EppError
@@ -25,7 +24,7 @@ from epp.lab.compare.results import encode
 from epp.lab.progress import progress
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
-from epp.records.files import DAMAGED
+from epp.server.listed_models import parse_models
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the longest prompt: as long as yours get (%(default)s)",
     )
     add("--rounds", type=number_from(1), default=3, help="how often all is measured (%(default)s)")
-    add("--seed", type=number_from(0), help="of the prompts (default: the time, so that they are new)")
     add_api_key(add)
     add("--out", type=Path, default=Path("fleet.json"), help="file for the fleet (%(default)s)")
 
@@ -65,14 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         EppError: an engine is not there, or refuses.
     """
     urls = parse_gateways(arguments.urls)
-    seed = int(time.time()) if arguments.seed is None else arguments.seed
     headers = api_key_headers(arguments.bearer_token_file)
     engines = {name: asyncio.run(look(url, headers)) for name, url in urls.items()}
     replicas = []
     with progress(sys.stderr) as step:
         for name, engine in engines.items():
             longest = min(arguments.longest, engine.scheduler["context_tokens"] // 2)
-            sent = probes(longest, arguments.rounds, seed)
+            sent = probes(longest, arguments.rounds, int(time.time()))
             options = LoadOptions(
                 base_url=urls[name],
                 model=arguments.model or engine.model,
@@ -105,15 +102,6 @@ class Engine:
     scheduler: Mapping[str, Any]
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 async def look(url: str, headers: Mapping[str, str]) -> Engine:
     """Ask an engine what it is.
 
@@ -132,9 +120,11 @@ async def look(url: str, headers: Mapping[str, str]) -> Engine:
                     raise EppError(f"{url}: HTTP {answer.status}: {content[:300].decode(errors='replace')}")
             async with client.get(f"{url.removesuffix('/v1/models')}/metrics") as answer:
                 sample = parse_metrics(await answer.read() if answer.status == 200 else b"")
-        model = msgspec.json.decode(content, type=_Models).data[0]
-    except (aiohttp.ClientError, OSError, ValueError, IndexError, *DAMAGED) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         raise EppError(f"{url}: {type(error).__name__}: {error}") from error
+    listed = next(iter(parse_models(content).items()), None)
+    if listed is None:
+        raise EppError(f"{url} lists no model")
     logs = np.log(times_s[1:])  # the first opened the connection
     # A round trip is two ways; a quantile, because one straggler is no jitter.
     jitter = 2**0.5 * float(np.percentile(logs, 84) - np.median(logs))
@@ -144,9 +134,9 @@ async def look(url: str, headers: Mapping[str, str]) -> Engine:
         "mixed": not stops_decodes,
         "output_reserve_ratio": 0.7 if stops_decodes else 0.0,
         "kv_capacity_tokens": sample.kv_capacity_tokens or _UNTOLD_TOKENS,
-        "context_tokens": model.max_model_len or _UNTOLD_TOKENS,
+        "context_tokens": listed[1].context_tokens or _UNTOLD_TOKENS,
     }
-    return Engine(model.id, NetworkPath(1e3 * float(np.exp(np.median(logs))), jitter, 0.0), scheduler)
+    return Engine(listed[0], NetworkPath(1e3 * float(np.exp(np.median(logs))), jitter, 0.0), scheduler)
 
 
 def _drive(

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest
 from epp.lab.sim.engine_class import EngineClass
-from epp.lab.workloads.content import Content
+from epp.lab.workloads.content import Content, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.lab.compare.stats import Floats
-    from epp.lab.workloads.content import Prompt
+    from epp.lab.compare.trace import TraceRequest
 
 #: Requests at once.
 BATCHES = (1, 2, 4, 8, 16)
@@ -36,7 +35,7 @@ _BESIDE = 8
 _BLOCK_TOKENS = 32
 #: For each request before the next: engines may close a connection after an answer, which takes a moment to
 #: be seen, and others of a batch may be answered later.
-_PAUSE_MS = 20.0
+_PAUSE_S = 0.02
 #: Samples that are further off than this many usual errors, and than this share, count for nothing.
 _OUTLIER, _LEAST_OUTLIER = 3.0, 0.05
 #: Passes of a fit: each takes errors relative to what the one before said.
@@ -52,51 +51,49 @@ def probes(longest_tokens: int, rounds: int, seed: int) -> list[TraceRequest]:
         rounds: how often everything is measured.
         seed: of the prompts: engines must not know them from before.
     """
-    content, requests = Content(_BLOCK_TOKENS), list[TraceRequest]()
+    content = Content(_BLOCK_TOKENS, seed << 32)
     lengths = [max(_BLOCK_TOKENS, longest_tokens >> shift) for shift in range(5)]
-    last, pause_ms = None, 0.0
+    last, pause_s = None, 0.0
+
+    def fresh(length: int) -> Prompt:
+        return content.grown(Prompt(), length, (0,))
 
     def add(prompt: Prompt, session: str, answer_tokens: int, after: int | None) -> int:
-        request = TraceRequest(
-            at_ms=0.0,
+        return content.send(
+            prompt,
+            at_s=0.0,
             session=session,
             user=session,
-            prompt_tokens=prompt.tokens,
             output_tokens=answer_tokens,
-            block_ids=tuple((seed << 32) + block for block in prompt.ids),
-            block_tokens=_BLOCK_TOKENS,
             after=after,
-            think_ms=pause_ms,
-            turn_starts=(0,),
+            think_s=pause_s,
         )
-        requests.append(request)
-        return len(requests) - 1
 
     def send(prompts: Sequence[Prompt], answer_tokens: int = 1, beside: int = 0) -> None:
         """Send prompts at once, and beside them the first one again, one time after the other."""
-        nonlocal last, pause_ms
-        after, session = last, f"calibrate-{len(requests)}"
+        nonlocal last, pause_s
+        after, session = last, f"calibrate-{len(content.requests)}"
         for prompt in prompts:
             last = add(prompt, session, answer_tokens, after)
         for _ in range(beside):
             after = add(prompts[0], session, 1, after)
-        pause_ms = _PAUSE_MS * len(prompts)
+        pause_s = _PAUSE_S * len(prompts)
 
-    send([content.fresh(lengths[-1])])
+    send([fresh(lengths[-1])])
     for _ in range(rounds):
         for length in lengths:
-            prompt = content.fresh(length)
+            prompt = fresh(length)
             send([prompt])
             send([prompt], _ANSWER_TOKENS)
             send([content.grown(content.cut(prompt, len(prompt.ids) // 2), length)])
         send([prompt], _ANSWER_TOKENS, _BESIDE)
         for batch in BATCHES[1:]:
             for length in (lengths[-1], lengths[2]):
-                prompts = [content.fresh(length) for _ in range(batch)]
+                prompts = [fresh(length) for _ in range(batch)]
                 for prompt in prompts:
                     send([prompt])
                 send(prompts, _ANSWER_TOKENS)
-    return requests
+    return content.requests
 
 
 @dataclass(frozen=True, slots=True)

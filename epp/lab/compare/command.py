@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import msgspec
 from rich.console import Console
 
 from epp.errors import EppError
 from epp.lab.compare.fleets import FLEETS, fleet_named
 from epp.lab.compare.gateways import drive_gateways, parse_gateways
 from epp.lab.compare.hillclimb import HILLCLIMB
-from epp.lab.compare.learned import LEARNERS, Learning
-from epp.lab.compare.plan import Cell, Source, add_window_arguments, number_from
+from epp.lab.compare.load import add_api_key, api_key_headers
+from epp.lab.compare.plan import Cell, Source, add_window_arguments, counts, listed, number_from
 from epp.lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp.lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp.lab.compare.simulate import (
@@ -35,7 +33,6 @@ from epp.lab.progress import progress
 from epp.lab.sim.oracle import ORACLES
 from epp.lab.sim.scenario import PickerOptions, RegionMode, WindowOptions
 from epp.lab.workloads.registry import WORKLOADS, workload_named
-from epp.learn.reward_model.settings import DataKeys
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES
 
@@ -48,15 +45,13 @@ if TYPE_CHECKING:
     #: Called with what is going on, how much of it is done, and how much there is.
     Step = Callable[[str, int, int], None]
 
-DEFAULT_SEEDS = 20
+FIRST_SEED, DEFAULT_SEEDS = 1, 20
 #: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
 DEFAULT_LEARNED_SEEDS = MIN_UNITS
 #: Who is judged when nobody is named: lodestar where it is named first, or the first of these that runs.
 CANDIDATES = ("gorgo-ms", "gorgo")
 #: What a policy may be worse by and still count as not inferior.
 MARGIN = 0.05
-#: Pickers that one simulation has at most.
-MAX_PICKERS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="factor on the load's own pace (%(default)s)",
     )
     add_window_arguments(add)
-    add("--scale", type=number_from(1), default=1, help="divide a trace's lengths")
     add(
         "--max-prompt-tokens",
         type=number_from(0),
@@ -90,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--candidate", help="the policy that is judged (lodestar if first, gorgo-ms, gorgo, or the first)")
     add("--fleet", default="paper", help="named, `class@rtt_ms*n,..`, or a JSON file (%(default)s)")
     add("--seeds", type=number_from(1), help="loads drawn (20; 8 to judge lodestar; 1 for a trace)")
-    add("--first-seed", type=number_from(0), default=1, help="the first of them (%(default)s)")
     add(
         "--tune",
         type=number_from(0),
@@ -102,43 +95,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
     add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
     add = parser.add_argument_group("pickers", "that serve the same fleet").add_argument
-    add("--pickers", type=_counts, default="1", metavar="N,..", help="how many, up to 64 (%(default)s)")
+    add("--pickers", type=counts, default="1", metavar="N,..", help="how many (%(default)s)")
     add("--share", choices=("none", "index", "all"), default="all", help="what they share (%(default)s)")
     add("--delay-ms", type=number_from(0, float), default=1.0, help="of their messages (%(default)s)")
     add("--loss", type=number_from(0, float), default=0.0, help="share of messages lost (%(default)s)")
     add(
         "--regions",
-        type=_modes,
+        type=listed(get_args(RegionMode)),
         default="regions",
         metavar="MODE,..",
         help="of a fleet of regions: `nearest` knows its own engines alone, `regions` forwards, `global` is "
         "one picker that sees all (%(default)s)",
     )
-    group = parser.add_argument_group("learning", "of lodestar, which starts cold and learns in each run")
-    group.add_argument(
-        "--learn-first", type=number_from(1), metavar="N", help="samples before the first model (5000)"
-    )
-    group.add_argument(
-        "--learn-every", type=number_from(1), metavar="N", help="samples between further ones (1000)"
-    )
     add = parser.add_argument_group("live").add_argument
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
-    add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent along")
-
-
-def _counts(text: str) -> list[int]:
-    counts = [int(number_from(1)(part)) for part in text.split(",")]
-    if max(counts) > MAX_PICKERS:
-        raise ArgumentTypeError(f"at most {MAX_PICKERS}")
-    return counts
-
-
-def _modes(text: str) -> list[str]:
-    modes = text.split(",")
-    if unknown := set(modes).difference(get_args(RegionMode)):
-        raise ArgumentTypeError(f"no mode {min(unknown)!r}; one of {', '.join(get_args(RegionMode))}")
-    return modes
+    add_api_key(add)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -196,7 +168,6 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     if not names:
         source = Source(
             trace=str(arguments.trace),
-            scale=arguments.scale,
             max_prompt_tokens=arguments.max_prompt_tokens,
             tick_ms=arguments.tick_ms,
             **stretch,
@@ -223,20 +194,7 @@ def policies_of(text: str) -> tuple[PolicyChoice, ...]:
         if part != "all" and part not in known:
             raise EppError(f"unknown policy {part!r}; one of: {', '.join(known)}")
         names += known if part == "all" else [part]
-    if not names:
-        raise EppError("--policy names no policy")
     return tuple(PolicyChoice(name) for name in dict.fromkeys(names))
-
-
-def _learning(policies: tuple[PolicyChoice, ...], arguments: argparse.Namespace) -> tuple[PolicyChoice, ...]:
-    """Give policies that learn what the flags say of learning."""
-    asked = {"first": arguments.learn_first, "every": arguments.learn_every}
-    data = {name: value for name, value in asked.items() if value is not None}
-    learners = {
-        name: Learning(msgspec.structs.replace(settings, data=DataKeys(**data)))
-        for name, settings in LEARNERS.items()
-    }
-    return tuple(replace(policy, learning=learners.get(policy.name)) for policy in policies)
 
 
 def candidate_of(asked: str | None, names: Sequence[str]) -> str:
@@ -255,11 +213,11 @@ def candidate_of(asked: str | None, names: Sequence[str]) -> str:
 
 
 def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
-    policies = _learning(policies_of(arguments.policy), arguments)
+    policies = policies_of(arguments.policy)
     candidate = candidate_of(arguments.candidate, [policy.name for policy in policies])
     count = DEFAULT_LEARNED_SEEDS if candidate == Lodestar.name else DEFAULT_SEEDS
     count = arguments.seeds or (1 if arguments.trace else count)
-    seeds = range(arguments.first_seed, arguments.first_seed + count)
+    seeds = range(FIRST_SEED, FIRST_SEED + count)
     fleet, cells = fleet_named(arguments.fleet), cells_of(arguments)
     with progress(sys.stderr) as step:
         tuned = _tuned(cells, policies, fleet, arguments, step)
@@ -328,12 +286,11 @@ def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Drive gateways; what they did, and a sentence for each that answered nothing."""
     if arguments.tune:
         raise EppError("--tune is for simulated fleets")
-    seed, cells, urls = arguments.first_seed, cells_of(arguments), parse_gateways(arguments.over_http)
+    seed, cells, urls = FIRST_SEED, cells_of(arguments), parse_gateways(arguments.over_http)
     candidate = candidate_of(arguments.candidate or next(iter(urls)), [*urls])
     with progress(sys.stderr) as step:
-        driven, failed = drive_gateways(
-            cells, urls, seed, model=arguments.model, headers=arguments.header, step=step
-        )
+        headers = api_key_headers(arguments.bearer_token_file)
+        driven, failed = drive_gateways(cells, urls, seed, model=arguments.model, headers=headers, step=step)
     candidate = candidate if candidate in driven else next(iter(driven))
     entries = [
         _entry(
@@ -401,15 +358,14 @@ def _document(
 
 
 def _list(console: Console) -> None:
-    console.print("[bold]workloads[/bold]")
-    for workload in WORKLOADS.values():
-        console.print(f"  {workload.name:<24}{workload.help}", highlight=False)
-    console.print("[bold]fleets[/bold]")
-    for name, (text, _) in FLEETS.items():
-        console.print(f"  {name:<24}{text}", highlight=False)
-    console.print("[bold]policies[/bold]")
-    console.print("  " + ", ".join(POLICIES), highlight=False)
-    console.print("[bold]yardsticks[/bold] (see what no picker can)")
-    console.print("  " + ", ".join(ORACLES), highlight=False)
-    console.print("[bold]tuned while it serves[/bold] (as its paper does, simulated alone)")
-    console.print("  " + HILLCLIMB, highlight=False)
+    listed = {
+        "workloads": {workload.name: workload.help for workload in WORKLOADS.values()},
+        "fleets": {name: text for name, (text, _) in FLEETS.items()},
+        "policies": dict.fromkeys(POLICIES, ""),
+        "yardsticks (see what no picker can)": dict.fromkeys(ORACLES, ""),
+        "tuned while it serves (as its paper does, simulated alone)": {HILLCLIMB: ""},
+    }
+    for title, names in listed.items():
+        console.print(f"[bold]{title}[/bold]")
+        for name, text in names.items():
+            console.print(f"  {name:<24}{text}", highlight=False)

@@ -8,20 +8,22 @@ interval covers chance within this load; other days, loads and seeds take more r
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from math import isfinite, isnan, nan
+from math import isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
 
-from epp.lab.compare.stats import Statistic, by_cluster, percentile, replicate, stationary
+from epp.lab.compare.stats import by_cluster, replicate, stationary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.compare.load import RequestResult
-    from epp.lab.compare.stats import Counts, Floats
+    from epp.lab.compare.measure import Figures
+    from epp.lab.compare.stats import Counts, Floats, Statistic
 
 
 METRIC_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "e2e_ms": "E2E", "itl_ms": "ITL"}
@@ -77,15 +79,6 @@ def compare(
     )
 
 
-def interval(results: Sequence[RequestResult], metric: str, statistic: Statistic) -> tuple[float, float]:
-    """Return the interval of one run's own statistic in ms, by the same rules; NaN twice for too few data."""
-    measured = _measured(results, metric)
-    session_of = {r.index: r.session for r in results}
-    order = sorted(measured)
-    values = np.array([measured[index] for index in order], dtype=float)
-    return _interval(statistic, [values], [session_of[index] for index in order])
-
-
 def sentence(a: str, b: str, comparison: Comparison) -> str:
     """Say what may be said of run ``a`` against run ``b``.
 
@@ -110,9 +103,9 @@ def _measured(results: Sequence[RequestResult], metric: str) -> dict[int, float]
 
 
 def _log_ratio(statistic: Statistic, pair: Sequence[Floats], counts: Counts) -> Floats:
-    """Return the logarithm of the first one's statistic over the second one's, or over 1 without a second."""
-    top, *bottom = (np.log(statistic.weighted(values, counts)) for values in pair)
-    return np.asarray(top - bottom[0] if bottom else top, dtype=float)
+    """Return the logarithm of the first one's statistic over the second one's."""
+    top, bottom = (np.log(statistic.weighted(values, counts)) for values in pair)
+    return np.asarray(top - bottom, dtype=float)
 
 
 def _interval(statistic: Statistic, pair: Sequence[Floats], sessions: Sequence[str]) -> tuple[float, float]:
@@ -127,35 +120,27 @@ def _interval(statistic: Statistic, pair: Sequence[Floats], sessions: Sequence[s
     return max(ends, key=lambda ends: ends[1] / ends[0])
 
 
-def comparison_table(runs: Mapping[str, Sequence[RequestResult]]) -> Table:
-    """Lay policies side by side, one column each; brackets are 95 % intervals within this load."""
+def comparison_table(runs: Mapping[str, Sequence[RequestResult]], figures: Mapping[str, Figures]) -> Table:
+    """Lay policies side by side, one column each: their figures, and which replica served how much."""
     table = Table(title="Same load, fresh fleets", title_justify="left")
     table.add_column("")
     for policy in runs:
         table.add_column(policy, justify="right")
-    answered = [[r for r in results if r.ok] for results in runs.values()]
-    failed = (f"{len(results)} ({sum(not r.ok for r in results)})" for results in runs.values())
-    table.add_row("requests (failed)", *failed)
-    for name, metric in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms")):
-        table.add_row(f"{name} p50", *(_ms(_percentile(ok, metric, 50)) for ok in answered))
-        p95 = (_ms(_percentile(ok, metric, 95)) + _range(ok, metric) for ok in answered)
-        table.add_row(f"{name} p95", *p95)
-    table.add_row("ITL p50", *(_ms(_percentile(ok, "itl_ms", 50)) for ok in answered))
-    table.add_row("cached share", *(share_text(_cached(ok)) for ok in answered))
-    for place in sorted({r.served_by for ok in answered for r in ok if r.served_by}):
-        served = (sum(r.served_by == place for r in ok) / max(1, len(ok)) for ok in answered)
-        table.add_row(f"  {place}", *map(share_text, served))
+    shown: Mapping[str, Callable[[Figures], str]] = {
+        "requests (failed)": lambda found: f"{found.requests} ({found.errors})",
+        "TTFT p50": lambda found: _ms(found.ttft_ms.p50),
+        "TTFT p95": lambda found: _ms(found.ttft_ms.p95),
+        "E2E p50": lambda found: _ms(found.e2e_ms.p50),
+        "E2E p95": lambda found: _ms(found.e2e_ms.p95),
+        "ITL p50": lambda found: _ms(found.itl_ms.p50),
+        "cached share": lambda found: share_text(found.true_hit_share),
+    }
+    for name, text in shown.items():
+        table.add_row(name, *(text(figures[policy]) for policy in runs))
+    served = {policy: Counter(r.served_by for r in results if r.ok) for policy, results in runs.items()}
+    for place in sorted(set().union(*served.values()) - {""}):
+        table.add_row(f"  {place}", *(share_text(c[place] / max(1, c.total())) for c in served.values()))
     return table
-
-
-def _percentile(results: Sequence[RequestResult], metric: str, q: float) -> float:
-    return percentile([value for r in results if (value := getattr(r, metric)) is not None], q)
-
-
-def _cached(results: Sequence[RequestResult]) -> float:
-    known = [(r.cached_tokens, r.prompt_tokens) for r in results if r.cached_tokens is not None]
-    prompts = sum(prompt or 0 for _, prompt in known)
-    return sum(cached for cached, _ in known) / prompts if prompts else nan
 
 
 def _ms(value: float) -> str:
@@ -169,8 +154,3 @@ def _ms(value: float) -> str:
 def share_text(value: float) -> str:
     """Format a share as a per cent."""
     return "-" if isnan(value) else f"{100.0 * value:.0f} %"
-
-
-def _range(results: Sequence[RequestResult], metric: str) -> str:
-    low, high = interval(results, metric, Statistic(95))
-    return rf" \[{_ms(low)}, {_ms(high)}]" if isfinite(low) else ""

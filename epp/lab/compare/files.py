@@ -41,7 +41,6 @@ def load_trace(
     path: str | Path,
     *,
     seed: int = 0,
-    scale: int = 1,
     tick_ms: float | None = None,
     from_s: float = 0.0,
     seconds: float = 0.0,
@@ -56,7 +55,6 @@ def load_trace(
         path: Mooncake rows, canonical records or the flight recorder's, one JSON object a
             line; Azure's CSV; or a folder of the recorder's files.
         seed: keys the draws that spread arrivals.
-        scale: divides lengths and block sizes (canonical records are taken as they are).
         tick_ms: what the times of Mooncake rows are multiples of; None to detect it.
         from_s: the window's start in the trace's own time; times count from it.
         seconds: the window's length, 0 for the rest of the trace.
@@ -70,7 +68,7 @@ def load_trace(
 
     def all_requests() -> Iterator[TraceRequest]:
         nonlocal last_ms
-        for request in _read(Path(path), seed, scale, tick_ms):
+        for request in _read(Path(path), seed, tick_ms):
             last_ms = max(last_ms, request.at_ms)
             yield request
 
@@ -92,7 +90,7 @@ def load_trace(
     return requests
 
 
-def _read(path: Path, seed: int, scale: int, tick_ms: float | None) -> Iterable[TraceRequest]:
+def _read(path: Path, seed: int, tick_ms: float | None) -> Iterable[TraceRequest]:
     if path.is_dir() or path.suffix == ".zst":
         return read_flight_records(read_records(path))
     lines = _lines(path)
@@ -109,7 +107,7 @@ def _read(path: Path, seed: int, scale: int, tick_ms: float | None) -> Iterable[
         raise TraceError(f"line 1 is {words}: {first.strip()[:60]!r}") from error
     keys = set(row) if isinstance(row, dict) else set()
     if "hash_ids" in keys:
-        return read_mooncake(rows, seed=seed, scale=scale, tick_ms=tick_ms)
+        return read_mooncake(rows, seed=seed, tick_ms=tick_ms)
     if {"at_ms", "block_ids"} <= keys:
         return read_canonical(rows)
     if {"kind", "schema"} <= keys:
@@ -190,15 +188,14 @@ def read_mooncake(
     *,
     seed: int = 0,
     tick_ms: float | None = None,
-    scale: int = 1,
 ) -> Iterator[TraceRequest]:
     """Read rows of Mooncake's JSONL format, open loop, in the file's order.
 
     Times count from the first row's. Where they stand on ticks (source [T]: 3 s in the published
     conversation trace), rows move within theirs and keep their order: draws uniform in [0, ``tick_ms``) make
     arrivals Poisson-like (squared coefficient of variation 9.2 -> 1.0). Other times stay as they are.
-    ``scale`` divides all lengths and the block size, which the format does not say: it is the least power of
-    two with which, at the file's start, the longest row of the most ids has enough.
+    The block size, which the format does not say, is the least power of two with which, at the file's start,
+    the longest row of the most ids has enough.
 
     Users and sessions are the rows' own where they have any, under the names of `_MooncakeRow`
     (``token_hash`` is ART-Chat's user, source [G]). Rows without a session count as one where user and second
@@ -211,8 +208,6 @@ def read_mooncake(
     rows = ((n, _decode_line(line, n, decoder)) for n, line in enumerate(lines, 1) if line.strip())
     head = list(itertools.islice(rows, _HEAD_ROWS))
     block_tokens = _mooncake_block_tokens(row for _, row in head)
-    if block_tokens % scale:
-        raise TraceError(f"scale {scale} does not divide the block of {block_tokens} tokens")
     start_ms = head[0][1].timestamp if head else 0.0
     if tick_ms is None:
         tick_ms = _tick_ms([row.timestamp - start_ms for _, row in head])
@@ -226,12 +221,12 @@ def read_mooncake(
                 at_ms=at_ms - start_ms + delay_ms,
                 session=session,
                 user=user,
-                prompt_tokens=max(1, round(row.input_length / scale)),
-                output_tokens=max(1, round(row.output_length / scale)),
+                prompt_tokens=max(1, row.input_length),
+                output_tokens=max(1, row.output_length),
                 block_ids=tuple(
                     i if isinstance(i, int) else int.from_bytes(i.encode()) for i in row.hash_ids
                 ),
-                block_tokens=block_tokens // scale,
+                block_tokens=block_tokens,
             )
 
 

@@ -13,10 +13,6 @@ from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 from epp.records.files import DAMAGED
 
-#: Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
-_MIXED = "l40s-x2@20,h100@102,l40s-x2@211"
-
-
 #: Share of requests that find nothing although it should be there; fitted (docs/simulator.md, calibration).
 CALIBRATED_LOST_HITS = 0.3
 
@@ -65,7 +61,8 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
         regional_fleet(L40S_X2),
     ),
     "paper-h100": ("one H100 in each of the three regions", regional_fleet(H100)),
-    "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet(_MIXED)),
+    # Warm round trips behind the published 55, 151 and 244 ms of the H100 regions (source [P]).
+    "mixed": ("L40Sx2 near and far, an H100 between", parse_fleet("l40s-x2@20,h100@102,l40s-x2@211")),
     "one-region": ("eight L40Sx2 side by side", parse_fleet("l40s-x2@2*8")),
     "regions": (
         "three L40Sx2 and a picker in each of three regions, 70, 140 and 211 ms apart",
@@ -74,7 +71,6 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
     "homo": ("seven A30 side by side, 8B model, engine metrics each 100 ms", _lodestar("a30*7")),
     "hetero": ("seven A30 and eight V100 without prefix cache, the same", _lodestar("a30*7,v100*8")),
     "l20-a30": ("seven L20 and eight A30, the same", _lodestar("l20*7,a30*8")),
-    "six": ("two L40Sx2 in each region", parse_fleet("l40s-x2@20*2,l40s-x2@102*2,l40s-x2@211*2")),
 }
 
 

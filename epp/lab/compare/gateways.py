@@ -8,6 +8,7 @@ nothing here can tell: repeat in another order to see.
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -34,7 +35,7 @@ def drive_gateways(
     seed: int,
     *,
     model: str,
-    headers: Sequence[str],
+    headers: Mapping[str, str],
     step: Callable[[str, int, int], None],
 ) -> tuple[dict[str, list[Outcome]], list[str]]:
     """Drive each gateway with each load.
@@ -44,7 +45,7 @@ def drive_gateways(
         urls: of gateways by name.
         seed: of the loads.
         model: name sent.
-        headers: ``NAME:VALUE``, sent along.
+        headers: sent along.
         step: called with a gateway's name, requests answered, and all requests of the load.
 
     Returns:
@@ -54,10 +55,9 @@ def drive_gateways(
     Raises:
         EppError: flags that make no sense, a gateway that is not there, or none that answered.
     """
-    sent_along = _headers(headers)
     for cell in cells:  # before anything is driven
         cell.warmup(cell.source.requests(seed))
-    asyncio.run(_check_there(urls, sent_along))
+    asyncio.run(_check_there(urls, headers))
     driven: dict[str, list[Outcome]] = {}
     failed = []
     for name, url in urls.items():
@@ -69,7 +69,7 @@ def drive_gateways(
                     LoadOptions(
                         base_url=url,
                         model=model,
-                        headers=sent_along,
+                        headers=headers,
                         extra_body={"ignore_eos": True},
                         time_scale=cell.pace,
                         max_in_flight=cell.max_in_flight or _DEFAULT_IN_FLIGHT,
@@ -105,16 +105,6 @@ def parse_gateways(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _headers(texts: Sequence[str]) -> dict[str, str]:
-    headers = {}
-    for text in texts:
-        name, separator, value = text.partition(":")
-        if not separator:
-            raise EppError(f"--header {text!r} is not NAME:VALUE")
-        headers[name.strip()] = value.strip()
-    return headers
-
-
 async def _check_there(gateways: Mapping[str, str], headers: Mapping[str, str]) -> None:
     """Ask every gateway for its models; whatever it answers, it is there.
 
@@ -136,14 +126,10 @@ def _drive(
     cell: Cell, seed: int, options: LoadOptions, name: str, step: Callable[[str, int, int], None]
 ) -> Outcome:
     requests = cell.source.requests(seed)
-    title, done = f"{name}, {cell.name}", 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        step(title, done, len(requests))
-
-    results = asyncio.run(run_load(requests, options, on_result=count))
+    title, done = f"{name}, {cell.name}", count(1)
+    results = asyncio.run(
+        run_load(requests, options, on_result=lambda _: step(title, next(done), len(requests)))
+    )
     if not any(result.ok for result in results):
         raise EppError(f"{cell.name}: {name} answered no request: {results[0].error}")
     return outcome_of(cell, seed, from_live(results, len(requests)))

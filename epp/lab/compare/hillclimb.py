@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import NormalDist
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
 
 #: What a comparison calls it; a picker cannot serve by this name.
 HILLCLIMB = "gorgo-hillclimb"
-START: Mapping[str, float] = MappingProxyType({"rtt_weight": 0.5, "queue_weight": 0.1})
-BOX: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"rtt_weight": (0.05, 2.0), "queue_weight": (0.05, 0.5)}
-)
+START: Mapping[str, float] = {"rtt_weight": 0.5, "queue_weight": 0.1}
+BOX: Mapping[str, tuple[float, float]] = {"rtt_weight": (0.05, 2.0), "queue_weight": (0.05, 0.5)}
 _HOP = 32
 _TOLERANCE = 0.005
 _FACTOR = 0.817
@@ -65,7 +62,7 @@ class EsPaper:
         self.weights, self.best = dict(start), dict(start)
         self.best_score, self.sigma = math.nan, _SIGMA
         self.steps = self.samples = 0
-        self.stopped = ""
+        self.stopped = False
         self._newest: deque[float] = deque(maxlen=window)
         self._hopped = 0
         self._accepted: deque[bool] = deque(maxlen=_REMEMBERED)
@@ -96,7 +93,7 @@ class EsPaper:
             if len(self._accepted) == _REMEMBERED:
                 self.sigma *= _FACTOR if rate < 0.2 else 1.0 / _FACTOR
         if self.sigma < _SIGMA_MIN or self.steps >= _MAX_STEPS:
-            self.stopped = "sigma is below its floor" if self.sigma < _SIGMA_MIN else "out of steps"
+            self.stopped = True
             self.weights = dict(self.best)
         else:
             self.weights = {name: self._moved(name, value) for name, value in self.best.items()}

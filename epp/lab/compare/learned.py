@@ -21,7 +21,6 @@ from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.scenario import WindowOptions
-from epp.learn.reward_model.fitting import stack
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.settings import Gate, Guard, LearnerSettings, Network
 from epp.policies.lodestar import FALLBACKS, Lodestar
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from epp.lab.sim.results import WindowResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.learn.reward_model.rounds import Round
-    from epp.learn.reward_model.samples import Sample
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision, Outcome
 
@@ -52,7 +50,7 @@ PUBLISHED = LearnerSettings(
     guard=Guard(on=False),
 )
 #: How policies that learn do it, by name.
-LEARNERS: Mapping[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
+LEARNERS: dict[str, LearnerSettings] = {Lodestar.name: UNTRIED, LodestarPaper.name: PUBLISHED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +253,3 @@ def taught_by_heuristic(
     )
     sim.run()
     return sim.learner
-
-
-def predicted_and_measured(model: RewardModel, samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """Return predicted and measured TTFT of the samples that were answered, ms."""
-    answered = [sample for sample in samples if sample.answered]
-    predicted = model.predict(stack(answered, model.classes))[:, 0].tolist()
-    return [(value, sample.ttft_ms) for value, sample in zip(predicted, answered, strict=True)]

@@ -189,8 +189,8 @@ def figures(run: Run, requests: Sequence[TraceRequest], mask: NDArray[np.bool_],
         unanswered_share=unanswered,
         input_tokens_per_s=tokens / span_s if span_s else 0.0,
         saturated=unanswered > SATURATED_UNANSWERED_SHARE or slip.p95 > SATURATED_SLIP_P95_MS,
-        ttft_curve_ms=curve(columns["ttft_ms"][use]),
-        e2e_curve_ms=curve(columns["e2e_ms"][use]),
+        ttft_curve_ms=_curve(columns["ttft_ms"][use]),
+        e2e_curve_ms=_curve(columns["e2e_ms"][use]),
         share_over_time=over_time,
         bin_s=bin_s,
     )
@@ -202,9 +202,7 @@ def _quantiles(values: Floats) -> Quantiles:
     return Quantiles(mean, *(percentile(known, q) for q in (50, 95, 99)))
 
 
-def curve(values: Floats | Sequence[float | None]) -> tuple[float, ...]:
-    """Return the percentiles of `CURVE_POINTS` of the values that are known."""
-    values = np.array(values, dtype=float)
+def _curve(values: Floats) -> tuple[float, ...]:
     known = values[~np.isnan(values)]
     return tuple(float(v) for v in np.percentile(known, CURVE_POINTS)) if len(known) else ()
 

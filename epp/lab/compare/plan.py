@@ -19,7 +19,7 @@ from epp.lab.sim.scenario import WindowOptions
 from epp.lab.workloads.registry import workload_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 #: Tuning draws loads that are never judged on: their seeds lie far from any that is.
 TUNING_SEED = 1_000_000
@@ -39,6 +39,23 @@ def number_from(least: float, kind: type[int | float] = int) -> Callable[[str], 
         return value
 
     parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
+
+
+def counts(text: str) -> list[int]:
+    """Read a command's numbers by commas, each 1 or more."""
+    return [int(number_from(1)(part)) for part in text.split(",")]
+
+
+def listed(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a parser of a command's names by commas, each one of some."""
+
+    def parse(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return text.split(",")
+
     return parse
 
 
@@ -63,7 +80,6 @@ class Source:
     Attributes:
         workload: name of a generated workload, ``""`` for a trace.
         trace: path of a trace file, ``""`` for a workload.
-        scale: divides a trace's lengths.
         max_prompt_tokens: longer prompts of a trace are dropped.
         tick_ms: what the times of a trace are multiples of, where they are ticks; None to detect it.
         from_s: only what starts from then on, in the source's own time.
@@ -74,7 +90,6 @@ class Source:
 
     workload: str = ""
     trace: str = ""
-    scale: int = 1
     max_prompt_tokens: int = 24_000
     tick_ms: float | None = None
     from_s: float = 0.0
@@ -101,7 +116,6 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
         requests = load_trace(
             source.trace,
             seed=seed,
-            scale=source.scale,
             tick_ms=source.tick_ms,
             from_s=source.from_s,
             seconds=source.until_s,

@@ -46,7 +46,6 @@ class PolicyChoice:
         name: registered policy, yardstick, or `HILLCLIMB`.
         weights: those that differ from its defaults.
         params: parameters that differ from its defaults.
-        learning: how it learns during the run, for a policy that does.
         pickers: how many pickers run it.
         regions: how they cooperate, of a fleet of regions (`PickerOptions.regions`).
     """
@@ -54,7 +53,6 @@ class PolicyChoice:
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, object] = field(default_factory=dict)
-    learning: Learning | None = None
     pickers: int = 1
     regions: RegionMode = "regions"
 
@@ -84,13 +82,9 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     """Run one policy on one load under one seed, which is the seed of load, network and decisions.
 
     Raises:
-        EppError: there is no load, or its blocks are larger than a cache.
+        EppError: there is no load, or the policy does not run on the fleet.
     """
     requests = cell.source.requests(seed)
-    block = requests[0].block_tokens
-    room = min(r.engine_class.kv_capacity_tokens for r in fleet.replicas)
-    if block > room:
-        raise EppError(f"{cell.name}: its blocks of {block:,} tokens fit into no cache of {room:,}")
     pickers = replace(cell.reports.pickers, count=policy.pickers, regions=policy.regions)
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
     weights, lesson = policy.weights, None
@@ -99,7 +93,7 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     if policy.name == HILLCLIMB:
         result = hillclimb(requests, fleet, EsPaper(seed), seed=seed, options=options).run()
     elif isinstance(chosen := policy_named(policy.name, policy.params), Lodestar):
-        learning = policy.learning or Learning(LEARNERS[policy.name])
+        learning = Learning(LEARNERS[policy.name])
         result, lesson = run_learned(
             requests, fleet, chosen, learning, weights=weights, seed=seed, options=options
         )

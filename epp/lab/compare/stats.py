@@ -146,13 +146,11 @@ class Evidence:
 
     Attributes:
         units: seeds, windows or requests that it rests on.
-        policies: k.
         against: policy ``i`` against each: the difference D (k), its standard error s (k) and replicates of
             T = (D* - D) / s* (replicates x k); zeros at ``i`` itself.
     """
 
     units: int
-    policies: int
     against: Callable[[int], tuple[Floats, Floats, Floats]]
 
     def interval(self, a: int, b: int) -> tuple[float, float, float]:
@@ -182,7 +180,7 @@ def seed_evidence(logs: Floats, *, seed: int) -> Evidence:
         usable = s_star > 1e-9 * np.maximum(s, 1e-12)
         return d, s, np.where(usable, (mean - d) / np.where(usable, s_star, 1.0), 0.0)
 
-    return Evidence(units, logs.shape[1], against)
+    return Evidence(units, against)
 
 
 def trace_evidence(latencies: Sequence[Sequence[Floats]], statistic: Statistic, *, seed: int) -> Evidence:
@@ -211,7 +209,7 @@ def trace_evidence(latencies: Sequence[Sequence[Floats]], statistic: Statistic, 
         s = spread.std(axis=0, ddof=1)
         return d, s, np.where(s > 1e-12, spread / np.where(s > 1e-12, s, 1.0), 0.0)
 
-    return Evidence(n, len(latencies), against)
+    return Evidence(n, against)
 
 
 def _mean_log(statistic: Statistic, runs: Sequence[Floats], counts: Counts) -> Floats:

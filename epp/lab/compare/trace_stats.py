@@ -165,10 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "generated workload"
     )
     add("trace", metavar="FILE", help=formats)
-    add("--scale", type=int, default=1, help="divide lengths")
-    add("--max-prompt-tokens", type=int, default=0, help="drop longer prompts (default: keep all)")
     add_window_arguments(add)
-    add("--seed", type=int, default=0, help="seed of what is drawn (default: %(default)s)")
     add("--capacity", default="1M,3M,5M,10M,20M,50M", help="cache sizes in tokens (default: %(default)s)")
     add("--json", action="store_true", help="print figures as JSON")
 
@@ -186,14 +183,13 @@ def run(arguments: argparse.Namespace) -> int:
     source = Source(
         workload=arguments.trace if is_workload else "",
         trace="" if is_workload else arguments.trace,
-        scale=max(1, arguments.scale),
-        max_prompt_tokens=max(0, arguments.max_prompt_tokens),
+        max_prompt_tokens=0,
         tick_ms=arguments.tick_ms,
         from_s=arguments.from_s,
         until_s=arguments.seconds,
     )
     capacities = [parse_tokens(text) for text in arguments.capacity.split(",") if text]
-    found = trace_figures(source.requests(max(0, arguments.seed)), capacities)
+    found = trace_figures(source.requests(0), capacities)
     if arguments.json:
         print(json.dumps(found, indent=1, default=str))
     else:

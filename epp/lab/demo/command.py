@@ -8,19 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from epp.config.schema import PolicySection
 from epp.lab.compare.compare import compare, comparison_table, sentence
-from epp.lab.compare.load import LoadOptions, RequestResult, run_load
-from epp.lab.compare.measure import curve
+from epp.lab.compare.load import RequestResult, run_load
+from epp.lab.compare.measure import figures, from_live
 from epp.lab.compare.report import latency_figure
 from epp.lab.compare.stats import Statistic, percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import exit_status, output
-from epp.lab.demo.stack import MODEL, REGIONS, Sidecar, Stack
+from epp.lab.demo.stack import REGIONS, Sidecar, Stack
 from epp.lab.origin import origin
 from epp.lab.page import html, page
 from epp.lab.workloads.art_chat import DEMO, generate
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
+
+    from epp.lab.compare.measure import Figures
 
     Pair = tuple[RequestResult, Mapping[str, Any]]
 
@@ -62,14 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=PolicySection().name, help="the policy shown first (default: %(default)s)")
     add("--against", default=BASELINES, help="policies to compare with (default: %(default)s)")
     add("--seconds", type=float, default=DURATION_S, help="length of the load (%(default)s)")
-    add("--rate", type=float, default=DEMO.rate_rps, help="requests per second (%(default)s)")
     add("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
-    load = replace(DEMO, duration_s=arguments.seconds, rate_rps=arguments.rate)
+    load = replace(DEMO, duration_s=arguments.seconds)
     requests = generate(load, arguments.seed)
     # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
     policies = list(dict.fromkeys([arguments.policy, *filter(None, arguments.against.split(","))]))
@@ -97,7 +99,13 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
         console.print(f"{policy} ...")
         async with fleet(out / policy, policy) as stack:
             runs[policy] = await stack.send(requests)
-    console.print(comparison_table(runs))
+    counted = np.ones(len(requests), dtype=bool)
+    found = {
+        policy: figures(from_live(results, len(requests)), requests, counted, pace=1.0)
+        for policy, results in runs.items()
+    }
+    compared = comparison_table(runs, found)
+    console.print(compared)
     console.print("Intervals are 95 %, resampled by conversation and by time, within this one load:")
     said = [
         sentence(first, policy, compare(runs[first], runs[policy], metric, statistic))
@@ -110,7 +118,8 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
     recorded, tuner = recorded_table(pair(out / "records", runs[first])), tuner_status(out)
     console.print(recorded, change)
     file = out / "report.html"
-    file.write_text(demo_page(runs, [text, *said], (change, recorded, tuner), out), encoding="utf-8")
+    parts: list[RenderableType] = ["\n".join([text, *said]), compared, change, recorded, tuner]
+    file.write_text(demo_page(found, parts, out), encoding="utf-8")
     console.print(
         f"{tuner}\nOutput in {out}/: configuration, logs, records, results.\n"
         f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
@@ -123,38 +132,23 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
     return exit_status(runs)
 
 
-def demo_page(
-    runs: Mapping[str, Sequence[RequestResult]],
-    said: Sequence[str],
-    tables: Sequence[RenderableType],
-    out: Path,
-) -> str:
-    """Write the page that shows the demo: what was found, charts, tables, and one decision explained.
+def demo_page(runs: Mapping[str, Figures], parts: Sequence[RenderableType], out: Path) -> str:
+    """Write the page that shows the demo: a chart, what was printed, and one decision explained.
 
     Args:
         runs: what the client saw, by policy; the first is the one that is shown.
-        said: what was sent, then a sentence a comparison.
-        tables: what was printed of the first run.
+        parts: what was printed.
         out: the demo's folder.
     """
-    curves = {
-        policy: (curve([r.ttft_ms for r in results]), curve([r.e2e_ms for r in results]))
-        for policy, results in runs.items()
-    }
+    curves = {policy: (found.ttft_curve_ms, found.e2e_curve_ms) for policy, found in runs.items()}
     # Among long prompts there is something to choose: what is cached where.
     records = join(read_records(out / "records"))
     asked = [(dict(each.decision), dict(each.outcome)) for each in records if each.outcome is not None]
     longest = max(asked, key=lambda both: int(both[0]["request"]["prompt_tokens"]), default=None)
-    explained = explain(*longest) if longest else ()
-    parts = [
-        "\n".join(said),
-        comparison_table(runs),
-        *tables,
-        "Why the longest prompt went where it went:",
-        *explained,
-    ]
+    why = ("Why the longest prompt went where it went:", *(explain(*longest) if longest else ()))
     chart = latency_figure("The same load under each policy, on fresh fleets", curves)
-    return page("One load, three regions, several policies", origin(), chart, *map(html, parts))
+    title = "One load, three regions, several policies"
+    return page(title, origin(), chart, *map(html, (*parts, *why)))
 
 
 def fleet(folder: Path, policy: str) -> Stack:
@@ -188,10 +182,9 @@ async def change_pool(stack: Stack) -> Table:
         )
         for number in range(round((STARTS_S["again"] + PHASE_S) * RATE_RPS))
     ]
-    options = LoadOptions(base_url=stack.url, model=MODEL)
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(
-            run_load(load, options, on_result=lambda result: served.update([result.served_by]))
+            run_load(load, stack.load_options(), on_result=lambda result: served.update([result.served_by]))
         )
         await asyncio.sleep(PHASE_S)
         replica = max(stack.endpoints, key=lambda name: served[name])

@@ -51,13 +51,13 @@ AT_ONCE = 8
 TITLE = "time to the first correct answer, differences by question with 95 % intervals"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo."""
     parser = example_parser("laar", __doc__)
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
     parser.add_argument("--questions", type=int, default=8, help="a language and length (%(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="a model and length, before (%(default)s)")
-    return run_example(parser, show, argv)
+    return run_example(parser, show)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -56,20 +56,18 @@ POLICIES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo; 1 where a policy answered nothing."""
     parser = example_parser("lodestar", __doc__)
     parser.add_argument("--seconds", type=float, default=100.0, help="length of the load (%(default)s)")
-    parser.add_argument("--rate", type=float, default=8.0, help="requests per second (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the load (%(default)s)")
-    return run_example(parser, show, argv)
+    return run_example(parser, show)
 
 
 def show(arguments: argparse.Namespace) -> int:
     """Send the load under each policy and print what came of it."""
     console, out, seconds = Console(), arguments.out, arguments.seconds
-    load = ToolAgent(duration_s=seconds, rate_rps=arguments.rate, tools=16, agents=12, divisor=4)
-    requests = generate(load, arguments.seed)
+    load = ToolAgent(duration_s=seconds, rate_rps=8.0, tools=16, agents=12, divisor=4)
+    requests = generate(load, 1)
     console.print(f"{len(requests)} calls of tools in {seconds:.0f} s to two a30 and two v100 (simulated)")
     (out / "learner.yaml").write_bytes(msgspec.yaml.encode(SETTINGS))
     runs = {name: uvloop.run(send(requests, name, out / name)) for name in POLICIES}

@@ -6,14 +6,13 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Self
 
 from epp.envoy.child import Child
 from epp.errors import EppError
 
 
-class Nats:
-    """A server that can be killed and started again: an async context manager.
+class Nats(Child):
+    """A server that can be killed, stopped and started again.
 
     Args:
         folder: for its log and configuration.
@@ -34,31 +33,12 @@ class Nats:
         self.url = f"nats://127.0.0.1:{port}"
         file = folder / "nats.conf"
         file.write_text("\n".join((f"listen: 127.0.0.1:{port}", *lines)))
-        self._child = Child("nats", ["-c", str(file)], folder, (program,))
-
-    async def __aenter__(self) -> Self:
-        """Start it."""
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """End it."""
-        await self.stop()
-
-    @property
-    def pid(self) -> int:
-        """Process id; only while it runs."""
-        return self._child.pid
+        super().__init__("nats", ["-c", str(file)], folder, (program,))
 
     async def start(self) -> None:
         """Start it; it may not listen yet."""
-        await self._child.__aenter__()
-
-    async def kill(self) -> None:
-        """End it as a crash would."""
-        self._child.kill()
-        await self.stop()
+        await self.__aenter__()
 
     async def stop(self) -> None:
         """End it."""
-        await self._child.__aexit__()
+        await self.__aexit__()

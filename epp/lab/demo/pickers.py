@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import numpy as np
@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from epp.errors import EppError
-from epp.lab.compare.load import LoadOptions, run_load
-from epp.lab.compare.plan import Source
+from epp.lab.compare.load import run_load
 from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.nats import Nats
-from epp.lab.demo.stack import MODEL, REGIONS, Stack
+from epp.lab.demo.stack import REGIONS, Stack
+from epp.lab.workloads.art_chat import DEMO, generate
 from epp.ops.doctor.picker import Page
 
 if TYPE_CHECKING:
@@ -36,18 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from epp.config.pool import EndpointSpec
     from epp.lab.compare.load import RequestResult
 
 #: Time for pickers to hear each other, or to notice that they do not.
 _HEARD_S = 30.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo."""
-    parser = example_parser("pickers", __doc__)
-    parser.add_argument("--workload", default="demo", help="sent in each phase (%(default)s)")
-    return run_example(parser, show, argv)
+    return run_example(example_parser("pickers", __doc__), show)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -56,25 +53,13 @@ def show(arguments: argparse.Namespace) -> int:
     table.title = (
         "a picker before each Envoy, the same replicas; ms; heard: seconds until all peers were heard"
     )
-    uvloop.run(run_phases(arguments, table))
+    uvloop.run(run_phases(arguments.out.absolute(), table))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 
 
-class Neighbour(Stack):
-    """A picker and an Envoy before replicas that another stack has started."""
-
-    def __init__(self, folder: Path, endpoints: dict[str, EndpointSpec], sections: dict[str, Any]) -> None:
-        super().__init__(folder, (), sections)
-        self.endpoints = endpoints
-
-    async def _start_replicas(self) -> None:
-        self.write_pool(self.endpoints)
-
-
-async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
+async def run_phases(out: Path, table: Table) -> None:
     """Run the phases."""
-    out: Path = arguments.out.absolute()
     (out / "secret").write_text(secrets.token_hex(32))
     nats = Nats(out)
     sections = {"cluster": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
@@ -83,12 +68,12 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections))]
 
         async def join(name: str) -> None:
-            neighbour = Neighbour(out / name, pickers[0].endpoints, sections)
+            neighbour = Stack(out / name, (), sections, endpoints=pickers[0].endpoints)
             pickers.append(await stack.enter_async_context(neighbour))
 
         async def phase(name: str, number: int, began_s: float | None = None) -> None:
             waited = "-" if began_s is None else f"{time.monotonic() - began_s:.1f}"
-            results = await send(pickers, arguments.workload, number)
+            results = await send(pickers, number)
             table.add_row(name, *summed(results), waited)
 
         began_s = time.monotonic()
@@ -101,7 +86,8 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         alive = [pickers[0], pickers[2]]
         await phase("a picker is killed", 2)
 
-        await nats.kill()
+        nats.kill()
+        await nats.stop()
         await phase("NATS is killed, too", 3)
 
         began_s = time.monotonic()
@@ -115,13 +101,13 @@ async def run_phases(arguments: argparse.Namespace, table: Table) -> None:
         await phase("a fourth picker joins", 5, began_s)
 
 
-async def send(pickers: Sequence[Stack], workload: str, seed: int) -> list[RequestResult]:
+async def send(pickers: Sequence[Stack], seed: int) -> list[RequestResult]:
     """Send a load, its requests to the Envoys in turn, whatever conversation they belong to."""
-    requests = Source(workload=workload).requests(seed)
+    requests = generate(DEMO, seed)
     runs = (
         run_load(
             [replace(request, after=None) for request in requests[number :: len(pickers)]],
-            LoadOptions(base_url=picker.url, model=MODEL),
+            picker.load_options(),
         )
         for number, picker in enumerate(pickers)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -87,6 +88,7 @@ class Stack:
         folder: configuration, logs and records.
         replicas: the pool.
         sections: of the picker's configuration, beside those that every demo has.
+        endpoints: engines that are there already, by name, instead of replicas.
         sidecar: what runs beside the picker.
         simulator: further arguments of ``epp lab sim``.
         envoy: settings that differ from the demos'.
@@ -104,6 +106,7 @@ class Stack:
         replicas: Sequence[Replica],
         sections: Mapping[str, Any],
         *,
+        endpoints: Mapping[str, EndpointSpec] | None = None,
         sidecar: Sidecar | None = None,
         simulator: tuple[str, ...] = (),
         envoy: Mapping[str, Any] | None = None,
@@ -113,7 +116,7 @@ class Stack:
         self._exit = AsyncExitStack()
         self.picker_url = ""
         self.envoy: EnvoyProcess
-        self.endpoints: dict[str, EndpointSpec] = {}
+        self.endpoints = dict(endpoints or {})
         self.pids: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
@@ -144,9 +147,13 @@ class Stack:
         """Return where clients send requests."""
         return self.envoy.listener_url
 
+    def load_options(self, **others: Any) -> LoadOptions:
+        """Return where clients send loads, with other fields of `LoadOptions`."""
+        return LoadOptions(**{"base_url": self.url, "model": MODEL, **others})
+
     async def send(self, requests: Sequence[TraceRequest]) -> list[RequestResult]:
         """Send a load, and keep what its client saw."""
-        results = await run_load(requests, LoadOptions(base_url=self.url, model=MODEL))
+        results = await run_load(requests, self.load_options())
         (self.folder / "results.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(results))
         return results
 
@@ -187,7 +194,22 @@ class Stack:
         self.pids[name] = child.pid
         return child
 
+    async def _until_listening(self, child: Child, host: str, port: int) -> None:
+        """Wait until somebody listens on a child's port."""
+        while True:
+            child.check()
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                return
+            await asyncio.sleep(0.1)
+
     async def _start_replicas(self) -> None:
+        if self._replicas:
+            await self._simulate()
+        self.write_pool(self.endpoints)
+
+    async def _simulate(self) -> None:
         words = ["lab", "sim", *self._simulator]
         for replica in self._replicas:
             where = f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"
@@ -202,7 +224,6 @@ class Stack:
                 engine_class=replica.engine_class,
                 models={} if replica.model == MODEL else {MODEL: replica.model},
             )
-        self.write_pool(self.endpoints)
 
     async def _until_measured(self, picker: Child) -> None:
         """Wait for a round trip to every replica: before that no request would be priced fairly."""

@@ -10,7 +10,6 @@ global Envoy are. Needs root and TUN devices; says so and ends well where they a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from epp.envoy.child import EPP, Child
 from epp.envoy.process import find_envoy, version_of
 from epp.envoy.render import render_relay, write
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings
-from epp.lab.compare.load import LoadOptions, RequestResult, run_load
+from epp.lab.compare.load import RequestResult, run_load
 from epp.lab.compare.stats import percentile
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.demo.example import example_parser, run_example
@@ -143,15 +142,9 @@ class Route(Stack):
     async def _run_inside(self, region: str, name: str, program: tuple[str, ...], port: int) -> Child:
         """Run a program in a region's namespace, once somebody listens on its port."""
         ip, *words = self._network.command(region, *program)
-        child = Child(name, words, self.folder, (shutil.which(ip) or ip,))
-        await self._exit.enter_async_context(child)
-        while True:
-            child.check()
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(self._network.address(region), port)
-                writer.close()
-                return child
-            await asyncio.sleep(0.1)
+        child = await self._run(name, words, (shutil.which(ip) or ip,))
+        await self._until_listening(child, self._network.address(region), port)
+        return child
 
 
 def make_certificate(relays: Relays) -> None:
@@ -164,7 +157,7 @@ def make_certificate(relays: Relays) -> None:
     subprocess.run(command, check=True, capture_output=True)  # noqa: S603  # names of ours
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the demo, or report what is missing for it."""
     parser = example_parser("wan", __doc__)
     parser.add_argument("--loss", type=float, default=0.0, help="percent lost each way (%(default)s)")
@@ -172,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := why_not():
         print(f"skipped: {reason}")
         return 0
-    return run_example(parser, show, argv, out="demo-wan-out")
+    return run_example(parser, show, out="demo-wan-out")
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -216,20 +209,17 @@ async def show_inside(arguments: argparse.Namespace, network: Network) -> None:
 
 
 async def send_bursts(route: Route, bursts: Sequence[tuple[int, float]]) -> dict[str, list[RequestResult]]:
-    """Send bursts to all regions; results by region."""
+    """Send bursts to all regions at once; results by region."""
     results: dict[str, list[RequestResult]] = {region.name: [] for region in REGIONS}
     for requests, pause_s in bursts:
-        await asyncio.gather(
-            *(send_burst(route, region, requests, found) for region, found in results.items())
+        runs = (
+            run_load([PROMPT] * requests, route.load_options(headers={REGION_HEADER: region}))
+            for region in results
         )
+        for found, new in zip(results.values(), await asyncio.gather(*runs), strict=True):
+            found.extend(new)
         await asyncio.sleep(pause_s)
     return results
-
-
-async def send_burst(route: Route, region: str, requests: int, found: list[RequestResult]) -> None:
-    """Send requests at once to a region, and add their results."""
-    options = LoadOptions(base_url=route.url, model=MODEL, headers={REGION_HEADER: region})
-    found += await run_load([PROMPT] * requests, options)
 
 
 async def opened_so_far(route: Route) -> int:
@@ -243,7 +233,7 @@ async def send_through_faults(route: Route, network: Network) -> dict[str, list[
     async def steadily(begin: Callable[[], None], end: Callable[[], Awaitable[None]]) -> list[RequestResult]:
         load = [replace(PROMPT, at_ms=at * INTERVAL_MS) for at in range(round(LOAD_S * 1e3 / INTERVAL_MS))]
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(run_load(load, LoadOptions(base_url=route.url, model=MODEL)))
+            sending = group.create_task(run_load(load, route.load_options()))
             await asyncio.sleep(FAULT_S[0])
             begin()
             await asyncio.sleep(FAULT_S[1] - FAULT_S[0])

@@ -19,7 +19,7 @@ import numpy as np
 from epp.config.pool import EndpointSpec
 from epp.lab.calibrate.command import look
 from epp.lab.compare.fleets import fleet_named
-from epp.lab.compare.load import LoadOptions, run_load
+from epp.lab.compare.load import run_load
 from epp.lab.compare.measure import from_live
 from epp.lab.compare.plan import Cell, Source
 from epp.lab.compare.simulate import PolicyChoice, outcome_of, run_task
@@ -42,29 +42,6 @@ PACES = {"light": 0.2, "busy": 0.5}
 _LIGHT_RATE = 0.25
 ENTRIES = ("least-request", "session-affinity", "gorgo", "gorgo-ms")
 MEASURES = ("TTFT p50 ms", "TTFT p95 ms", "E2E p50 ms", "E2E p95 ms")
-
-
-class Engines(Stack):
-    """A picker and an Envoy before engines that are there already.
-
-    Args:
-        folder: configuration, logs and records.
-        fleet: where they are.
-        policy: the picker's.
-    """
-
-    def __init__(self, folder: Path, fleet: FleetSpec, policy: str) -> None:
-        super().__init__(folder, (), {"policy": {"name": policy}})
-        self._fleet = fleet
-
-    async def _start_replicas(self) -> None:
-        self.endpoints = {
-            spec.address: EndpointSpec(
-                address=spec.address, region=spec.region, engine_class=spec.engine_class.name
-            )
-            for spec in self._fleet.replicas
-        }
-        self.write_pool(self.endpoints)
 
 
 def run(cell: str, entry: str, seed: int, *, fleet: str) -> dict[str, float]:
@@ -111,11 +88,17 @@ async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tup
         replace(request, block_ids=tuple(new + block for block in request.block_ids))
         for request in load.source.requests(seed)
     ]
+    engines = {
+        spec.address: EndpointSpec(
+            address=spec.address, region=spec.region, engine_class=spec.engine_class.name
+        )
+        for spec in fleet.replicas
+    }
     address = fleet.replicas[0].address
     engine = await look(f"http://{address}", {})
     with tempfile.TemporaryDirectory() as place:
-        async with Engines(Path(place), fleet, policy) as stack:
-            options = LoadOptions(base_url=stack.url, model=engine.model, extra_body={"ignore_eos": True})
+        async with Stack(Path(place), (), {"policy": {"name": policy}}, endpoints=engines) as stack:
+            options = stack.load_options(model=engine.model, extra_body={"ignore_eos": True})
             results = await run_load(requests, options)
         records = [r for r in read_records(Path(place, "records")) if r["kind"] == "decision"]
     picks = [record["endpoints"][record["chosen"]] == address for record in records]

@@ -20,7 +20,6 @@ from epp.lab.compare.learned import (
     TRAINING_S,
     UNTRIED,
     Learning,
-    predicted_and_measured,
     run_learned,
     taught_by_heuristic,
 )
@@ -28,18 +27,17 @@ from epp.lab.experiment import Experiment
 from epp.lab.plot import Panel, figure
 from epp.lab.sim.fleet import ZERO_WALL_S
 from epp.lab.sim.run import run_window
+from epp.lab.workloads import mooncake_chat, mooncake_mix, prefix_groups, tool_agent
 from epp.lab.workloads.mooncake_chat import MooncakeChat
 from epp.lab.workloads.mooncake_mix import MooncakeMix
 from epp.lab.workloads.prefix_groups import PrefixGroups
-from epp.lab.workloads.registry import GENERATORS
 from epp.lab.workloads.tool_agent import ToolAgent
+from epp.learn.reward_model.fitting import stack
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import create
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.compare.learned import Lesson
     from epp.lab.compare.trace import TraceRequest
@@ -50,14 +48,11 @@ if TYPE_CHECKING:
 SEED = 301
 #: Loads of these seeds train models offline; nothing is compared on them.
 OFFLINE_SEED = 1_000_000
-#: The paper's sizes are divided by `DIVISOR`.
-DIVISOR, REQUESTS = 1.0, 20_000
+REQUESTS = 20_000
 #: Points of each kind in the scatter.
 POINTS = 150
 #: Beyond any input.
 _ANY = 1e12
-#: Width of the windows in which recovery is looked for, how many must have settled, and how near.
-BIN_S, WINDOWS, SETTLED = 30.0, 3, 1.1
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,6 @@ class Entry:
 
     Attributes:
         policy: its name.
-        params: parameters that differ from its defaults.
         model: ``online``, ``frozen`` (in the middle) or ``offline`` (from another seed's run); empty for a
             policy that does not learn.
         network: changes to the learner's network.
@@ -95,7 +89,6 @@ class Entry:
     """
 
     policy: str = "lodestar"
-    params: Mapping[str, Any] = field(default_factory=dict)
     model: str = "online"
     network: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -103,6 +96,12 @@ class Entry:
     guarded: bool = True
 
 
+GENERATORS: Mapping[type, Callable[[Any, int], tuple[TraceRequest, ...]]] = {
+    ToolAgent: tool_agent.generate,
+    MooncakeChat: mooncake_chat.generate,
+    MooncakeMix: mooncake_mix.generate,
+    PrefixGroups: prefix_groups.generate,
+}
 _CALLS, _MIXED = ToolAgent(divisor=4), (0.1, 0.3, 0.5, 0.7)
 CONDITIONS: Mapping[str, Condition] = {
     "tool calls / homo": Condition("homo", _CALLS, 23.0, (16.0, 1.0)),
@@ -141,7 +140,6 @@ ENTRIES: Mapping[str, Entry] = {
     },
 }
 ABLATIONS: Mapping[str, Entry] = {
-    "no K-filter": Entry(params={"k": 0}),
     "offline only": Entry(model="offline"),
     "offline from 7 A30": Entry(model="offline", trained="tool calls / homo"),
     # The paper's, whose script does not check for strange inputs; classes have too few rows to be inputs.
@@ -153,7 +151,6 @@ ABLATIONS: Mapping[str, Entry] = {
         guarded=False,
     ),
     "frozen midway": Entry(model="frozen"),
-    "linear model": Entry(network={"hidden": (), "dropout": 0.0}),
 }
 #: What is held against what came: kinds of predictions.
 KINDS = ("held out", "deployed")
@@ -161,7 +158,6 @@ MEASURES = (
     "mean TTFT ms",
     "TTFT p99 ms",
     "mean TTFT ms, all",
-    "recovered s",
     "first model s",
     "model's share",
     "out of distribution",
@@ -195,21 +191,8 @@ def first_rps(condition: Condition) -> float:
 def settings_of(entry: Entry) -> LearnerSettings:
     """Return the learner's settings."""
     usual = LEARNERS.get(entry.policy, UNTRIED)
-    data = msgspec.structs.replace(
-        usual.data,
-        first=round(usual.data.first / DIVISOR),
-        every=round(usual.data.every / DIVISOR),
-        recent=round(usual.data.recent / DIVISOR),
-        replay=round(usual.data.replay / DIVISOR),
-    )
-    # As many steps of the optimiser as over the paper's rows.
-    network = msgspec.structs.replace(
-        usual.network, batch=round(usual.network.batch / DIVISOR), **entry.network
-    )
-    # What a gate must see does not shrink with the rest, but no more is held out than a third.
-    held_out = min(usual.gate.held_out, round(data.first / 3.0))
-    gate = msgspec.structs.replace(usual.gate, held_out=held_out)
-    return msgspec.structs.replace(usual, data=data, network=network, gate=gate)
+    network = msgspec.structs.replace(usual.network, **entry.network)
+    return msgspec.structs.replace(usual, network=network)
 
 
 def run(cell: str, label: str, seed: int) -> dict[str, float]:
@@ -226,7 +209,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
     figures = dict.fromkeys(MEASURES, math.nan)
     lesson: Lesson | None = None
     if entry.model:
-        policy, learning = create(entry.policy, entry.params), Learning(settings)
+        policy, learning = create(entry.policy), Learning(settings)
         assert isinstance(policy, Lodestar)  # noqa: S101  # it learns
         if entry.model == "offline":
             learning, points = _offline(condition, entry, policy, settings, seed)
@@ -240,7 +223,7 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
         if label in ABLATIONS and learning.model is None and not lesson.first_model_s < shift_s:
             return figures  # no model decided before the shift, or the freeze: there is nothing to compare
     else:
-        result = run_window(requests, fleet, create(entry.policy, entry.params), weights, seed=seed)
+        result = run_window(requests, fleet, create(entry.policy), weights, seed=seed)
     due_s = np.array([request.intended_ms for request in result.requests]) / 1e3
     ttft_ms = np.array([math.nan if r.ttft_ms is None else r.ttft_ms for r in result.requests])
     late = due_s >= from_s
@@ -248,12 +231,10 @@ def run(cell: str, label: str, seed: int) -> dict[str, float]:
         _, codes, predicted_ms = np.array(lesson.chosen).T
         known = late & (codes == 0.0) & ~np.isnan(predicted_ms) & ~np.isnan(ttft_ms)
         figures |= _errors("deployed", list(zip(predicted_ms[known], ttft_ms[known], strict=True)))
-    recovered_s = settled_s(due_s, ttft_ms, shift_s, 2.0 * shift_s) - shift_s
     return figures | {
         "mean TTFT ms": float(np.nanmean(ttft_ms[late])),
         "TTFT p99 ms": float(np.nanpercentile(ttft_ms[late], 99)),
         "mean TTFT ms, all": float(np.nanmean(ttft_ms)),
-        "recovered s": recovered_s if condition.shifts else math.nan,
     }
 
 
@@ -271,8 +252,9 @@ def _offline(
     model = taught(REQUESTS // 3, OFFLINE_SEED).train(ZERO_WALL_S)
     if model is None:
         return Learning(settings, freeze_at_s=0.0), []
-    seen = taught(REQUESTS // 20, 2 * OFFLINE_SEED).memory.recent
-    points = predicted_and_measured(model, seen)
+    seen = [sample for sample in taught(REQUESTS // 20, 2 * OFFLINE_SEED).memory.recent if sample.answered]
+    predicted_ms = model.predict(stack(seen, model.classes))[:, 0].tolist()
+    points = [(value, sample.ttft_ms) for value, sample in zip(predicted_ms, seen, strict=True)]
     if not entry.guarded:
         model = replace(model, low=np.full_like(model.low, -_ANY), high=np.full_like(model.high, _ANY))
     return Learning(settings, freeze_at_s=0.0, model=model), points
@@ -312,26 +294,9 @@ def plots(runs: Sequence[Run]) -> list[str]:
     return [figure(title, shown, columns=2, joined=False)] if shown else []
 
 
-def settled_s(due_s: NDArray[np.float64], ttft_ms: NDArray[np.float64], from_s: float, to_s: float) -> float:
-    """Return the end of the first windows after ``from_s`` that are about as good as the last third."""
-    known = ~np.isnan(ttft_ms)
-    bins = (due_s[known] / BIN_S).astype(int)
-    first, last = int(from_s / BIN_S), int(to_s / BIN_S)
-    sums = np.bincount(bins, ttft_ms[known], last)[first:last]
-    counts = np.bincount(bins, minlength=last)[first:last]
-    means = np.where(counts, sums / np.maximum(counts, 1), math.nan)
-    if len(means) < 2 * WINDOWS:
-        return math.nan
-    level = float(np.nanmean(means[-(len(means) // 3) :])) * SETTLED
-    for number in range(len(means) - WINDOWS + 1):
-        if float(np.nanmean(means[number : number + WINDOWS])) <= level:
-            return (first + number + 1) * BIN_S
-    return math.nan
-
-
 EXPERIMENT = Experiment(
     question="How much sooner does Lodestar answer than its heuristic and others, and after a shift?",
-    cells=tuple(CONDITIONS),
+    cells=CONDITIONS,
     entries=(*ENTRIES, *ABLATIONS),
     measures=MEASURES,
     run=run,

@@ -89,12 +89,12 @@ def run(_cell: str, _entry: str, seed: int) -> dict[str, float]:
     for note in world.notes:
         began.setdefault(note.after, (note.at_wall_s - ZERO_WALL_S - world.start_ms / 1e3) / 3600.0)
     return {
-        "promoted": world.state.promotions > 0,
-        "trials": world.state.number,
         "first model h": world.lesson.first_model_s / 3600.0,
         "split h": began.get("screen", math.nan),
         "switchback h": began.get("switchback", math.nan),
         "promoted h": began.get("probation", math.nan),
+        "promoted": world.state.promotions > 0,
+        "trials": world.state.number,
     }
 
 
@@ -102,7 +102,6 @@ EXPERIMENT = Experiment(
     question="After how many hours does the default switchback promote `lodestar`?",
     cells=("6.5 a second",),
     entries=("switchback",),
-    measures=("first model h", "split h", "switchback h", "promoted h", "promoted", "trials"),
     run=run,
     events=("promoted",),
     seeds=3,

@@ -77,7 +77,6 @@ EXPERIMENT = Experiment(
     question="How many changes of an operator or number in the core do its tests find?",
     cells=FOLDERS,
     entries=("tests",),
-    measures=("killed",),
     events=("killed",),
     run=run,
     minutes=55,

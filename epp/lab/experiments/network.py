@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epp.lab.compare.fleets import calibrated
-from epp.lab.compare.plan import Cell, Source
 from epp.lab.compare.simulate import PolicyChoice, run_task
 from epp.lab.conditions import SEED, WINDOW_S, Load
 from epp.lab.experiment import Experiment
 from epp.lab.sim.scenario import Event, FleetSpec, Happening, parse_fleet
-from epp.lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,9 +58,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one choice of weights on one load and fleet."""
     name, farthest, change = cell.split(" / ")
     load, fleet = LOADS[name], fleet_of(float(farthest.split()[0]), changing=change == "changing")
-    source = Source(workload=load.workload, until_s=WINDOW_S / load.time_scale)
-    sent = Cell(cell, source, time_scale=load.time_scale, max_in_flight=PUBLISHED_IN_FLIGHT)
-    fleet = calibrated(fleet) if load.calibrated else fleet
+    sent, fleet = load.on(cell, fleet)
     figures = run_task(sent, fleet, ENTRIES[entry], SEED + seed).figures
     return {
         "TTFT p50 ms": figures.ttft_ms.p50,
@@ -78,15 +73,11 @@ EXPERIMENT = Experiment(
     cells=tuple(
         f"{load} / {farthest_ms} ms / {change}"
         for load in LOADS
-        for change in ("steady", "changing")
-        for farthest_ms in FARTHEST_MS
+        for change, distances in (("steady", FARTHEST_MS[-1:]), ("changing", FARTHEST_MS))
+        for farthest_ms in distances
     ),
-    entries=tuple(ENTRIES),
-    measures=("TTFT p50 ms", "TTFT p95 ms", "E2E p95 s", "nearest share"),
+    entries=ENTRIES,
     run=run,
     seeds=6,
-    on_request=tuple(
-        f"{load} / {farthest_ms} ms / steady" for load in LOADS for farthest_ms in FARTHEST_MS[:-1]
-    ),
     minutes=5,
 )

@@ -67,9 +67,8 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 EXPERIMENT = Experiment(
     question="Do several pickers herd where one does not, and what do they send each other?",
-    cells=tuple(CELLS),
-    entries=tuple(ENTRIES),
-    measures=MEASURES,
+    cells=CELLS,
+    entries=ENTRIES,
     run=run,
     seeds=8,
     minutes=10,

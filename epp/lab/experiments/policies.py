@@ -1,4 +1,4 @@
-"""Compare every policy with `gorgo-ms`: as published, with live counters, tuned, and with one part changed.
+"""Compare policies with `gorgo-ms`: as published, with live counters, and tuned.
 
 The paper's own baselines run in two ways: as its router has them, with engine metrics read each 30 s (source
 [G]), and with metrics read as often as the fleet has it. Tuned entries have the weights of
@@ -13,13 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.errors import EppError
 from epp.lab.compare.hillclimb import HILLCLIMB
 from epp.lab.compare.simulate import PolicyChoice, run_task
-from epp.lab.conditions import NAMES, SEED, STEADY_CELLS, condition
+from epp.lab.conditions import CELLS, SEED, condition
 from epp.lab.experiment import Experiment
-from epp.lab.sim.oracle import ORACLES
-from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,43 +24,18 @@ if TYPE_CHECKING:
     from epp.lab.compare.measure import Figures
 
 CANDIDATE = "gorgo-ms"
-_TUNED = " tuned"
+#: Ends of entries: with the weights that were found, and engine metrics read each 30 s.
+_TUNED, _RARELY = " tuned", " 30 s"
 #: The same policy with other parameters or weights, by entry.
 VARIANTS: Mapping[str, PolicyChoice] = {
     "mooncake learned": PolicyChoice("mooncake", params={"rates": "learned"}),
-    "llm-d live": PolicyChoice("llm-d", params={"counts": "live"}),
-    "lmetric scraped": PolicyChoice("lmetric", params={"counts": "engine"}),
-    "least-load 30 s": PolicyChoice("least-load"),
     "least-load as written 30 s": PolicyChoice("least-load", params={"queued": "requests"}),
-    "least-request 30 s": PolicyChoice("least-request"),
     "least-request live": PolicyChoice("least-request", params={"counts": "live"}),
     "least-request engine 30 s": PolicyChoice("least-request", params={"counts": "engine"}),
-    HILLCLIMB: PolicyChoice(HILLCLIMB),
-    "prefix-cache-stale 30 s": PolicyChoice("prefix-cache-stale"),
 }
-#: The candidate with one of its parts changed.
-ABLATIONS: Mapping[str, PolicyChoice] = {
-    "no network term": PolicyChoice(CANDIDATE, weights={"network_weight": 0.0}),
-    "no upload rounds": PolicyChoice(CANDIDATE, params={"upload_rounds": 0.0}),
-    "own prefill at 1": PolicyChoice(CANDIDATE, weights={"prefill_weight": 1.0}),
-    "no price of sharing": PolicyChoice(CANDIDATE, params={"popular": 0.0}),
-    "hits as expected": PolicyChoice(CANDIDATE, params={"discount_hits": False}),
-    "all equally urgent": PolicyChoice(CANDIDATE, params={"urgency_power": 0.0}),
-    "cold connections free": PolicyChoice(CANDIDATE, params={"price_cold": False}),
-}
-#: Seconds between two readings of engine metrics, by entry: as the originals have it by default.
-SCRAPE_S: Mapping[str, float] = {
-    **dict.fromkeys((entry for entry in VARIANTS if entry.endswith(" 30 s")), 30.0),
-    "llm-d": 0.05,
-    "llm-d-affinity": 0.05,
-    "llm-d-load-aware": 0.05,
-    "lmetric scraped": 0.1,
-}
-#: Policies that need what a simulated fleet of one model does not have, or that are `llm-d` by default.
-_OTHER = {"laar", "laar-paper", "llm-d-profile", "llm-d-profiles"}
-_USUAL = (
+ENTRIES = (
     *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
-    *("least-request 30 s", "least-request live", "least-request engine 30 s"),
+    *("least-load as written 30 s", "least-request 30 s", "least-request live", "least-request engine 30 s"),
     *("prefix-cache-stale 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
 )
@@ -79,28 +51,19 @@ def tuned_weights() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
 
 
 def choice(cell: str, entry: str) -> PolicyChoice:
-    """Return the policy of an entry, with the weights that were found for a cell's load and fleet.
-
-    Raises:
-        EppError: a tuned entry was not tuned for the load.
-    """
+    """Return the policy of an entry, with the weights that were found for a cell's load and fleet."""
     name = entry.removesuffix(_TUNED)
-    chosen = VARIANTS.get(name) or ABLATIONS.get(name) or PolicyChoice(name)
+    chosen = VARIANTS.get(name) or PolicyChoice(name.removesuffix(_RARELY))
     if name == entry:
         return chosen
-    load, fleet, _ = cell.split(" / ")
-    by_cell = tuned_weights()[entry]
-    weights = by_cell.get(f"{load} / {fleet}") or by_cell.get(f"{load} / three regions")
-    if weights is None:
-        raise EppError(f"{entry!r} was not tuned for {load!r}")
-    return replace(chosen, weights=weights)
+    return replace(chosen, weights=tuned_weights()[entry][cell.removesuffix(" / steady")])
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one policy on one load."""
     load, fleet = condition(cell)
-    if entry in SCRAPE_S:
-        fleet = replace(fleet, scrape_interval_s=SCRAPE_S[entry])
+    if entry.endswith(_RARELY):
+        fleet = replace(fleet, scrape_interval_s=30.0)
     return shown(run_task(load, fleet, choice(cell, entry), SEED + seed).figures)
 
 
@@ -114,21 +77,11 @@ def shown(figures: Figures) -> dict[str, float]:
     }
 
 
-def _all_entries() -> tuple[str, ...]:
-    plain = [name for name in (*POLICIES, *ORACLES) if name not in _OTHER]
-    return tuple(dict.fromkeys((*_USUAL, *plain, *VARIANTS, *tuned_weights(), *ABLATIONS)))
-
-
 EXPERIMENT = Experiment(
-    question="How do policies compare with gorgo-ms, and what is each of its parts worth?",
-    cells=(*STEADY_CELLS, *(name for name in NAMES if name not in STEADY_CELLS)),
-    entries=_all_entries(),
-    measures=("TTFT p95 ms", "E2E p95 s", "hit share", "hottest share"),
+    question="How do policies compare with gorgo-ms?",
+    cells=CELLS,
+    entries=ENTRIES,
     run=run,
     minutes=5,
     seeds=4,
-    on_request=(
-        *(name for name in NAMES if name not in STEADY_CELLS),
-        *(entry for entry in _all_entries() if entry not in _USUAL),
-    ),
 )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from epp.lab.compare.measure import from_window
 from epp.lab.compare.simulate import outcome_of
-from epp.lab.conditions import SEED, STEADY_CELLS, condition
+from epp.lab.conditions import CELLS, SEED, condition
 from epp.lab.experiment import Experiment
 from epp.lab.experiments.policies import shown
 from epp.lab.sim.oracle import GreedyOracleTotal
@@ -82,9 +82,8 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 
 EXPERIMENT = Experiment(
     question="What would gorgo-ms gain by knowing more, and how near is it to a greedy oracle?",
-    cells=STEADY_CELLS,
+    cells=CELLS,
     entries=(*KNOWN, ORACLE),
-    measures=("TTFT p95 ms", "E2E p95 s", "hit share"),
     run=run,
     minutes=5,
     seeds=4,

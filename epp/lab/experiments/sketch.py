@@ -128,8 +128,7 @@ def _mix(block: int) -> int:
 EXPERIMENT = Experiment(
     question="What does a region send each peer at 50 requests a second, and how right is its sketch?",
     cells=(FULL, *WORKLOADS),
-    entries=tuple(ENTRIES),
-    measures=MEASURES,
+    entries=ENTRIES,
     run=run,
     seeds=3,
     ranges=MEASURES,

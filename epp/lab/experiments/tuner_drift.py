@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from epp.lab.compare.stats import percentile
@@ -18,7 +19,6 @@ from epp.lab.tuner_life import (
     WINDOW_S,
     Rehearsals,
     defaults_of,
-    geometric_mean,
     life,
     rules_of,
 )
@@ -107,9 +107,8 @@ def _by_window(samples: Sequence[Sample]) -> list[float]:
 
 EXPERIMENT = Experiment(
     question="How much worse than frozen defaults is a tuner's deployment after the world has changed?",
-    cells=tuple(DRIFTS),
+    cells=DRIFTS,
     entries=(DEFAULTS, TUNER),
-    measures=("p95_ms", "worst_window_p95_ms", "thawed_h", "promoted", "frozen"),
     events=("promoted", "frozen"),
     run=run,
     minutes=10,

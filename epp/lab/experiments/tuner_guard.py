@@ -48,8 +48,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
 EXPERIMENT = Experiment(
     question="Is a candidate promoted that lowers TTFT by sending everything to the nearest replica?",
     cells=("chat / three regions",),
-    entries=tuple(CANDIDATES),
-    measures=("promoted", "ended", "ended_in_screen", "hours"),
+    entries=CANDIDATES,
     events=("promoted", "ended", "ended_in_screen"),
     run=run,
     minutes=4,

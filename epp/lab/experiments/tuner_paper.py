@@ -44,7 +44,7 @@ CELLS = {
 def searched(cell: Cell, search: EsPaper) -> EsPaper:
     """Let the search tune a deployment until it stops or the window ends."""
     load = cell.load(SEARCHED_SEED, DURATION_S)
-    hillclimb(load, cell.fleet, search, seed=0, options=OPEN).run_until(lambda: bool(search.stopped))
+    hillclimb(load, cell.fleet, search, seed=0, options=OPEN).run_until(lambda: search.stopped)
     return search
 
 
@@ -64,14 +64,14 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     if entry == PUBLISHED:
         weights = defaults_of("gorgo")
         return {**{name: weights[name] for name in start}, **held_out(place, weights)}
-    search = searched(place, EsPaper(seed=seed, window=WINDOWS[entry], start=dict(start), box=dict(box)))
+    search = searched(place, EsPaper(seed=seed, window=WINDOWS[entry], start=start, box=box))
     shown = {"steps": search.steps, "samples": search.samples, "best_score_s": search.best_score}
     return {**search.best, **shown, **held_out(place, search.best)}
 
 
 EXPERIMENT = Experiment(
     question="Which weights does the published search find, how soon, and what are they worth?",
-    cells=tuple(CELLS),
+    cells=CELLS,
     entries=(PUBLISHED, *WINDOWS),
     measures=(
         *("rtt_weight", "queue_weight", "steps", "samples", "best_score_s"),

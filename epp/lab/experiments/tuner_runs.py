@@ -53,7 +53,6 @@ EXPERIMENT = Experiment(
     question="What does the tuner make of weights that are off, and does a promotion ever do harm?",
     cells=tuple(f"{place} | {policy}" for place in CELLS for policy in POLICIES),
     entries=(START, TUNED),
-    measures=("ttft_p95_ms", "e2e_p95_ms", "promoted", "frozen", "hours"),
     events=("promoted", "frozen"),
     run=run,
     minutes=360,

@@ -16,7 +16,6 @@ import ctypes
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -47,21 +46,12 @@ class WanError(EppError):
 
 def why_not() -> str:
     """Return what keeps this machine from having such a network; empty when nothing does."""
-    if not sys.platform.startswith("linux"):
-        return "network namespaces are Linux's"
-    if os.geteuid() != 0:
-        return "network namespaces and TUN devices need root"
-    if shutil.which("ip") is None:
-        return "there is no `ip` (package iproute2)"
-    try:
-        os.close(new_tun()[0])  # the file may be there, and no driver behind it or no right to it
-    except OSError as error:
-        return f"no TUN device can be made: {error.strerror} (/dev/net/tun)"
     name = f"{_PREFIX}{os.getpid()}-try"
     try:
+        os.close(new_tun()[0])  # the file may be there, and no driver behind it or no right to it
         _ip("netns", "add", name)
-    except WanError as error:
-        return f"no right to make network namespaces: {error}"
+    except (OSError, WanError) as error:
+        return f"network namespaces and TUN devices want Linux, root and iproute2: {error}"
     _delete(name)
     return ""
 

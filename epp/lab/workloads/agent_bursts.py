@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest, in_time_order
 from epp.lab.workloads.content import Z75, Z95, Content, Lognormal, Prompt, arrivals
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+    from epp.lab.compare.trace import TraceRequest
 
 #: Lowest and highest number of siblings.
 _SIBLINGS = (3, 8)
@@ -82,7 +83,7 @@ SESSIONS = AgentBursts(
 
 def generate(parameters: AgentBursts, seed: int) -> tuple[TraceRequest, ...]:
     """Return the load for a seed, in time order, closed loop; equal arguments give equal bytes."""
-    return in_time_order(_Generator(parameters, seed).run())
+    return _Generator(parameters, seed).run()
 
 
 @dataclass(slots=True)
@@ -102,14 +103,13 @@ class _Generator:
         self._rng: Generator = np.random.default_rng(seed)
         self._content = Content(_BLOCK_TOKENS)
         self._common = self._content.whole_blocks(_COMMON_TOKENS)
-        self._out: list[TraceRequest] = []
 
-    def run(self) -> list[TraceRequest]:
+    def run(self) -> tuple[TraceRequest, ...]:
         p, rng = self._p, self._rng
         mean = p.agents_per_min * p.duration_s / 60.0
         for number, start_s in enumerate(arrivals(rng, mean, 0.0, p.duration_s)):
             self._agent(f"a{number}", start_s)
-        return self._out
+        return self._content.in_order()
 
     def _agent(self, name: str, start_s: float) -> None:
         p, rng = self._p, self._rng
@@ -131,7 +131,9 @@ class _Generator:
         low, high = _SIBLINGS
         folded, slowest = 0, agent
         for number in range(int(rng.integers(low, high + 1))):
-            task = _Thread(f"{agent.name}/{len(self._out)}.{number}", agent.prompt, agent.at_s, agent.after)
+            task = _Thread(
+                f"{agent.name}/{len(self._content.requests)}.{number}", agent.prompt, agent.at_s, agent.after
+            )
             self._continue(task, answer_tokens, think_s=float(rng.uniform(0.0, _SPREAD_S)))
             last: int | None = None
             for _ in range(int(rng.geometric(1.0 / _SIBLING_TURNS))):
@@ -152,7 +154,7 @@ class _Generator:
         if thread.at_s >= p.duration_s or thread.prompt.tokens > p.max_prompt_tokens:
             return None
         output_tokens = min(_MAX_OUTPUT_TOKENS, max(8, int(p.output_tokens.draw(self._rng))))
-        request = self._content.request(
+        thread.after = self._content.send(
             thread.prompt,
             at_s=thread.at_s,
             session=thread.name,
@@ -161,8 +163,6 @@ class _Generator:
             after=thread.after,
             think_s=thread.think_s,
         )
-        self._out.append(request)
-        thread.after = len(self._out) - 1
         thread.at_s += _NOMINAL_ANSWER_S
         return output_tokens
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest, in_time_order
 from epp.lab.workloads.content import Z90, Z95, Content, Lognormal, Prompt, Zipf, arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from epp.lab.compare.trace import TraceRequest
 
 _HISTORY_MESSAGE_TOKENS = 325  # 650 tokens a turn (table 6.2), half of it the answer
 _TEMPLATES_PER_USER = 3
@@ -44,7 +45,6 @@ class ArtChat:
         duration_s: sessions start and (in open loop) end within it.
         rate_rps: mean request rate, bot included.
         users: users apart from the bot.
-        user_zipf: exponent of how sessions beyond a user's first fall on users.
         bot_share: share of requests that are the bot's pings.
         repeat: weight of sending the last prompt again.
         extend: weight of the answer and a new message appended to the last prompt.
@@ -65,7 +65,6 @@ class ArtChat:
     duration_s: float = 1800.0
     rate_rps: float = 4.2
     users: int = 580
-    user_zipf: float = 1.0
     bot_share: float = 0.33
     repeat: float = 0.60
     extend: float = 0.16
@@ -120,7 +119,7 @@ SMALL = replace(
 
 def generate(parameters: ArtChat, seed: int) -> tuple[TraceRequest, ...]:
     """Return the load for a seed, in time order; equal arguments give equal bytes."""
-    return in_time_order(_Generator(parameters, seed).run())
+    return _Generator(parameters, seed).run()
 
 
 class _Generator:
@@ -130,30 +129,29 @@ class _Generator:
         self._content = Content(_BLOCK_TOKENS)
         self._templates: dict[tuple[int, int], Prompt] = {}
 
-    def run(self) -> list[TraceRequest]:
-        """Return all requests, session by session, the bot last."""
+    def run(self) -> tuple[TraceRequest, ...]:
+        """Send all requests, session by session, the bot last."""
         p, rng = self._p, self._rng
         start_weight = p.template + p.new
         mean_length = (start_weight + p.repeat + p.extend + p.branch) / start_weight
         # Sessions are opened until the rate is met: what the window's end cuts off is made up for.
         wanted = int(rng.poisson(p.rate_rps * p.duration_s * (1.0 - p.bot_share)))
-        requests: list[TraceRequest] = []
         for number, user in enumerate(self._users()):
-            if len(requests) >= wanted:
+            if len(self._content.requests) >= wanted:
                 break
-            self._session(requests, f"s{number}", user, int(rng.geometric(1.0 / mean_length)))
-        requests.extend(self._bot())
-        return requests
+            self._session(f"s{number}", user, int(rng.geometric(1.0 / mean_length)))
+        self._bot()
+        return self._content.in_order()
 
     def _users(self) -> Iterator[int]:
         """Point 1: everybody opens a session (as far as sessions go), the rest fall on few: Zipf."""
         p = self._p
         yield from (int(user) for user in self._rng.permutation(p.users))
-        further = Zipf(p.users, p.user_zipf)
+        further = Zipf(p.users)
         while True:
             yield further.draw(self._rng)
 
-    def _session(self, requests: list[TraceRequest], session: str, user: int, length: int) -> None:
+    def _session(self, session: str, user: int, length: int) -> None:
         """Point 2: a burst of requests with lognormal gaps."""
         p = self._p
         service_s = p.nominal_answer_s if p.closed_loop else 0.0
@@ -169,19 +167,16 @@ class _Generator:
                 prompt = self._next_prompt(prompt)
             if at_s >= p.duration_s:
                 return
-            requests.append(
-                self._content.request(
-                    prompt,
-                    at_s=at_s,
-                    session=session,
-                    user=f"u{user}",
-                    output_tokens=p.output_tokens,
-                    after=after,
-                    think_s=gaps[turn - 1] if after is not None else 0.0,
-                )
+            sent = self._content.send(
+                prompt,
+                at_s=at_s,
+                session=session,
+                user=f"u{user}",
+                output_tokens=p.output_tokens,
+                after=after,
+                think_s=gaps[turn - 1] if after is not None else 0.0,
             )
-            if p.closed_loop:
-                after = len(requests) - 1
+            after = sent if p.closed_loop else None
 
     def _first_prompt(self, user: int) -> Prompt:
         """Points 3 and 4: a template or nothing, then new content up to a lognormal length."""
@@ -228,17 +223,11 @@ class _Generator:
             return self._content.grown(trunk, min(trunk.tokens + added, room), own)
         return last
 
-    def _bot(self) -> list[TraceRequest]:
+    def _bot(self) -> None:
         """Point 1: one user with a fixed text of a few tokens, each ping a session of its own."""
         p, prompt = self._p, self._content.fresh(_BOT_TOKENS)
         mean = p.rate_rps * p.duration_s * p.bot_share
-        return [
-            self._content.request(
-                prompt,
-                at_s=at_s,
-                session=f"bot-{number}",
-                user="bot",
-                output_tokens=_BOT_OUTPUT_TOKENS,
+        for number, at_s in enumerate(arrivals(self._rng, mean, 0.0, p.duration_s)):
+            self._content.send(
+                prompt, at_s=at_s, session=f"bot-{number}", user="bot", output_tokens=_BOT_OUTPUT_TOKENS
             )
-            for number, at_s in enumerate(arrivals(self._rng, mean, 0.0, p.duration_s))
-        ]

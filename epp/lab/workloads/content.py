@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest
+from epp.lab.compare.trace import TraceRequest, in_time_order
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -90,14 +90,17 @@ class Prompt:
 
 @dataclass(slots=True)
 class Content:
-    """Gives out block ids, each once; equal ids mean equal content.
+    """Gives out block ids, each once, and collects what is sent; equal ids mean equal content.
 
     Attributes:
         block_tokens: tokens per block.
+        next_id: the next block's.
+        requests: what was sent, in the order of the calls.
     """
 
     block_tokens: int
-    _next_id: int = field(default=0, init=False)
+    next_id: int = 0
+    requests: list[TraceRequest] = field(default_factory=list)
 
     def fresh(self, tokens: int) -> Prompt:
         """Return a prompt that shares nothing with any other."""
@@ -110,8 +113,8 @@ class Content:
     def grown(self, prompt: Prompt, tokens: int, turns: tuple[int, ...] = ()) -> Prompt:
         """Return the prompt with fresh content appended up to a length; a partial last block goes on."""
         missing = max(0, -(-tokens // self.block_tokens) - len(prompt.ids))
-        ids = prompt.ids + tuple(range(self._next_id, self._next_id + missing))
-        self._next_id += missing
+        ids = prompt.ids + tuple(range(self.next_id, self.next_id + missing))
+        self.next_id += missing
         return Prompt(ids, max(tokens, prompt.tokens), prompt.turns + turns)
 
     def cut(self, prompt: Prompt, blocks: int) -> Prompt:
@@ -119,7 +122,7 @@ class Content:
         tokens = blocks * self.block_tokens
         return Prompt(prompt.ids[:blocks], tokens, tuple(turn for turn in prompt.turns if turn < tokens))
 
-    def request(
+    def send(
         self,
         prompt: Prompt,
         *,
@@ -129,9 +132,9 @@ class Content:
         output_tokens: int,
         after: int | None = None,
         think_s: float = 0.0,
-    ) -> TraceRequest:
-        """Return the prompt as a request; times are rounded to microseconds."""
-        return TraceRequest(
+    ) -> int:
+        """Send the prompt as a request, times rounded to microseconds; its position among `requests`."""
+        request = TraceRequest(
             at_ms=round(at_s * 1000.0, 3),
             session=session,
             user=user,
@@ -143,3 +146,9 @@ class Content:
             think_ms=round(think_s * 1000.0, 3),
             turn_starts=prompt.turns,
         )
+        self.requests.append(request)
+        return len(self.requests) - 1
+
+    def in_order(self) -> tuple[TraceRequest, ...]:
+        """Return what was sent, in time order."""
+        return in_time_order(self.requests)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import in_time_order
 from epp.lab.workloads.content import Content, Prompt, Quantiles, arrivals
 
 if TYPE_CHECKING:
@@ -81,7 +80,6 @@ def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
     template = content.whole_blocks(_TEMPLATE_TOKENS // p.divisor)
     turns = 1.0 + (1.0 - _SINGLE_SHARE) * _LATER_TURNS
     wanted = p.rate_rps * (p.duration_s + _LEAD_S) / turns
-    requests: list[TraceRequest] = []
     for number, start_s in enumerate(arrivals(rng, wanted, -_LEAD_S, p.duration_s)):
         name, at_s, last = f"c{number}", start_s, template
         later = 0 if rng.random() < _SINGLE_SHARE else int(rng.geometric(1.0 / _LATER_TURNS))
@@ -91,12 +89,10 @@ def generate(parameters: MooncakeChat, seed: int) -> tuple[TraceRequest, ...]:
                 break
             output_tokens = max(1, round(_OUTPUT_TOKENS.draw(rng) / p.divisor))
             if at_s >= 0.0:
-                requests.append(
-                    content.request(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
-                )
+                content.send(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
             last = prompt
             at_s += _GAP_S.draw(rng)
-    return in_time_order(requests)
+    return content.in_order()
 
 
 def _opening(p: MooncakeChat, rng: Generator, content: Content, template: Prompt) -> Prompt:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import in_time_order
 from epp.lab.workloads.content import Content, Quantiles, arrivals
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def generate(parameters: MooncakeMix, seed: int) -> tuple[TraceRequest, ...]:
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(_BLOCK_TOKENS // p.divisor)
     each = _SHORT_SHARE + (1.0 - _SHORT_SHARE) * _QUESTIONS
-    requests: list[TraceRequest] = []
 
     def tokens_of(lengths: Quantiles) -> int:
         return max(1, round(lengths.draw(rng) / p.divisor))
@@ -94,14 +92,12 @@ def generate(parameters: MooncakeMix, seed: int) -> tuple[TraceRequest, ...]:
                 )
             output_tokens = tokens_of(_OUTPUT_TOKENS)
             if 0.0 <= at_s < p.duration_s:
-                requests.append(
-                    content.request(
-                        prompt,
-                        at_s=at_s,
-                        session=f"m{number}-{len(requests)}",
-                        user=f"m{number}",
-                        output_tokens=output_tokens,
-                    )
+                content.send(
+                    prompt,
+                    at_s=at_s,
+                    session=f"m{number}-{len(content.requests)}",
+                    user=f"m{number}",
+                    output_tokens=output_tokens,
                 )
             at_s += _GAP_S.draw(rng)
-    return in_time_order(requests)
+    return content.in_order()

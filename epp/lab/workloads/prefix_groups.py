@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import in_time_order
 from epp.lab.workloads.content import Content, Prompt
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class PrefixGroups:
         shares: parts of the prompts that groups share; each group takes one of them, all equally often.
         later_shares: the same from the middle on; empty for no shift.
         groups: groups at a time; the mean distance between two requests of one.
-        prefill_only: only first tokens are asked for.
     """
 
     requests: int = 14_000
@@ -52,7 +50,6 @@ class PrefixGroups:
     shares: tuple[float, ...] = (0.5,)
     later_shares: tuple[float, ...] = ()
     groups: int = 48
-    prefill_only: bool = False
 
 
 @dataclass(slots=True)
@@ -69,7 +66,6 @@ def generate(parameters: PrefixGroups, seed: int) -> tuple[TraceRequest, ...]:
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(_BLOCK_TOKENS)
     at_s = np.cumsum(rng.exponential(1.0 / p.rate_rps, size=p.requests))
-    out: list[TraceRequest] = []
     shares, born = p.shares, 0
     due: list[tuple[float, int, _Group]] = []
     for number in range(p.requests):
@@ -83,15 +79,13 @@ def generate(parameters: PrefixGroups, seed: int) -> tuple[TraceRequest, ...]:
         low, high = _PROMPT_TOKENS
         tokens = int(np.clip(group.tokens * rng.uniform(0.95, 1.05), low, high))
         prompt = content.grown(group.common, max(tokens, group.common.tokens + 1), (group.common.tokens,))
-        output = 1 if p.prefill_only else max(1, round(rng.normal(*_OUTPUT_TOKENS)))
-        out.append(
-            content.request(
-                prompt, at_s=float(at_s[number]), session=f"p{number}", user=group.name, output_tokens=output
-            )
+        output = max(1, round(rng.normal(*_OUTPUT_TOKENS)))
+        content.send(
+            prompt, at_s=float(at_s[number]), session=f"p{number}", user=group.name, output_tokens=output
         )
         if rng.random() >= 1.0 / _GROUP_REQUESTS:
             heapq.heappush(due, (number + rng.uniform(1.0, 2.0 * p.groups), born + number, group))
-    return in_time_order(out)
+    return content.in_order()
 
 
 def _group(rng: Generator, content: Content, share: float, number: int) -> _Group:

@@ -14,7 +14,6 @@ from epp.lab.workloads import (
     agent_bursts,
     art_chat,
     mooncake_chat,
-    mooncake_mix,
     prefix_groups,
     shared_prefix,
     tool_agent,
@@ -33,8 +32,8 @@ PUBLISHED_IN_FLIGHT = 64
 def busier(parameters: Any, factor: float) -> Any:
     """Return the same traffic, so many times as much of it: more users, groups or agents, each as before."""
     found = {field.name: getattr(parameters, field.name) for field in fields(parameters)}
-    rates = ("rate_rps", "later_rate_rps", "agents_per_min")
-    changes = {name: found[name] * factor for name in rates if found.get(name) is not None}
+    rates = ("rate_rps", "agents_per_min")
+    changes = {name: found[name] * factor for name in rates if name in found}
     counts = ("requests", "users", "groups", "agents")
     changes |= {name: max(1, round(found[name] * factor)) for name in counts if name in found}
     return replace(parameters, **changes)
@@ -65,24 +64,6 @@ class Workload:
     def make(self, seed: int, rate: float = 1.0) -> tuple[TraceRequest, ...]:
         """Return the load for a seed, in time order, ``rate`` times as much as usual."""
         return self.generate(busier(self.parameters, rate) if rate != 1.0 else self.parameters, seed)
-
-
-#: What makes the loads of Lodestar's evaluation, by their parameters.
-GENERATORS: dict[type, Callable[[Any, int], tuple[TraceRequest, ...]]] = {
-    tool_agent.ToolAgent: tool_agent.generate,
-    mooncake_chat.MooncakeChat: mooncake_chat.generate,
-    mooncake_mix.MooncakeMix: mooncake_mix.generate,
-    prefix_groups.PrefixGroups: prefix_groups.generate,
-}
-
-_shared = shared_prefix.SharedPrefix
-_calls, _groups = tool_agent.ToolAgent(duration_s=900.0, divisor=4), prefix_groups.PrefixGroups
-_MIXED = (0.1, 0.3, 0.5, 0.7)
-
-
-def _lodestar(name: str, text: str, parameters: Any, *, tuning: str = "") -> Workload:
-    """Return a load of Lodestar's evaluation (source [L], section 5), at a rate near its pools' best."""
-    return Workload(name, text, GENERATORS[type(parameters)], parameters, max_in_flight=None, tuning=tuning)
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -145,68 +126,29 @@ WORKLOADS: dict[str, Workload] = {
                 f"shared-{percent}",
                 f"prompts that share {percent} % with others of their group (Lodestar's ratios)",
                 shared_prefix.generate,
-                _shared(share=percent / 100.0),
+                shared_prefix.SharedPrefix(share=percent / 100.0),
             )
             for percent in (10, 30, 50, 70)
-        ),
-        Workload(
-            "drift",
-            "shared part of prompts 5 % in the first half, 50 % in the second",
-            shared_prefix.generate,
-            _shared(share=0.05, later_share=0.5),
-            tuning="shared-10",
         ),
         Workload(
             "hot-contexts",
             "forty contexts shared by many, replaced every five minutes",
             shared_prefix.generate,
-            _shared(rate_rps=7.0, share=0.85, prefixes=40, zipf=1.1, group_life_s=300.0),
+            shared_prefix.SharedPrefix(rate_rps=7.0, share=0.85, prefixes=40, zipf=1.1, group_life_s=300.0),
         ),
-        _lodestar(
+        Workload(
             "toolagent-like",
             "calls of tools and agents as in Mooncake's toolagent trace, lengths divided by 4",
-            replace(_calls, rate_rps=22.0),
+            tool_agent.generate,
+            tool_agent.ToolAgent(rate_rps=22.0, duration_s=900.0, divisor=4),
+            max_in_flight=None,
         ),
-        _lodestar(
-            "toolagent-like-prefill",
-            "the same with answers of one token: the prefill side of a disaggregated pool",
-            replace(_calls, rate_rps=32.0, prefill_only=True),
-        ),
-        _lodestar(
-            "toolagent-like-rate",
-            "the same calls, 10 a second in the first half, 22 in the second",
-            replace(_calls, rate_rps=10.0, later_rate_rps=22.0),
-            tuning="toolagent-like",
-        ),
-        _lodestar(
-            "conversation-like",
-            "mooncake-chat with lengths divided by 4",
-            mooncake_chat.MooncakeChat(rate_rps=21.0, duration_s=900.0, divisor=4),
-        ),
-        _lodestar(
-            "synthetic-like",
-            "short chat and questions on documents as in Mooncake's synthetic trace, lengths divided by 4",
-            mooncake_mix.MooncakeMix(rate_rps=9.0, duration_s=900.0, divisor=4),
-        ),
-        *(
-            _lodestar(
-                f"sharing-{round(share * 100)}",
-                f"groups of prompts, {share:.0%} of each common to its group (Lodestar's lengths)",
-                _groups(shares=(share,)),
-            )
-            for share in _MIXED
-        ),
-        _lodestar("sharing-mixed", "the four of them in equal parts", _groups(shares=_MIXED)),
-        _lodestar(
-            "sharing-mixed-prefill",
-            "the same with answers of one token",
-            _groups(shares=_MIXED, rate_rps=9.0, prefill_only=True),
-        ),
-        _lodestar(
-            "sharing-shift",
-            "20,000 requests: 5 % common in the first half, other groups with 50 % in the second",
-            _groups(requests=20_000, shares=(0.05,), later_shares=(0.5,)),
-            tuning="sharing-10",
+        Workload(
+            "sharing-mixed",
+            "groups of prompts, 10, 30, 50 or 70 % of each common to its group (Lodestar's lengths)",
+            prefix_groups.generate,
+            prefix_groups.PrefixGroups(shares=(0.1, 0.3, 0.5, 0.7)),
+            max_in_flight=None,
         ),
     )
 }

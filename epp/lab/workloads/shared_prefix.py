@@ -1,19 +1,21 @@
 """Generated traffic with a set share of every prompt common to a group of requests.
 
 Shape: Poisson arrivals; each request belongs to one of a few groups (Zipf), and the first part of its prompt
-is the group's. The share of the prompt that is common is the one knob, as in Lodestar's evaluation (10-70 %),
-and may change in the middle of the run: a drift from 5 to 50 % is what a learned or tuned policy has to
-follow. Groups may be replaced at a set pace, so that what is hot changes.
+is the group's. The share of the prompt that is common is the one knob, as in Lodestar's evaluation (10-70 %).
+Groups may be replaced at a set pace, so that what is hot changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest, in_time_order
 from epp.lab.workloads.content import Z95, Content, Lognormal, Prompt, Zipf, arrivals
+
+if TYPE_CHECKING:
+    from epp.lab.compare.trace import TraceRequest
 
 #: Length of a prompt.
 _PROMPT_TOKENS = Lognormal(4_500.0, 14_000.0, Z95)
@@ -33,7 +35,6 @@ class SharedPrefix:
         duration_s: requests are sent within it.
         rate_rps: mean request rate.
         share: part of each prompt that its group shares.
-        later_share: the same from the middle on; None for no drift.
         prefixes: groups at a time.
         zipf: exponent of how requests fall on groups.
         group_life_s: mean time after which a group is replaced by a new one, 0 for never.
@@ -42,7 +43,6 @@ class SharedPrefix:
     duration_s: float = 1800.0
     rate_rps: float = 4.0
     share: float = 0.3
-    later_share: float | None = None
     prefixes: int = 24
     zipf: float = 1.0
     group_life_s: float = 0.0
@@ -55,10 +55,7 @@ def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:
     groups = Zipf(p.prefixes, p.zipf)
     prefixes: dict[tuple[int, int], Prompt] = {}
     phases = rng.random(p.prefixes)
-    requests: list[TraceRequest] = []
     for number, at_s in enumerate(arrivals(rng, p.rate_rps * p.duration_s, 0.0, p.duration_s)):
-        late = p.later_share is not None and at_s >= p.duration_s / 2.0
-        share = p.later_share if late and p.later_share is not None else p.share
         group = groups.draw(rng)
         life = int(at_s / p.group_life_s + phases[group]) if p.group_life_s else 0
         tokens = _PROMPT_TOKENS.draw_between(rng, 16, _MAX_PROMPT_TOKENS)
@@ -66,13 +63,9 @@ def generate(parameters: SharedPrefix, seed: int) -> tuple[TraceRequest, ...]:
         key = (group, life)
         if key not in prefixes:
             prefixes[key] = content.fresh(_MAX_PROMPT_TOKENS)
-        common = content.cut(prefixes[key], round(share * tokens / _BLOCK_TOKENS))
+        common = content.cut(prefixes[key], round(p.share * tokens / _BLOCK_TOKENS))
         prompt = content.grown(common, max(int(tokens), common.tokens + 1), (common.tokens,))
         output_tokens = max(8, min(1_024, int(_OUTPUT_TOKENS.draw(rng))))
         name = f"p{number}"
-        requests.append(
-            content.request(
-                prompt, at_s=at_s, session=name, user=f"g{group}.{life}", output_tokens=output_tokens
-            )
-        )
-    return in_time_order(requests)
+        content.send(prompt, at_s=at_s, session=name, user=f"g{group}.{life}", output_tokens=output_tokens)
+    return content.in_order()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import in_time_order
 from epp.lab.workloads.content import Content, Prompt, Quantiles, Zipf, arrivals
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
     p, rng = parameters, np.random.default_rng(seed)
     content = Content(_BLOCK_TOKENS // p.divisor)
     calls = _Calls(p, rng, content)
-    requests = []
     shift_s, later_rps = p.duration_s / 2.0, p.rate_rps if p.later_rate_rps is None else p.later_rate_rps
     times_s = arrivals(rng, p.rate_rps * shift_s, 0.0, shift_s)
     times_s += arrivals(rng, later_rps * (p.duration_s - shift_s), shift_s, p.duration_s)
@@ -90,10 +88,8 @@ def generate(parameters: ToolAgent, seed: int) -> tuple[TraceRequest, ...]:
         who, prompt = calls.next()
         output_tokens = 1 if p.prefill_only else max(1, round(_OUTPUT_TOKENS.draw(rng) / p.divisor))
         name = f"t{number}" if who.startswith("tool") else who
-        requests.append(
-            content.request(prompt, at_s=at_s, session=name, user=who, output_tokens=output_tokens)
-        )
-    return in_time_order(requests)
+        content.send(prompt, at_s=at_s, session=name, user=who, output_tokens=output_tokens)
+    return content.in_order()
 
 
 class _Calls:

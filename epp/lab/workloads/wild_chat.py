@@ -11,11 +11,14 @@ one before, most are new prompts: of the published tokens under 5 % are a user's
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.lab.compare.trace import TraceRequest, in_time_order
 from epp.lab.workloads.content import Z90, Content, Lognormal, Prompt, Zipf, arrivals
+
+if TYPE_CHECKING:
+    from epp.lab.compare.trace import TraceRequest
 
 #: Requests are sent within it.
 _DURATION_S = 1800.0
@@ -72,7 +75,6 @@ def generate(parameters: WildChat, seed: int) -> tuple[TraceRequest, ...]:
     lengths = [int(p.lengths * _PROMPT_TOKENS.draw_between(rng, low, high)) for _ in range(_POPULAR)]
     popular = [content.grown(Prompt(), tokens, (0,)) for tokens in lengths]
     popularity = Zipf(_POPULAR)
-    requests: list[TraceRequest] = []
     users = p.rate_rps * _DURATION_S / _REQUESTS_PER_USER
     for user, start_s in enumerate(arrivals(rng, users, 0.0, _DURATION_S)):
         at_s, prompt, name = start_s, Prompt(), f"w{user}"
@@ -89,10 +91,8 @@ def generate(parameters: WildChat, seed: int) -> tuple[TraceRequest, ...]:
                 prompt = content.grown(prompt, prompt.tokens + output_tokens + added, turns)
             if at_s >= _DURATION_S or prompt.tokens > _MAX_PROMPT_TOKENS:
                 break
-            requests.append(
-                content.request(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
-            )
-    return in_time_order(requests)
+            content.send(prompt, at_s=at_s, session=name, user=name, output_tokens=output_tokens)
+    return content.in_order()
 
 
 def _prompt(content: Content, preamble: Prompt, rng: np.random.Generator, lengths: float) -> Prompt:
