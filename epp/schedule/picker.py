@@ -168,10 +168,7 @@ class Picker:
             NoEndpointError: nobody is eligible.
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
-        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
-        about = request.previous_response
-        holder = fleet.stored.slot(about, now_s) if about else None
-        found = self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
+        found = self._candidates(request, now_s)
         match = fleet.index.match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
@@ -222,6 +219,13 @@ class Picker:
         )
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision
+
+    def _candidates(self, request: RequestInfo, now_s: float) -> Candidates:
+        """Find who may serve a request now."""
+        fleet, about = self.fleet, request.previous_response
+        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        holder = fleet.stored.slot(about, now_s) if about else None
+        return self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
 
     def _seen(
         self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
