@@ -33,6 +33,7 @@ POLICIES = [
     "llm-d-load-aware",
     "llm-d-profile",
     "llm-d-profiles",
+    "local-first",
     "lmetric",
     "lodestar",
     "lodestar-paper",
