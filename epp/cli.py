@@ -40,7 +40,7 @@ class Command:
 
 
 _COMMANDS = {
-    "up": ("epp.ops.up.command", "Envoy and picker before engines, with no file to write"),
+    "up": ("epp.ops.up.command", "run Envoy and the picker before engines, with no file to write"),
     "serve": ("epp.server.command", "run the endpoint picker"),
     "explain": ("epp.ops.explain", "print the table of terms that decided a request"),
     "top": ("epp.ops.top", "the fleet, decisions and weights of a running picker, live"),
@@ -79,7 +79,7 @@ GROUPS = {
     "migrate": "come from another picker",
     "config": "the picker's configuration",
     "records": "what was decided, on file",
-    "capability": "models that answer differently well",
+    "capability": "how often models answer correctly: measure it, fit it",
     "lab": "comparisons, simulated replicas, experiments",
     "envoy": "Envoy configuration",
 }

@@ -55,7 +55,7 @@ def main() -> int:
     """Run the demo."""
     parser = example_parser("laar", __doc__)
     parser.add_argument("--policy", default="laar,least-load", help="one after the other (%(default)s)")
-    parser.add_argument("--questions", type=int, default=8, help="a language and length (%(default)s)")
+    parser.add_argument("--questions", type=int, default=8, help="of each language and length (%(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="a model and length, before (%(default)s)")
     return run_example(parser, show)
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="name=N,port=P,rtt_ms=R,class=C,model=M",
-        help=f"a replica, repeatable; by default on a free port, beside the client, of class l40s-x2; "
+        help=f"a replica, repeatable; by default on a free port, with rtt_ms=0, of class l40s-x2; "
         f"classes: {', '.join(sorted(CLASSES))}",
     )
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--languages", nargs="+", choices=WORDINGS, default=["en", "ja", "zh"], help="%(choices)s")
     lengths = [4096, 8192, 16_384, 32_768, 65_536]
     add("--lengths", nargs="+", type=int, default=lengths, help="tokens of prompt and answer (%(default)s)")
-    add("--questions", type=int, default=100, help="a language and length (%(default)s)")
+    add("--questions", type=int, default=100, help="of each language and length (%(default)s)")
     add("--seed", type=int, default=0, help="of the questions (%(default)s)")
     add("--max-tokens", type=int, default=256, help="of an answer, thoughts included (%(default)s)")
     add("--at-once", type=number_from(1), default=4, help="questions to each model (%(default)s)")

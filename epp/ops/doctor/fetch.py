@@ -7,6 +7,7 @@ the network does raises nothing; nothing is ever set.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import subprocess
 import time
@@ -227,6 +228,9 @@ async def _request(
 
 
 def _none(problem: Exception) -> Answer:
+    if type(problem) is aiohttp.ClientConnectorError and problem.errno:
+        # Its own words name the address again; those of its subclasses, of TLS and of names, say more.
+        return Answer(0, os.strerror(problem.errno).encode())
     name = type(problem).__name__
     return Answer(0, (f"{name}: {problem}" if str(problem) else name).encode())
 

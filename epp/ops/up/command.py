@@ -31,7 +31,7 @@ from epp.errors import ConfigError, EppError
 from epp.ops.doctor.picker import Page
 from epp.ops.up.engines import Engines, look, spec_of
 from epp.server.poll import with_credentials_of
-from epp.server.process import stop_signals
+from epp.server.process import Tasks, stop_signals
 
 if TYPE_CHECKING:
     import argparse
@@ -200,8 +200,10 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
         http = await started.enter_async_context(aiohttp.ClientSession())
-        following = asyncio.gather(*(engines.follow(http, spec) for spec in wanted.specs.values()))
-        started.callback(following.cancel)
+        tasks = Tasks()
+        started.push_async_callback(tasks.stop_all)
+        for address, spec in wanted.specs.items():
+            tasks.start(address, engines.follow(http, spec))
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOKS_S):
                 await engines.looked.wait()
@@ -215,6 +217,7 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
         envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
         url, picker_url = envoy.listener_url, f"http://{config.listen.http}"
         say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
+        say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
         say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
         with console.status("") as status:
             line = Line()
