@@ -42,16 +42,21 @@ class Candidates(Struct, frozen=True):
 
 
 def allowed_regions(
-    rules: Sequence[RegionRule], *, model: str, path: str, headers: Mapping[str, str]
+    rules: Sequence[RegionRule], *, model: str | None, path: str, headers: Mapping[str, str]
 ) -> frozenset[str] | None:
-    """Return the regions that all matching rules allow; None when no rule matches."""
+    """Return the regions that all matching rules allow; None when no rule matches.
+
+    A model that is None is unknown, in a body that is not read, and may be any.
+    """
     allowed: frozenset[str] | None = None
     for rule in rules:
-        if rule.model and not fnmatchcase(model, rule.model):
+        if rule.model and model is not None and not fnmatchcase(model, rule.model):
             continue
         if rule.path_prefix and not path.startswith(rule.path_prefix):
             continue
-        if rule.header and headers.get(rule.header.lower()) != rule.value:
+        header = rule.header.lower()
+        # HTTP/2's name for it, which Envoy uses for all.
+        if header and headers.get(":authority" if header == "host" else header) != rule.value:
             continue
         regions = frozenset(rule.allow)
         allowed = regions if allowed is None else allowed & regions

@@ -318,13 +318,12 @@ class Core:
         """Describe a request to filters and policies."""
         headers = request.headers
         body_bytes = len(request.body or b"") if request.whole else announced_bytes(headers)
-        regions = None
+        regions, opaque = None, parsed is None and (request.body is not None or not request.whole)
         if self._rules:
-            model = "" if parsed is None else parsed.model
+            model = parsed.model if parsed is not None else None if opaque else ""
             regions = allowed_regions(self._rules, model=model, path=request.path, headers=headers)
         subset = self._subset(request)
         if parsed is None:
-            opaque = request.body is not None or not request.whole
             about = _STORED_RESPONSE.search(request.path)
             return RequestInfo(
                 body_bytes=body_bytes,

@@ -107,12 +107,15 @@ def test_region_rules_match_and_intersect() -> None:
         RegionRule(allow=["eu", "us"], model="llama*"),
         RegionRule(allow=["eu"], header="X-Tenant", value="acme"),
         RegionRule(allow=["ap"], path_prefix="/ap/"),
+        RegionRule(allow=["ap"], header="Host", value="asia.example"),
     ]
-    cases = [
+    cases: list[tuple[tuple[str | None, str, dict[str, str]], set[str] | None]] = [
         (("llama-3", "/v1", {}), {"eu", "us"}),
         (("llama-3", "/v1", {"x-tenant": "acme"}), {"eu"}),
         (("qwen", "/ap/v1", {"x-tenant": "acme"}), set()),
         (("qwen", "/v1", {"x-tenant": "other"}), None),
+        (("qwen", "/v1", {":authority": "asia.example"}), {"ap"}),
+        ((None, "/v1", {}), {"eu", "us"}),
     ]
     for (model, path, headers), expected in cases:
         found = allowed_regions(rules, model=model, path=path, headers=headers)
