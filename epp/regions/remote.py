@@ -123,7 +123,7 @@ class RemoteRegions:
                 if isinstance(message, Summary)
                 else self._restore(peer, message)
             )
-        except (msgspec.MsgspecError, ValueError, zlib.error):
+        except (msgspec.MsgspecError, ValueError, ArithmeticError, zlib.error):
             self.counts["malformed"] += 1
             return ""
         self.counts["heard" if taken else "late"] += 1

@@ -60,7 +60,7 @@ class Summary(msgspec.Struct, array_like=True, frozen=True, tag=True):
     key_id: str
     origin: str
     sequence: Annotated[int, msgspec.Meta(ge=0)]
-    wall_s: float
+    wall_s: _Gauge
     replicas: Annotated[int, msgspec.Meta(ge=0)]
     room: _Gauge
     load: _Load

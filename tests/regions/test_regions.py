@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.policies.local_first import LocalFirst
 from epp.regions.remote import STALE_S, RemoteRegions, peer_endpoint
-from epp.regions.summary import EVERY_S, LEAST_S, Summaries
+from epp.regions.summary import EVERY_S, LEAST_S, Summaries, encode
 from epp.schedule.decision import rerun
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
@@ -200,6 +202,28 @@ def test_who_begins_to_tell_begins_a_new_sketch(origin: str) -> None:
     assert world.a.remote.hear(b"other bytes", world.now_s) == ""
     assert world.a.remote.hear(old[:-3], world.now_s) == ""
     assert world.a.remote.counts["foreign"] == world.a.remote.counts["malformed"] == 1
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"engine": (0.0, 0.0, 5e-324, 1e12)},
+        {"wall_s": math.nan},
+        {"wall_s": math.inf},
+        {"wall_s": -math.inf},
+        {"room": math.nan},
+    ],
+)
+def test_numbers_that_are_none_harm_nobody_and_keep_no_silent_peer_alive(lie: dict[str, Any]) -> None:
+    world = World()
+    world.pass_s(EVERY_S)
+    known = world.a.remote._peers["b"].summary
+    assert known is not None
+    told = replace(known, sequence=known.sequence + 1)
+    assert world.a.remote.hear(encode(replace(told, **lie)), world.now_s) == ""
+    assert world.a.remote.counts["malformed"] == 1
+    assert not world.a.remote.unknown(world.now_s + 0.5 * STALE_S)
+    assert world.a.remote.unknown(world.now_s + 1.1 * STALE_S)
 
 
 def test_what_is_forwarded_is_no_part_of_the_own_sketch() -> None:
