@@ -64,7 +64,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         request_id: of the client's request.
         expires_ms: Unix time.
         passed: regions that have forwarded it, the origin first.
-        targets: regions that may take it.
+        targets: regions that may take it, also from each other.
         bound: no engine of the region passed last may, so one without room takes it, too.
     """
 
@@ -113,10 +113,13 @@ class Hops:
         region: the own one.
         key: shared by all regions.
         max_hops: how often a request may be forwarded.
+
+    Attributes:
+        max_hops: as given.
     """
 
     def __init__(self, region: str, key: bytes, max_hops: int) -> None:
-        self._region, self._key, self._max_hops = region, key, max_hops
+        self._region, self._key, self.max_hops = region, key, max_hops
         #: Tokens believed, by what makes them one, and when they expire; the oldest first.
         self._seen: dict[tuple[str, tuple[str, ...]], int] = {}
 
@@ -144,7 +147,7 @@ class Hops:
         # A lifetime of years would outlive what is remembered.
         if not now_ms < hop.expires_ms <= now_ms + 2 * LIFETIME_MS:
             raise HopRefusedError("expired")
-        if len(hop.passed) > self._max_hops:
+        if len(hop.passed) > self.max_hops:
             raise HopRefusedError("hops")
         seen = self._seen
         while seen and seen[oldest := next(iter(seen))] <= now_ms:
@@ -158,10 +161,10 @@ class Hops:
         self._seen[hop.decision_id, hop.passed] = hop.expires_ms
 
     def reachable(self, hop: Hop, regions: Collection[str]) -> frozenset[str]:
-        """List the regions of a federation that a request may go to after a hop."""
-        if len(hop.passed) >= self._max_hops:
+        """List the regions of a federation that a request may go to after a hop: that all before allow."""
+        if len(hop.passed) >= self.max_hops:
             return frozenset({self._region})
-        return frozenset(regions) - {*hop.passed}
+        return frozenset(regions) & {*hop.targets, self._region} - {*hop.passed}
 
     def forward(
         self,
@@ -179,7 +182,7 @@ class Hops:
             before: the hop by which the request came here, None from a client.
             decision_id: the own decision's.
             request_id: of the request.
-            targets: the regions.
+            targets: the regions that it names, and those that it allows them to forward to.
             now_ms: Unix time.
             bound: no engine here may take it.
         """

@@ -158,7 +158,10 @@ class Regions:
             return
         request_id = request.headers.get("x-request-id") or decision.id
         bound = all(names[row] in self.peers for row in rows)
-        token = self._hops.forward(hop, decision.id, request_id, targets, self._now_ms(), bound=bound)
+        may, allowed = targets, decision.request.regions
+        if self._hops.max_hops > 1:
+            may = tuple(peer for peer in self.peers.values() if allowed is None or peer in allowed)
+        token = self._hops.forward(hop, decision.id, request_id, may, self._now_ms(), bound=bound)
         pick.set_headers |= {FORWARD_HEADER: ",".join(targets), HOP_HEADER: token}
         if decision.endpoint in self.peers:
             self._metrics.value("epp_region_forwarded_total", targets[0]).inc()

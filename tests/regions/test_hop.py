@@ -108,7 +108,8 @@ def test_no_request_comes_twice_to_a_region_nor_goes_further_than_allowed(most: 
         if allowed is not None and target not in allowed:
             assert allowed == {visited[-1]}
             break
-        text = here.forward(before, f"d-{visited[-1]}", "r" * 300, (target,), NOW_MS)
+        may = way if allowed is None else allowed
+        text = here.forward(before, f"d-{visited[-1]}", "r" * 300, tuple(set(may) - {visited[-1]}), NOW_MS)
         before = taken(regions[target], text, f"{visited[-1]}.region.epp.internal", "r" * 300)
         visited.append(target)
         assert before.decision_id == f"d-{way[0]}"
@@ -120,3 +121,10 @@ def test_no_request_comes_twice_to_a_region_nor_goes_further_than_allowed(most: 
                 "replayed",
             )
     assert len(visited) - 1 == min(most, len(way) - 1)
+
+
+def test_a_region_forwards_only_to_whom_all_before_it_allow() -> None:
+    """Its own rules may be older than theirs."""
+    us = Hops("us", KEY, 3)
+    assert us.reachable(taken(us, token(targets=("us",))), REGIONS) == {"us"}
+    assert us.reachable(taken(us, token(decision_id="d-2", targets=("us", "ap"))), REGIONS) == {"us", "ap"}
