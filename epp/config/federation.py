@@ -19,6 +19,8 @@ DOMAIN = "region.epp.internal"
 #: Request headers: the signed token of a pick that may be forwarded; the regions that it may go to;
 #: who forwarded, as DNS names of its certificate, which Envoy sets for peers and removes elsewhere.
 HOP_HEADER, FORWARD_HEADER, PEER_HEADER = "x-epp-hop", "x-epp-forward-to", "x-epp-peer"
+#: Field of the decision's metadata: no engine of the own region may take the request.
+AWAY_KEY = "away"
 
 #: DNS name in the certificate of the Envoy before all regions.
 ENTRY_NAME = "entry.epp.internal"

@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.config.eds import split
-from epp.config.federation import DOMAIN, ENTRY_NAME, FORWARD_HEADER, HOP_HEADER, PEER_HEADER
+from epp.config.federation import (
+    AWAY_KEY,
+    DOMAIN,
+    ENTRY_NAME,
+    FORWARD_HEADER,
+    HOP_HEADER,
+    PEER_HEADER,
+)
 from epp.envoy import messages as api
 from epp.envoy.clusters import FORWARD_NAMESPACE, clusters, health_check, protocol, replicas
 from epp.envoy.compression import compressors, decompressors
-from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, router_filter
+from epp.envoy.filters import DECISION_NAMESPACE, EXT_PROC, RESERVED_PREFIXES, early_mutations, router_filter
 from epp.envoy.listener import (
     connection_manager,
     destined,
@@ -99,19 +106,23 @@ def _forward_filter() -> api.hcm.HttpFilter:
     return api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(request_rules=moved))
 
 
-def _away(settings: EnvoySettings) -> list[api.route.Route]:
-    """The route of picks that name peers alone: no engine of the own region is its last resort."""
-    ports = "|".join(str(split(address)[1]) for address in settings.forwards.values())
-    if not ports:
-        return []
-    regex = api.matcher.RegexMatcher(regex=rf"(?:127\.0\.0\.1:(?:{ports}),?)+")
-    match = destined(api.matcher.ValueMatcher(string_match=api.matcher.StringMatcher(safe_regex=regex)))
-    return [to_replicas(settings, match, FORWARDS)]
+def _away(settings: EnvoySettings) -> api.route.Route:
+    """The route of picks that no engine here may serve: none is their last resort.
+
+    By the picker's word and not by the names in the pick: ports may be others than those known here, and
+    where peers alone are named for want of a healthy engine, one here is better than none.
+    """
+    said = api.matcher.MetadataMatcher(
+        filter=DECISION_NAMESPACE,
+        path=[api.matcher.MetadataMatcherPathSegment(key=AWAY_KEY)],
+        value=api.matcher.ValueMatcher(present_match=True),
+    )
+    return to_replicas(settings, api.route.RouteMatch(prefix="/", dynamic_metadata=[said]), FORWARDS)
 
 
 def _client_routes(settings: EnvoySettings) -> list[api.route.Route]:
     """What a rule binds to other regions needs a pick that leads there; what a model's rule may, any pick."""
-    routes = _away(settings)
+    routes = [_away(settings)]
     away = [rule for rule in settings.region_rules if _own(settings) not in rule.allow]
     for rule in sorted(away, key=lambda rule: bool(rule.model)):
         headers = []
@@ -142,7 +153,7 @@ def _peers_listener(
     entry, peers = connection_manager(settings, between), connection_manager(settings, between)
     for manager, routes in (
         (entry, [check, *client_routes]),
-        (peers, [check, *_away(settings), picked, unpicked]),
+        (peers, [check, _away(settings), picked, unpicked]),
     ):
         manager.route_config = route_configuration(settings, routes)
         # Whoever sends from elsewhere may try another region.

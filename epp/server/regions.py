@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from epp.config.federation import DOMAIN, FORWARD_HEADER, HOP_HEADER, PEER_HEADER
+from epp.config.federation import AWAY_KEY, DOMAIN, FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.pool import EndpointSpec
 from epp.errors import ConfigError, NoEndpointError
 from epp.regions.hop import HopRefusedError, Hops
@@ -163,6 +163,8 @@ class Regions:
             may = tuple(peer for peer in self.peers.values() if allowed is None or peer in allowed)
         token = self._hops.forward(hop, decision.id, request_id, may, self._now_ms(), bound=bound)
         pick.set_headers |= {FORWARD_HEADER: ",".join(targets), HOP_HEADER: token}
+        if allowed is not None and self._region not in allowed:
+            pick.metadata |= {AWAY_KEY: "true"}
         if decision.endpoint in self.peers:
             self._metrics.value("epp_region_forwarded_total", targets[0]).inc()
 

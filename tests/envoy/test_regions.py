@@ -12,7 +12,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from epp.config.federation import DOMAIN, ENTRY_NAME, FORWARD_HEADER, HOP_HEADER, PEER_HEADER, Federation
+from epp.config.federation import (
+    AWAY_KEY,
+    DOMAIN,
+    ENTRY_NAME,
+    FORWARD_HEADER,
+    HOP_HEADER,
+    PEER_HEADER,
+    Federation,
+)
 from epp.config.schema import RegionRule
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.relays import UNSERVED_HEADER
@@ -80,12 +88,13 @@ class World:
     def eu(self) -> Region:
         return self.regions[EU]
 
-    def pick(self, *destinations: str, to: str = "", at: str = US) -> None:
+    def pick(self, *destinations: str, to: str = "", at: str = US, away: bool = False) -> None:
         """What a region's picker answers from now on: regions or addresses, and the regions allowed by header."""
         region = self.regions[at]
         forwards = region.settings.forwards
         region.picker.destination = ",".join(forwards.get(each, each) for each in destinations)
         region.picker.sets = {HOP_HEADER: TOKEN, FORWARD_HEADER: to} if to else {}
+        region.picker.says = {AWAY_KEY: "true"} if away else {}
 
     async def ask(
         self, path: str = "/v1/x", headers: dict[str, str] | None = None, body: bytes = b"{}"
@@ -189,10 +198,12 @@ async def test_what_nobody_of_the_pick_serves_stays_and_takes_no_token_along(wor
 async def test_nothing_leaves_for_a_region_that_the_picker_has_not_allowed(world: World, to: str) -> None:
     """Whatever a client says, and also where a port is taken for another region's."""
     asked = len(world.eu.picker.headers)
-    world.pick(EU, to=to)
+    world.pick(EU, to=to, away=True)
     assert (await world.ask(headers=FORGED)).status == 503
-    world.pick(EU, world.us.engines[0].address, to=to)
-    assert (await world.ask(headers=FORGED)).served == world.us.engines[0].address
+    engines = {engine.address for engine in world.us.engines}
+    for destinations in ((EU, world.us.engines[0].address), (EU,)):
+        world.pick(*destinations, to=to)
+        assert (await world.ask(headers=FORGED)).served in engines
     assert len(world.eu.picker.headers) == asked
 
 
@@ -241,13 +252,26 @@ async def test_without_a_pick_bound_requests_end_here_and_others_are_served(worl
 
 
 async def test_a_bound_request_goes_away_or_nowhere(world: World) -> None:
-    world.pick(EU, to=EU)
+    world.pick(EU, to=EU, away=True)
     for path, headers in BOUND:
         assert (await world.ask(path, headers)).served == world.eu.engines[0].address
     here = world.us.seen()
     world.pick(at=EU)
     for path, headers in BOUND:
         assert (await world.ask(path, headers)).status == 503
+    assert world.us.seen() == here
+
+
+async def test_a_pick_that_leads_away_does_not_stay_for_a_port_that_envoy_has_not(world: World) -> None:
+    """The picker was started with other regions than its Envoy, and no rule that Envoy knows binds but a model's."""
+    elsewhere = f"127.0.0.1:{free_ports()}"
+    here = world.us.seen()
+    for path in ("/models/v1/x", "/v1/x"):
+        for picked in ((elsewhere,), (elsewhere, EU)):
+            world.pick(*picked, to=EU, away=True)
+            assert (await world.ask(path)).served == world.eu.engines[0].address
+        world.pick(elsewhere, to=DOWN, away=True)
+        assert (await world.ask(path)).status == 503
     assert world.us.seen() == here
 
 

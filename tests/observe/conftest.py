@@ -77,6 +77,8 @@ class ObservedPicker(ExtProcServer):
         self.first_tokens = FirstTokenReceiver(told)
         self.first_token_port = 0
         self.ids: list[str] = []
+        #: Further fields of its decisions' metadata.
+        self.says: dict[str, str] = {}
         self._reports_server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -107,7 +109,9 @@ class ObservedPicker(ExtProcServer):
         answer = super()._picked(**modes)
         if answer.dynamic_metadata is not None:
             self.ids.append(f"decision-{len(self.ids) + 1}")
-            ours = protobuf.Struct(fields={"decision_id": protobuf.Value(string_value=self.ids[-1])})
+            told = {"decision_id": self.ids[-1], **self.says}
+            values = {name: protobuf.Value(string_value=value) for name, value in told.items()}
+            ours = protobuf.Struct(fields=values)
             answer.dynamic_metadata.fields["epp"] = protobuf.Value(struct_value=ours)
         return answer
 

@@ -194,6 +194,24 @@ async def test_a_region_that_is_cut_off_costs_no_new_request_and_comes_back(made
     await under_fault(made, fault=lambda: made.split("us"), healing=lambda: made.heal("us"))
 
 
+async def test_an_engine_here_that_asked_for_peace_serves_where_no_peer_does(made: World) -> None:
+    """The peer's Envoy is gone and its picker is not, so that summaries still come."""
+    eu, link = made.regions["eu"], made.links["eu", "us"]
+    paused = {"endpoint": eu.replicas[0].address, "reason": "retry-after"}
+    eu.replicas[0].refusal = (429, 8)
+    assert (await eu.chat())[0] == 429
+    eu.replicas[0].refusal = None
+    await eu.picker.until_metric("epp_endpoint_unavailable", lambda value: value > 0, **paused)
+    link.hold()
+    try:
+        await asyncio.sleep(BOUND_S)
+        assert {(await eu.chat())[0] for _ in range(10)} == {200}
+    finally:
+        link.cut()
+        link.heal()
+    await eu.picker.until_metric("epp_endpoint_unavailable", lambda value: value == 0, **paused)
+
+
 async def test_a_peer_whose_picker_hangs_costs_no_new_request(made: World) -> None:
     us = made.regions["us"]
     await under_fault(
