@@ -146,6 +146,10 @@ def extension(name: str, message: betterproto2.Message) -> core.TypedExtensionCo
     return core.TypedExtensionConfig(name=name, typed_config=pack(message))
 
 
+HANDSHAKE_S = 10.0
+"""Whoever has not shown its certificate by then, on a listener that asks for one, is cut off."""
+
+
 def seconds(value: float) -> timedelta:
     """Seconds as the API's duration, to the millisecond."""
     return timedelta(milliseconds=round(value * 1000))
@@ -175,10 +179,12 @@ def lua_filter(name: str, source: str, stat_prefix: str) -> hcm.HttpFilter:
 def filter_chain(
     manager: hcm.HttpConnectionManager, transport_socket: core.TransportSocket | None = None
 ) -> listener.FilterChain:
-    """Make a listener's chain, which is one connection manager."""
+    """Make a listener's chain, which is one connection manager; who does not end its handshake is cut off."""
     name = "envoy.filters.network.http_connection_manager"
     return listener.FilterChain(
-        filters=[listener.Filter(name=name, typed_config=pack(manager))], transport_socket=transport_socket
+        filters=[listener.Filter(name=name, typed_config=pack(manager))],
+        transport_socket=transport_socket,
+        transport_socket_connect_timeout=seconds(HANDSHAKE_S) if transport_socket else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from epp.config.federation import (
     Federation,
 )
 from epp.config.schema import RegionRule
+from epp.envoy import messages
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.relays import UNSERVED_HEADER
 from tests.envoy.conftest import Answer, ask
@@ -33,7 +35,6 @@ from tests.observe import answers
 from tests.observe.conftest import ObservedPicker, Told
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator
     from pathlib import Path
 
@@ -310,6 +311,29 @@ async def test_a_region_refuses_who_is_no_peer(world: World, who: str) -> None:
     with pytest.raises(aiohttp.ClientError):
         await send(url, FORGED, None if who == "plaintext" else certified(world, who))
     assert (len(world.eu.picker.headers), world.eu.seen()) == (asked, before)
+
+
+async def test_who_does_not_say_who_it_is_is_cut_off(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection for peers lives for ever, so it has to become one."""
+    monkeypatch.setattr(messages, "HANDSHAKE_S", 0.3)
+    own = world.us.settings.relays
+    assert own is not None
+    moved = msgspec.structs.replace(own, regions={**own.regions, US: f"127.0.0.1:{free_ports(2)}"})
+    federation = Federation(region=US, forward_port=free_ports(3))
+    chosen = replace(world.us.settings, relays=moved, federation=federation, eds_path="")
+    outgoing = ssl.MemoryBIO()
+    greeting = certified(world, EU).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with pytest.raises(ssl.SSLWantReadError):
+        greeting.do_handshake()
+    async with EnvoyProcess(chosen, folder=tmp_path), asyncio.timeout(5):
+        host, port = moved.addresses(US)[0].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(outgoing.read())
+        assert await reader.read(), "Envoy shows who it is"
+        await reader.read()
+        writer.close()
 
 
 async def test_a_peer_is_who_its_certificate_says(world: World) -> None:
