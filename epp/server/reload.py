@@ -37,6 +37,8 @@ LIVE = (
     "request.tenant_header",
     "saturation",
 )
+#: A picker that is down binds nobody: then the rules are those that Envoy was started with.
+_STALE_ENVOYS = "regions have changed: render this region's Envoy and the entry again, and start them anew"
 
 
 class Reload:
@@ -77,6 +79,8 @@ class Reload:
             if key.startswith(LIVE):
                 self.config = _with(self.config, key, value)
                 log.info("%s: %s is %s from now on", self._source, key, value)
+                if key == "regions" and self.config.federation.region:
+                    log.warning("%s: %s", self._source, _STALE_ENVOYS)
             else:
                 log.warning("%s: %s has changed, which takes effect at a restart", self._source, key)
         if before is not found:
