@@ -88,9 +88,9 @@ async def test_a_span_continues_the_clients_trace_and_says_why(
         ((refused,),) = collector.spans.values()
     asked = [each for engine in engines for each in engine.asked if each.path.endswith("completions")]
     assert span.parent_span_id.hex() == PARENT
-    assert [each.headers["traceparent"] for each in asked] == [
+    assert {each.headers["traceparent"] for each in asked} == {
         f"00-{TRACE}-{PARENT}-00", f"00-{TRACE}-{span.span_id.hex()}-01"
-    ]  # fmt: skip
+    }  # fmt: skip
     assert collector.services == {"picker-of-prod"}
     facts, chosen = told(span), record["chosen"]
     other = 1 - chosen
