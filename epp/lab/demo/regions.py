@@ -278,7 +278,9 @@ class World:
         sent = {name: self.network.sent_bytes(name) for name in self.places}
         tokens = await self._computed()
         load = {
-            name: poisson(rate * CAPACITY_PER_S, self._seconds, seed, name, documents if name == BUSY else [])
+            name: poisson(
+                rate * CAPACITY_PER_S, self._seconds, f"{phase.name} {name}", seed, documents * (name == BUSY)
+            )
             for name, rate in phase.rates.items()
         }
         runs = (self._from(name, regions, requests) for name, requests in load.items())
@@ -357,13 +359,13 @@ async def connect_ms(address: str) -> float:
 
 
 def poisson(
-    per_s: float, seconds: float, seed: int, region: str, documents: Sequence[int]
+    per_s: float, seconds: float, name: str, seed: int, documents: Sequence[int]
 ) -> list[TraceRequest]:
-    """Make a region's load: prompts that no cache has, but for the documents, spread among them."""
-    random = np.random.default_rng([seed, *region.encode()])
+    """Make a load: at times by its name, prompts that no cache has, with the documents among them."""
+    random = np.random.default_rng([*name.encode()])
     times = np.cumsum(random.exponential(1.0 / per_s, int(2 * per_s * seconds) + 10))
     times = times[times < seconds]
-    number = int(random.integers(1, 1 << 40))
+    number = (seed << 40) + int(random.integers(1, 1 << 40))
     # From a quarter on: by then there is no room left.
     spread = np.linspace(len(times) / 4, len(times) - 1, len(documents)).astype(int).tolist()
     known = dict(zip(spread, documents, strict=True))
