@@ -12,6 +12,7 @@ devices; says so and ends well where they are not there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import shutil
 import subprocess
@@ -116,6 +117,7 @@ class Region(Stack):
 
     async def _start_envoy(self, listening: Mapping[str, str]) -> None:  # noqa: ARG002 - ports are given
         await self.run_envoy("envoy", *self._tier, "--listen", f"{self._place.address}:{ENVOY_PORT}")
+        await connect_ms(self._place.address, ENVOY_PORT)
 
     async def run_envoy(self, name: str, *words: str) -> None:
         """Render an Envoy's configuration as an operator would, and run it."""
@@ -346,14 +348,15 @@ def request(at_ms: float, blocks: Sequence[int], tokens: int = PROMPT_TOKENS) ->
     )
 
 
-async def connect_ms(address: str) -> float:
-    """Measure the round trip to an engine: the median of a few connects."""
-    took = []
-    for _ in range(BOUND // 3):
+async def connect_ms(address: str, port: int = ENGINE_PORT) -> float:
+    """Measure the round trip to who listens, or will: the median of a few connects."""
+    took = list[float]()
+    while len(took) < BOUND // 3:
         began_s = time.perf_counter()
-        _, writer = await asyncio.open_connection(address, ENGINE_PORT)
-        took.append(1e3 * (time.perf_counter() - began_s))
-        writer.close()
+        with contextlib.suppress(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection(address, port)
+            took.append(1e3 * (time.perf_counter() - began_s))
+            writer.close()
         await asyncio.sleep(0.1)
     return float(np.median(took))
 
