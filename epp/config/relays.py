@@ -16,6 +16,14 @@ MAX_CONNECTIONS = 64
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
 #: DNS names in the certificates of the global Envoy and of every relay.
 GLOBAL_NAME, RELAY_NAME = "global.epp.internal", "relay.epp.internal"
+#: What a relay, or a region's Envoy, answers by itself.
+READY_PATH = "/epp-relay/ready"
+#: Response header of a region that reached no endpoint: no engine has seen the request, another may.
+UNSERVED_HEADER = "x-epp-relay-unserved"
+#: Field of the decision's metadata by which the global Envoy chooses a relay.
+RELAYS_KEY = "relays"
+#: Where Envoy's access log has the endpoint that a relay was served by.
+RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
 
 
 class Relays(Section, frozen=True):

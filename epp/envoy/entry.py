@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from epp.config.address import split_address
 from epp.config.eds import PLAINTEXT, REPLICAS, eds_file, lb_endpoint
 from epp.config.federation import ENTRY_NAME, FORWARD_HEADER
+from epp.config.relays import UNSERVED_HEADER
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, FORWARD_NAMESPACE, replicas
 from epp.envoy.filters import router_filter
 from epp.envoy.listener import connection_manager, listener, route_configuration, to_replicas
 from epp.envoy.regions import forwarders, peer_clusters
-from epp.envoy.relays import UNSERVED_HEADER
 from epp.errors import ConfigError
 from epp.types import Endpoint
 

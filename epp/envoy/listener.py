@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from epp.config.eds import REPLICAS, known_as
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER, PEER_HEADER
+from epp.config.relays import UNSERVED_HEADER
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http_filters
-from epp.envoy.relays import SERVED_HEADER, UNSERVED_HEADER
+from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.retry import ASKED, DECISION_HEADER, TOLD, decision_headers
 from epp.envoy.settings import EnvoySettings, Variant
 

@@ -64,7 +64,7 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     from envoy_data_plane.google import protobuf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import betterproto2
 
@@ -168,6 +168,18 @@ def socket_address(host: str, port: int) -> core.Address:
 def http_filter(name: str, message: betterproto2.Message) -> hcm.HttpFilter:
     """Name an HTTP filter with its configuration."""
     return hcm.HttpFilter(name=name, typed_config=pack(message))
+
+
+def to_metadata(namespace: str, keys: Mapping[str, str]) -> list[header_to_metadata.ConfigRule]:
+    """Make rules that move headers, by name, into fields of metadata."""
+    return [
+        header_to_metadata.ConfigRule(
+            header=header,
+            on_header_present=header_to_metadata.ConfigKeyValuePair(metadata_namespace=namespace, key=key),
+            remove=True,
+        )
+        for header, key in keys.items()
+    ]
 
 
 def lua_filter(name: str, source: str, stat_prefix: str) -> hcm.HttpFilter:

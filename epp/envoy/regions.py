@@ -23,8 +23,9 @@ from epp.config.federation import (
     HOP_HEADER,
     PEER_HEADER,
 )
+from epp.config.relays import UNSERVED_HEADER
 from epp.envoy import messages as api
-from epp.envoy.clusters import FORWARD_NAMESPACE, clusters, health_check, protocol, replicas
+from epp.envoy.clusters import FORWARD_NAMESPACE, clusters, health_check, replicas
 from epp.envoy.compression import compressors, decompressors
 from epp.envoy.filters import DECISION_NAMESPACE, EXT_PROC, RESERVED_PREFIXES, early_mutations, router_filter
 from epp.envoy.listener import (
@@ -38,9 +39,9 @@ from epp.envoy.listener import (
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.relay import ready, relay_listener, unserved_replies
-from epp.envoy.relays import READY_PATH, UNSERVED_HEADER, relay_cluster
+from epp.envoy.relays import assignment_of, ready_check, warm_cluster
 from epp.envoy.settings import EnvoySettings, TlsFiles
-from epp.envoy.sockets import downstream_tls, upstream_tls
+from epp.envoy.sockets import downstream_tls
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,16 +95,9 @@ def _relays(settings: EnvoySettings) -> Relays:
 
 def _forward_filter() -> api.hcm.HttpFilter:
     """The headers of a forward into metadata: of the hosts tried, the ways to peers alone get them back."""
-    rules = api.header_to_metadata
-    moved = [
-        rules.ConfigRule(
-            header=name,
-            on_header_present=rules.ConfigKeyValuePair(metadata_namespace=FORWARD_NAMESPACE, key=name),
-            remove=True,
-        )
-        for name in (HOP_HEADER, FORWARD_HEADER)
-    ]
-    return api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(request_rules=moved))
+    moved = api.to_metadata(FORWARD_NAMESPACE, {name: name for name in (HOP_HEADER, FORWARD_HEADER)})
+    moves = api.header_to_metadata.Config(request_rules=moved)
+    return api.http_filter("envoy.filters.http.header_to_metadata", moves)
 
 
 def _away(settings: EnvoySettings) -> api.route.Route:
@@ -247,28 +241,18 @@ def _peer(region: str) -> str:
 def peer_clusters(settings: EnvoySettings, sni: str) -> list[api.cluster.Cluster]:
     """The warm connections to each peer, whose certificate has to be its region's."""
     relays, found = _relays(settings), []
-    files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
-    check = api.core.HealthCheckHttpHealthCheck(
-        path=READY_PATH, codec_client_type=api.envoy_type.CodecClientType.HTTP2
-    )
+    # Checks find who is away, and who is back, within a second; an ejection would last longer.
+    check = health_check(ready_check(), _CHECK_S, _CHECK_S, failures=1)
     for region in settings.forwards:
         only = msgspec.structs.replace(relays, regions={region: relays.regions[region]})
-        cluster = relay_cluster(replace(settings, endpoints=()), only)
-        cluster.name = _peer(region)
+        hosts, http = assignment_of(replace(settings, endpoints=()), only), http2(_PING_S, _PING_TIMEOUT_S)
+        cluster = warm_cluster(
+            _peer(region), hosts, only, f"{region}.{DOMAIN}", http=http, check=check, sni=sni
+        )
         # There is another to try, so sooner than a packet lost at the start of a connection is repeated.
         cluster.connect_timeout = api.seconds(_CHECK_S)
-        # Each connection in its turn.
-        cluster.load_balancing_policy = None
-        # Checks find who is away, and who is back, within a second; an ejection would last longer.
-        cluster.outlier_detection = None
-        cluster.health_checks = [health_check(check, _CHECK_S, _CHECK_S, failures=1)]
         cluster.common_lb_config = api.cluster.ClusterCommonLbConfig(
             healthy_panic_threshold=api.envoy_type.Percent(value=0)
         )
-        http = api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=http2(_PING_S, _PING_TIMEOUT_S)
-        )
-        cluster.typed_extension_protocol_options = protocol(http, idle_timeout_s=0.0)
-        cluster.transport_socket = upstream_tls(files, f"{region}.{DOMAIN}", alpn="h2", sni=sni)
         found.append(cluster)
     return found

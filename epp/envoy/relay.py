@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.config.eds import split
-from epp.config.relays import GLOBAL_NAME
+from epp.config.relays import GLOBAL_NAME, READY_PATH, UNSERVED_HEADER
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, replicas
@@ -21,7 +21,7 @@ from epp.envoy.filters import router_filter
 from epp.envoy.listener import to_replicas
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.overload import overload_manager
-from epp.envoy.relays import READY_PATH, SERVED_HEADER, UNSERVED_HEADER
+from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.settings import EnvoySettings, TlsFiles
 from epp.envoy.sockets import downstream_tls
 from epp.errors import ConfigError
@@ -122,15 +122,9 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
 
 def _destination_filter() -> api.hcm.HttpFilter:
     """The picked endpoints from their header into metadata, where the cluster looks; engines never see it."""
-    rules = api.header_to_metadata
-    rule = rules.ConfigRule(
-        header=DESTINATION_KEY,
-        on_header_present=rules.ConfigKeyValuePair(
-            metadata_namespace=DESTINATION_NAMESPACE, key=DESTINATION_KEY
-        ),
-        remove=True,
-    )
-    return api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(request_rules=[rule]))
+    moved = api.to_metadata(DESTINATION_NAMESPACE, {DESTINATION_KEY: DESTINATION_KEY})
+    moves = api.header_to_metadata.Config(request_rules=moved)
+    return api.http_filter("envoy.filters.http.header_to_metadata", moves)
 
 
 def ready() -> api.route.Route:

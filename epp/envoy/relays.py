@@ -12,7 +12,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epp.config.eds import REPLICAS, split
-from epp.config.relays import RELAY_NAME
+from epp.config.relays import (
+    READY_PATH,
+    RELAY_NAME,
+    RELAY_NAMESPACE,
+    RELAY_SERVED_KEY,
+    RELAYS_KEY,
+    UNSERVED_HEADER,
+)
 from epp.envoy import messages as api
 from epp.envoy.clusters import (
     CONNECT_TIMEOUT_S,
@@ -35,20 +42,8 @@ if TYPE_CHECKING:
     from epp.config.relays import Relays
     from epp.envoy.settings import EnvoySettings
 
-RELAYS_KEY = "relays"
-"""Field of the decision's metadata that the picker writes (`epp.server.relays`)."""
-
-RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
-"""Where the access log finds the endpoint served (`epp.server.access_log`)."""
-
 SERVED_HEADER = SERVED_KEY
 """Response header of a relay: the endpoint that served."""
-
-UNSERVED_HEADER = "x-epp-relay-unserved"
-"""Response header of a relay that reached no endpoint: no engine has seen the request, another may."""
-
-READY_PATH = "/epp-relay/ready"
-"""What a relay answers by itself."""
 
 
 def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluster:
@@ -58,33 +53,66 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
         ConfigError: an endpoint whose region has no relay.
     """
     _check_regions(settings, relays)
-    hosts = [split(address)[0] for region in relays.regions for address in relays.addresses(region)]
-    ready = api.core.HealthCheckHttpHealthCheck(
+    # Says when a region is back; that it is gone, its connections' pings find as well.
+    check = health_check(ready_check(), PING_TIMEOUT_S)
+    cluster = warm_cluster(
+        REPLICAS, assignment_of(settings, relays), relays, RELAY_NAME, http=http2(), check=check
+    )
+    # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
+    cluster.connect_timeout = api.seconds(CONNECT_TIMEOUT_S)
+    cluster.load_balancing_policy = override_host(
+        api.metadata_key(DECISION_NAMESPACE, RELAYS_KEY), served=None
+    )
+    # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
+    cluster.outlier_detection = outlier_detection(settings, most_percent=100, answers=False)
+    return cluster
+
+
+def ready_check() -> api.core.HealthCheckHttpHealthCheck:
+    """Ask the Envoy before a region whether it is there."""
+    return api.core.HealthCheckHttpHealthCheck(
         path=READY_PATH, codec_client_type=api.envoy_type.CodecClientType.HTTP2
     )
+
+
+def warm_cluster(
+    name: str,
+    assignment: api.endpoint.ClusterLoadAssignment,
+    relays: Relays,
+    peer: str,
+    *,
+    http: api.core.Http2ProtocolOptions,
+    check: api.core.HealthCheck,
+    sni: str = "",
+) -> api.cluster.Cluster:
+    """Few long-lived encrypted connections to Envoys before other regions.
+
+    Args:
+        name: of the cluster.
+        assignment: its hosts.
+        relays: addresses and the own certificate.
+        peer: name that theirs have to be for.
+        http: how connections are held.
+        check: says who is there.
+        sni: name that is asked for, where it is another one.
+    """
+    hosts = [split(address)[0] for region in relays.regions for address in relays.addresses(region)]
+    files = TlsFiles(relays.ca_file, relays.cert_file, relays.key_file)
     return api.cluster.Cluster(
-        name=REPLICAS,
+        name=name,
         type=api.discovery(hosts),
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
-        load_assignment=_assignment(settings, relays),
-        load_balancing_policy=override_host(api.metadata_key(DECISION_NAMESPACE, RELAYS_KEY), served=None),
-        # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
-        connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
+        load_assignment=assignment,
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
         typed_extension_protocol_options=protocol(
-            api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2()),
+            api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http),
             # 0 is never: an idle connection costs a ping now and then, a new one several round trips.
             idle_timeout_s=0.0,
         ),
         circuit_breakers=limits(),
-        # By failed connections alone: errors are the engines', and one bad engine must not cost its region.
-        outlier_detection=outlier_detection(settings, most_percent=100, answers=False),
-        # Says when a region is back; that it is gone, its connections' pings find as well.
-        health_checks=[health_check(ready, PING_TIMEOUT_S)],
+        health_checks=[check],
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
-        transport_socket=upstream_tls(
-            TlsFiles(relays.ca_file, relays.cert_file, relays.key_file), RELAY_NAME, alpn="h2"
-        ),
+        transport_socket=upstream_tls(files, peer, alpn="h2", sni=sni),
     )
 
 
@@ -96,7 +124,8 @@ def _check_regions(settings: EnvoySettings, relays: Relays) -> None:
             raise ConfigError("endpoints", endpoint.address, problem, "add it to relays.regions")
 
 
-def _assignment(settings: EnvoySettings, relays: Relays) -> api.endpoint.ClusterLoadAssignment:
+def assignment_of(settings: EnvoySettings, relays: Relays) -> api.endpoint.ClusterLoadAssignment:
+    """All addresses of each region's Envoy, by region and by how many endpoints it has."""
     endpoints = Counter(endpoint.region for endpoint in settings.endpoints if not endpoint.draining)
     return api.endpoint.ClusterLoadAssignment(
         cluster_name=REPLICAS,
@@ -120,16 +149,9 @@ def relay_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
     """The filters next to the router: compression, and who served."""
     if settings.relays is None:
         return []
-    rules = api.header_to_metadata
-    told = [
-        rules.ConfigRule(
-            header=header,
-            on_header_present=rules.ConfigKeyValuePair(metadata_namespace=RELAY_NAMESPACE, key=key),
-            remove=True,
-        )
-        for header, key in ((SERVED_HEADER, RELAY_SERVED_KEY), (UNSERVED_HEADER, "unserved"))
-    ]
+    told = api.to_metadata(RELAY_NAMESPACE, {SERVED_HEADER: RELAY_SERVED_KEY, UNSERVED_HEADER: "unserved"})
+    moves = api.header_to_metadata.Config(response_rules=told)
     return [
         *compressors(settings.relays.compression),
-        api.http_filter("envoy.filters.http.header_to_metadata", rules.Config(response_rules=told)),
+        api.http_filter("envoy.filters.http.header_to_metadata", moves),
     ]

@@ -20,6 +20,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from epp.apis.usage import NO_USAGE, Usage, UsageReader
+from epp.config.relays import RELAY_NAMESPACE, RELAY_SERVED_KEY
 from epp.extproc.messages import (
     DECISION_KEY,
     DECISION_NAMESPACE,
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 #: Namespaces and keys of dynamic metadata that Envoy writes, as `epp.envoy` configures them.
 OBSERVED_NAMESPACE = "epp.observe"
-RELAY_NAMESPACE, RELAY_SERVED_KEY = "epp.relay", "served"
 
 ACCESS_LOG = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 #: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours

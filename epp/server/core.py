@@ -20,6 +20,7 @@ from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error
 from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import restorer, rewrite
 from epp.config.federation import PEER_HEADER
+from epp.config.relays import UNSERVED_HEADER
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.messages import SERVED_HEADER
 from epp.extproc.types import Pick, PickAt, Refusal
@@ -74,8 +75,6 @@ UNTRIED_HEADER = "x-epp-untried-models"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
 PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
-#: Response header on a request of a peer region that no engine has seen: another region, or the own one, may.
-UNSERVED_HEADER = "x-epp-relay-unserved"
 #: Rules by which no region would serve a request, and statuses of those that are no lack of endpoints.
 _CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
 _STATUS = {"saturated": 429, "room": 429, "hop": 403}

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.config.relays import RELAYS_KEY
 from epp.server.resolve import Resolver
 
 if TYPE_CHECKING:
     from epp.config.relays import Relays
     from epp.extproc.types import Pick
     from epp.schedule.decision import Decision
-
-
-RELAYS_KEY = "relays"
-"""Field of the decision's metadata that the global Envoy chooses a relay by (`epp.envoy.relays`)."""
 
 
 class RelayPaths:

@@ -22,10 +22,10 @@ from epp.config.federation import (
     PEER_HEADER,
     Federation,
 )
+from epp.config.relays import UNSERVED_HEADER
 from epp.config.schema import RegionRule
 from epp.envoy import messages
 from epp.envoy.process import EnvoyProcess
-from epp.envoy.relays import UNSERVED_HEADER
 from tests.envoy.conftest import Answer, ask
 from tests.kit.envoy import Replica, ScriptedUpstream, require_envoy, settings
 from tests.kit.ports import free_ports

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from epp.config.relays import Relays
+from epp.config.relays import RELAYS_KEY, Relays
 from epp.extproc.types import Pick
-from epp.server.relays import RELAYS_KEY, RelayPaths
+from epp.server.relays import RelayPaths
 from epp.types import RequestInfo
 
 if TYPE_CHECKING:
