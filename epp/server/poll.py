@@ -53,9 +53,6 @@ SHORTEST_PAUSE_S = 0.01
 #: After a fault of the picker's own: whoever reads the log needs it told now and then, not each interval.
 FAULT_PAUSE_S = 10.0
 
-#: What Envoys that stand before a region answer by themselves (`epp.envoy.relays`).
-READY_PATH = "/epp-relay/ready"
-
 #: How many of an engine's own names a log line lists.
 _NAMED = 5
 
@@ -122,11 +119,16 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
     )
     if relays is None or spec.region not in relays.regions:
         return target
+    return through(target, relays, spec.region, RELAY_NAME)
+
+
+def through(target: Target, relays: Relays, region: str, name: str) -> Target:
+    """Poll a target through the Envoy before a region, whose certificate is for a name."""
     return replace(
         target,
-        relay=relays.addresses(spec.region)[0],
+        relay=relays.addresses(region)[0],
         tls=True,
-        server_name=RELAY_NAME,
+        server_name=name,
         ca_file=relays.ca_file,
         cert_file=relays.cert_file,
         key_file=relays.key_file,

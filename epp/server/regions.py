@@ -14,11 +14,13 @@ from msgspec.structs import replace
 
 from epp.config.federation import AWAY_KEY, DOMAIN, FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.pool import EndpointSpec
+from epp.config.relays import READY_PATH
 from epp.errors import ConfigError, NoEndpointError
 from epp.regions.hop import HopRefusedError, Hops
 from epp.regions.link import RegionLink
-from epp.regions.remote import RemoteRegions, peer_endpoint
-from epp.server.poll import READY_PATH, Target
+from epp.regions.remote import RemoteRegions
+from epp.server.poll import Target, through
+from epp.types import PEER_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,8 +99,7 @@ class Regions:
         models = sorted(frozenset().union(*(each.models for each in engines)))
         named = models if all(each.models for each in engines) else []
         for address, region in self.peers.items():
-            peer = peer_endpoint(region, address)
-            own[address] = EndpointSpec(address, region=region, engine_class=peer.engine_class, models=named)
+            own[address] = EndpointSpec(address, region=region, engine_class=PEER_CLASS, models=named)
         return own
 
     def target(self, address: str) -> Target | None:
@@ -106,18 +107,10 @@ class Regions:
         region = self.peers.get(address)
         if region is None:
             return None
-        relays = self._relays
-        return Target(
-            address,
-            tls=True,
-            server_name=f"{region}.{DOMAIN}",
-            ca_file=relays.ca_file,
-            bearer_token_file="",
-            relay=relays.addresses(region)[0],
-            cert_file=relays.cert_file,
-            key_file=relays.key_file,
-            ready_path=READY_PATH,
+        own = Target(
+            address, tls=True, server_name=None, ca_file="", bearer_token_file="", ready_path=READY_PATH
         )
+        return through(own, self._relays, region, f"{region}.{DOMAIN}")
 
     def admit(self, request: HttpRequest, asked: RequestInfo) -> tuple[RequestInfo, Hop | None]:
         """Bind a request that a peer forwarded to the regions open to it; its hop, None of a client's.
@@ -135,7 +128,7 @@ class Regions:
             self._metrics.value("epp_region_refused_total", error.reason).inc()
             raise NoEndpointError("hop", str(error)) from error
         regions = self._hops.reachable(hop, self._relays.regions)
-        if not (hop.bound or self._has_room()):
+        if not (hop.bound or self._fleet.has_room(self._clock.mono_s())):
             regions -= {self._region}
         if not regions:
             self._metrics.value("epp_region_refused_total", "full").inc()
@@ -144,11 +137,6 @@ class Regions:
         allowed = regions if asked.regions is None else regions & asked.regions
         told = {"origin_region": hop.origin, "origin_decision": hop.decision_id}
         return replace(asked, regions=allowed, **told), hop
-
-    def _has_room(self) -> bool:
-        fleet, now_s = self._fleet, self._clock.mono_s()
-        slots = fleet.serving(now_s)
-        return bool((fleet.places(slots) > 0.0).any())
 
     def set_hop(self, pick: Pick, request: HttpRequest, decision: Decision, hop: Hop | None) -> None:
         """Let a pick go to the peers that it names, under a token; ``hop`` is the one that it came by."""

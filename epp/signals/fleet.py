@@ -412,6 +412,10 @@ class Fleet:
                 found[row] = self.remote.room(slot)
         return found
 
+    def has_room(self, now_s: float) -> bool:
+        """Tell whether an own engine that may serve now takes a request before it waits."""
+        return bool(self.places(self.serving(now_s)).any())
+
     def unknown(self, now_s: float) -> Collection[int]:
         """Return the slots of peer regions of which nothing is known by now."""
         return () if self.remote is None else self.remote.unknown(now_s)

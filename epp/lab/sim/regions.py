@@ -182,9 +182,8 @@ class RegionSim(FleetSim):
         """Let a peer region decide a request that has arrived there, unless it is full."""
         region = flight.peer
         picker, decision_id = self._by_region[region], f"r{index}@{region}"
-        fleet = picker.fleet
         answering = Forwarded(self, index, flight)
-        if not fleet.places(fleet.serving(self.loop.now_ms / 1e3)).any():
+        if not picker.fleet.has_room(self.loop.now_ms / 1e3):
             answering.refused("full")
             return
         told = {"origin_region": flight.region, "origin_decision": f"r{index}"}
