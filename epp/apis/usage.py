@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from epp.apis.failure import FAILURE_BYTES, AnswerFailure, failure_in
+
 if TYPE_CHECKING:
     from epp.apis.types import Headers
 
@@ -204,7 +206,8 @@ class AnswerWatch:
         self.first_s = self.last_s = math.nan
         self.encoded = False
         self.streamed: bool | None = None
-        self._good = True
+        self._good, self._status = True, 200
+        self._body = b""
         self._head: bytes | None = b""  # None once an id was found, or will not be
         self._reader: UsageReader | None = UsageReader()
         #: Beginning and end of an event stream.
@@ -212,7 +215,7 @@ class AnswerWatch:
 
     def started(self, status: int, headers: Headers) -> None:
         """Take the response headers; an answer without them counts as a good one."""
-        self._good = status < _CLIENT_ERROR
+        self._good, self._status = status < _CLIENT_ERROR, status
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
         if self.streamed:
             self._reader = None
@@ -230,6 +233,8 @@ class AnswerWatch:
             self._head = (self._head + data[:_ID_BYTES])[:_ID_BYTES]
         if self._reader is not None:
             self._reader.feed(data)
+            if len(self._body) < FAILURE_BYTES:
+                self._body = (self._body + data[:FAILURE_BYTES])[:FAILURE_BYTES]
         else:
             self._kept += data
             if len(self._kept) > _MOST_KEPT:
@@ -257,6 +262,10 @@ class AnswerWatch:
         reader = UsageReader()
         reader.feed(self._kept)
         return reader.usage
+
+    def failure(self) -> AnswerFailure | None:
+        """Return what the engine said where it failed; None of an answer that is compressed."""
+        return None if self.encoded else failure_in(self._body or bytes(self._kept), self._status)
 
     def has_last_event(self) -> bool:
         """Return whether the event that ends a stream has come, whole: many clients hang up there.

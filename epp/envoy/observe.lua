@@ -9,6 +9,7 @@
 --              and the last "usage" object with counts of an event stream (Anthropic tells the prompt's tokens
 --              in the first event and the answer's in the last), the last one of any other answer, and the
 --              last "meta_info" object of each prompt of a batch (SGLang)
+--   failure    of an answer of status 400 or more, its first FAILURE_BYTES
 --   response_id  under which the engine stores the response (OpenAI responses)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
@@ -19,7 +20,7 @@
 -- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
 -- nothing where a chunk ends with its line. A handle's objects die when the script yields, so streamInfo() is
 -- asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty for no call), TIMEOUT_MS,
--- TAIL_BYTES and STRIPPED_PATHS are set above.
+-- TAIL_BYTES, FAILURE_BYTES and STRIPPED_PATHS are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
@@ -302,13 +303,29 @@ local function watch(handle, id, streamed, readable)
   end
 end
 
+-- Nothing is held: a body is looked at as it passes, and no more of it than is noted.
+local function note_failure(handle)
+  local head = ""
+  for chunk in handle:bodyChunks() do
+    head = head .. chunk:getBytes(0, math.min(chunk:length(), FAILURE_BYTES - #head))
+    if #head == FAILURE_BYTES then
+      break
+    end
+  end
+  note(handle, "failure", ascii(head, FAILURE_BYTES))
+end
+
 function envoy_on_response(handle)
   local id = decision_id(handle)
   local headers = handle:headers()
-  if not id or (headers:get(":status") or ""):sub(1, 1) ~= "2" then
+  local class = (headers:get(":status") or ""):sub(1, 1)
+  local kind = (headers:get("content-type") or ""):lower()
+  if id and class == "4" and kind:find("json", 1, true) then
+    note_failure(handle)
+  end
+  if not id or class ~= "2" then
     return
   end
-  local kind = (headers:get("content-type") or ""):lower()
   local streamed = kind:find("text/event-stream", 1, true) == 1
   local readable = streamed or kind:find("json", 1, true) ~= nil
   note(handle, "streamed", streamed)

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from epp.apis.failure import FAILURE_BYTES
 from epp.envoy import messages as api
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
@@ -79,6 +80,7 @@ def script(settings: EnvoySettings) -> str:
         "CLUSTER": _quoted(FIRST_TOKENS if settings.reports_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(_USAGE_BYTES),
+        "FAILURE_BYTES": str(FAILURE_BYTES),
     }
     parts = ["observe.lua"]
     if settings.strip_accept_encoding:

@@ -23,6 +23,7 @@ from epp.types import NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epp.apis.failure import AnswerFailure
     from epp.apis.usage import Usage
     from epp.policies.base import Policy
     from epp.types import Floats, Ranking, RequestInfo, Snapshot
@@ -273,6 +274,7 @@ class Outcome(Struct, frozen=True):
         generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
         honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
             Envoy's cluster lacks that endpoint.
+        failure: what the engine said where it failed the request, in an answer of any status.
     """
 
     id: str
@@ -293,6 +295,7 @@ class Outcome(Struct, frozen=True):
     honoured: bool | None = None
     usage_refused: bool = False
     generates: bool = False
+    failure: AnswerFailure | None = None
 
     @property
     def empty(self) -> bool:

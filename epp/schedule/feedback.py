@@ -19,6 +19,7 @@ from epp.signals.paths import cold_body_ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from epp.apis.failure import AnswerFailure
     from epp.schedule.decision import Decision
     from epp.signals.fleet import Fleet
     from epp.signals.paths import ConnectionTiming
@@ -71,6 +72,7 @@ class InFlight:
     response_bytes: int | None = None
     connection: ConnectionTiming | None = None
     streamed: bool | None = None
+    failure: AnswerFailure | None = None
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
@@ -98,6 +100,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
         streamed=entry.request.stream if entry.streamed is None else entry.streamed,
+        failure=entry.failure,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

@@ -31,6 +31,7 @@ from epp.types import PREFIX_KEY_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from epp.apis.failure import AnswerFailure
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex
@@ -352,6 +353,7 @@ class Picker:
         response_bytes: int | None = None,
         last_chunk_s: float = math.nan,
         streamed: bool | None = None,
+        failure: AnswerFailure | None = None,
     ) -> bool:
         """Note what the stream showed of the answer; False when the decision is unknown or ended.
 
@@ -362,12 +364,13 @@ class Picker:
             response_bytes: their bytes.
             last_chunk_s: when the last of them came.
             streamed: it was an event stream; None where it is unknown, then what the client asked for counts.
+            failure: what the engine said of it where it failed.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
-        entry.streamed = streamed
+        entry.streamed, entry.failure = streamed, failure
         if usage != NO_USAGE:
             self.usage(decision_id, usage)
         return True

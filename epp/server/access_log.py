@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from google.protobuf.message import DecodeError
 
+from epp.apis.failure import AnswerFailure, failure_in
 from epp.apis.usage import NO_USAGE, Usage, UsageReader
 from epp.config.relays import RELAY_NAMESPACE, RELAY_SERVED_KEY
 from epp.extproc.messages import (
@@ -201,6 +202,7 @@ class Report(msgspec.Struct, frozen=True):
         usage: what the engine reported.
         retry_after: the answer's ``Retry-After``, ``""`` without one.
         response_id: under which the engine stores the response, ``""`` where there is none.
+        failure: what the engine said of it where it failed, in an answer of any status.
     """
 
     decision_id: str
@@ -225,6 +227,7 @@ class Report(msgspec.Struct, frozen=True):
     opened_ms: float = math.nan
     retry_after: str = ""
     response_id: str = ""
+    failure: AnswerFailure | None = None
 
     @property
     def honoured(self) -> bool | None:
@@ -285,11 +288,12 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
+    status, failed = response.response_code.value, _text(seen, "failure")
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
     return Report(
         decision_id=_text(ours, DECISION_KEY),
-        status=response.response_code.value,
+        status=status,
         cause=_cause(flags, ended=ended, picked=picked, served=served),
         picked=picked,
         served=served,
@@ -311,6 +315,7 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         opened_ms=sent_ms - fresh_ms,
         retry_after=response.response_headers.get("retry-after", ""),
         response_id=_text(seen, "response_id"),
+        failure=failure_in(failed.encode(), status) if failed else None,
     )
 
 

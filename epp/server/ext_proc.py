@@ -245,6 +245,7 @@ class Exchange:
                 response_bytes=watch.response_bytes,
                 last_chunk_s=math.nan if math.isnan(watch.first_s) else watch.last_s,
                 streamed=watch.streamed,
+                failure=watch.failure(),
             )
             if not known:
                 self._core.outcomes.late(decision_id)

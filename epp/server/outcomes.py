@@ -263,6 +263,7 @@ class Outcomes:
             unsent_ms=report.unsent_ms,
             usage_refused=outcome.usage_refused or reported != report.usage,
             honoured=report.honoured,
+            failure=report.failure or outcome.failure,
         )
         # NaN where Envoy saw no first token
         return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
 import epp.envoy
-from epp.apis.usage import NO_USAGE, Usage, UsageReader
+from epp.apis.failure import FAILURE_BYTES, MODEL_NOT_FOUND, AnswerFailure
+from epp.apis.usage import Usage, UsageReader
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.access_log import decode
 from tests.observe import answers
@@ -23,15 +24,17 @@ from tests.observe.entries import entry, wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.server.access_log import Report
+
 TAIL_BYTES = 2048
 SOURCE = Path(epp.envoy.__file__).with_name("observe.lua").read_text()
 HEAD = f"""
 local NAMESPACE, DECISION_NAMESPACE, CLUSTER, TIMEOUT_MS = "epp.observe", "epp", "calls", 1000
-local TAIL_BYTES = {TAIL_BYTES}
+local TAIL_BYTES, FAILURE_BYTES = {TAIL_BYTES}, {FAILURE_BYTES}
 EnvoyTimestampResolution = {{ MICROSECOND = 1 }}
 """
 HARNESS = b"""
-function(pieces, kind, encoding)
+function(pieces, kind, encoding, status)
   local notes, calls, read, paths = {}, {}, 0, {}
   local handle = {}
   function handle:streamInfo()
@@ -41,7 +44,7 @@ function(pieces, kind, encoding)
     } end }
   end
   function handle:headers()
-    local headers = { [":status"] = "200", ["content-type"] = kind, ["content-encoding"] = encoding }
+    local headers = { [":status"] = status, ["content-type"] = kind, ["content-encoding"] = encoding }
     return { get = function(_, name) return headers[name] end }
   end
   function handle:timestampString() return tostring(read) end
@@ -71,14 +74,14 @@ class Seen:
     read: int
     paths: list[str]
 
+    def report(self, status: int = 200) -> Report:
+        """As the picker reads it, by way of the access log."""
+        logged = StreamAccessLogsMessage.FromString(wire(entry(seen=self.notes, status=status))).http_logs
+        return decode(logged.log_entry[0])
+
     @property
     def usage(self) -> Usage:
-        """As the picker reads it, by way of the access log."""
-        text = self.notes.get("usage")
-        if text is None:
-            return NO_USAGE
-        logged = StreamAccessLogsMessage.FromString(wire(entry(seen={"usage": text}))).http_logs.log_entry
-        return decode(logged[0]).usage
+        return self.report().usage
 
 
 class Lua:
@@ -88,9 +91,13 @@ class Lua:
         self._run = self._lua.eval(HARNESS)
 
     def __call__(
-        self, pieces: Sequence[bytes], kind: bytes = b"text/event-stream", encoding: bytes | None = None
+        self,
+        pieces: Sequence[bytes],
+        kind: bytes = b"text/event-stream",
+        encoding: bytes | None = None,
+        status: bytes = b"200",
     ) -> Seen:
-        notes, calls, read, paths = self._run(self._lua.table_from(list(pieces)), kind, encoding)
+        notes, calls, read, paths = self._run(self._lua.table_from(list(pieces)), kind, encoding, status)
         plain = {
             key.decode(): value.decode("utf-8") if isinstance(value, bytes) else value
             for key, value in notes.items()
@@ -263,6 +270,21 @@ def test_what_cannot_be_read_is_looked_at_once() -> None:
     seen = LUA([b"\x1f\x8b", b"more", b"more"], encoding=b"gzip")
     assert (seen.read, seen.calls, seen.notes["encoding"]) == (1, [1], "gzip")
     assert "usage" not in seen.notes
+
+
+NO_MODEL = json.dumps({"object": "error", "message": "The model `x` does not exist.", "code": 404}).encode()
+
+
+@FEW
+@given(st.data())
+def test_what_an_engine_says_of_a_refusal_is_noted_however_it_is_cut(data: st.DataObject) -> None:
+    seen = LUA(data.draw(cuts(NO_MODEL)), b"application/json", status=b"404")
+    assert seen.report(404).failure == AnswerFailure(404, MODEL_NOT_FOUND)
+    long = LUA(
+        data.draw(cuts(NO_MODEL[:-1] + b" " * 3 * FAILURE_BYTES + b"}")), b"application/json", status=b"404"
+    )
+    assert len(long.notes["failure"]) == FAILURE_BYTES
+    assert "failure" not in LUA([b"<html>"], b"text/html", status=b"404").notes
 
 
 def test_names_within_names_that_nobody_closes_are_not_walked_to_the_end_for_each() -> None:
