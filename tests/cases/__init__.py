@@ -1,0 +1,1 @@
+"""Public reports of engines that say one thing and mean another, each tried end to end through a real Envoy."""
