@@ -96,4 +96,4 @@ async def sequences(folder: Path) -> float:
         await _expected(fleet, folder, 2, _said("while it runs"))
         decisions = [one for one in recorded(folder / "records") if one["kind"] == "decision"]
         await asked
-        return 8.0 - decisions[-1]["signals"]["running_requests"][0]
+        return 8.0 - float(decisions[-1]["signals"]["running_requests"][0])
