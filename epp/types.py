@@ -168,7 +168,14 @@ class RequestInfo(Struct, frozen=True):
         opaque: the body was not understood, so the prompt cannot be priced.
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
-        choices: how many answers to the prompt it asks for.
+        choices: how many answers to each prompt it asks for.
+        more: its other prompts, where it has several; what is said of prompts here is said of the first, but
+            for `prompt_tokens` and `prompt_hash`, which are of all.
+        prompts: how many prompts it has; beyond a bound they are taken for one, and `more` is empty.
+        readable_tokens: the most tokens of each prompt that its engine may take from the prefix cache, None
+            for all.
+        context_tokens: tokens of context that the longest of its prompts needs, 0 where the engine cuts it to
+            fit; None for `prompt_tokens`.
         rewritten_from: the client's name for the model when a rule gave the request another, else None.
         text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
             others and where the tokens were counted.
@@ -209,6 +216,10 @@ class RequestInfo(Struct, frozen=True):
     stream: bool = False
     session: str = ""
     choices: int = 1
+    more: tuple[RequestInfo, ...] = ()
+    prompts: int = 1
+    readable_tokens: int | None = None
+    context_tokens: int | None = None
     rewritten_from: str | None = None
     text_bytes: int = 0
     regions: frozenset[str] | None = None
@@ -224,6 +235,15 @@ class RequestInfo(Struct, frozen=True):
     stores: bool = False
     origin_region: str = ""
     origin_decision: str = ""
+
+    @property
+    def tells_hits(self) -> bool:
+        """Whether its engine's count of cached tokens can be held against what was expected.
+
+        Not where the engine may read none or a part of the prefix cache. Nor of several prompts: vLLM tells
+        the last one's.
+        """
+        return self.readable_tokens is None and self.prompts == 1
 
     def tokens_before(self, blocks: int) -> float:
         """Count the tokens in so many of the first blocks."""

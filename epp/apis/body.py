@@ -52,12 +52,13 @@ class Body(msgspec.Struct, kw_only=True):
     """Fields that mean the same in every API that has them.
 
     ``extra_key``, ``lora_path``, ``session_params`` and ``routing_key`` are SGLang's, ``lora_request`` is
-    TensorRT-LLM's.
+    TensorRT-LLM's, ``cache_prompt`` llama.cpp's, ``prompt_logprobs`` vLLM's, which others took over.
 
     Attributes:
         api: name of the parser.
         rates: what media cost in this API.
         named: whether the model must be named.
+        keeps_start: an engine that cuts prompts keeps their beginning, where the client does not say.
         tells_usage: every stream tells its usage, whether the client asks for it or not.
         stored: the engine may store its responses, for others to go on from.
     """
@@ -65,6 +66,7 @@ class Body(msgspec.Struct, kw_only=True):
     api: ClassVar[str]
     rates: ClassVar[Rates] = OPENAI_RATES
     named: ClassVar[bool] = True
+    keeps_start: ClassVar[bool] = False
     tells_usage: ClassVar[bool] = False
     stored: ClassVar[bool] = False
 
@@ -87,6 +89,10 @@ class Body(msgspec.Struct, kw_only=True):
     user: Any = None
     previous_response_id: Any = None
     store: Any = None
+    prompt_logprobs: Any = None
+    cache_prompt: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
 
     @classmethod
     def parse(cls, body: bytes, headers: Headers) -> ParsedRequest:
@@ -99,6 +105,7 @@ class Body(msgspec.Struct, kw_only=True):
         framed = asked.frames()
         limit, options, choices = asked.frame(framed), asked.stream_options, asked.n
         previous = asked.previous_response_id if cls.stored else ""
+        side = asked.truncation_side
         return ParsedRequest(
             api=cls.api,
             model=framed.model,
@@ -111,6 +118,11 @@ class Body(msgspec.Struct, kw_only=True):
             template_arguments=framed.arguments,
             text_only=framed.text_only,
             choices=choices if isinstance(choices, int) and choices > 1 else 1,
+            prompts=framed.prompts,
+            readable_tokens=asked.readable_tokens(),
+            kept_tokens=asked.kept_tokens(),
+            keeps_start=side == "right" if side in ("left", "right") else cls.keeps_start,
+            cacheable=asked.cacheable(),
             previous_response=previous if isinstance(previous, str) else "",
             stores=cls.stored and asked.store is not False,
         )
@@ -122,6 +134,22 @@ class Body(msgspec.Struct, kw_only=True):
             ClientError: 400, the body is not what this API accepts.
         """
         raise NotImplementedError
+
+    def readable_tokens(self) -> int | None:
+        """Return how much of a prompt the engine may take from its prefix cache, None for all.
+
+        Who asks for the prompt's own probabilities gets them from a prefill of it.
+        """
+        return None if self.prompt_logprobs is None and self.cache_prompt is not False else 0
+
+    def kept_tokens(self) -> int | None:
+        """Return the tokens to which the engine cuts prompts, negative for what fits; None for no cut."""
+        kept = self.truncate_prompt_tokens
+        return kept if isinstance(kept, int) else None
+
+    def cacheable(self) -> bool:
+        """Return whether the engine puts prompts into its prefix cache."""
+        return True
 
     def frames(self) -> PromptFrames:
         """Begin the prompt.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TEXT_MARK, _IDS_MARK, _MEDIA_MARK = b"\xff", b"\xffI", b"\xffM"
-_ROLE, _SAID = b"\xffR", b"\xffC"
+_ROLE, _SAID, _PROMPT = b"\xffR", b"\xffC", b"\xffP"
 _BETWEEN, _BETWEEN_WORD = 0xFFFF_FFFF, b"\xff\xff\xff\xff"
 _MEDIA = re.compile(rb"\xffM([0-9a-f]+)")
 #: A word for a piece of media has the highest bit set, which no token id of a tokenizer has.
@@ -51,14 +51,16 @@ class Frames:
 
     Attributes:
         text_only: no frame is one of media or of token ids.
+        prompts: how many prompts there are, by those that come as texts or as token ids.
     """
 
-    __slots__ = ("_parts", "_values", "text_only")
+    __slots__ = ("_parts", "_values", "prompts", "text_only")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._values = 0
         self.text_only = True
+        self.prompts = 1
 
     def add_text(self, tag: bytes, text: str) -> None:
         """Add a piece of text; unpaired surrogates, which no decoded body holds, become question marks."""
@@ -170,6 +172,22 @@ def exact_tokens(canonical: bytes) -> int | None:
         return None
     words = array("I", canonical[len(_IDS_MARK) :])
     return len(words) - words.count(_BETWEEN)
+
+
+def split_prompts(canonical: bytes) -> list[bytes]:
+    """Return the canonical bytes of each of several prompts, as a request of that one alone has them.
+
+    Prompts that are no plain texts and no token ids stay together.
+    """
+    if not canonical.startswith(_IDS_MARK):
+        head, *texts = canonical.split(_PROMPT)
+        return [head + _PROMPT + texts[0], *(_PROMPT + text for text in texts[1:])] if texts else [canonical]
+    words, prompts, start = array("I", canonical[len(_IDS_MARK) :]), list[bytes](), 0
+    for _ in range(words.count(_BETWEEN)):
+        end = words.index(_BETWEEN, start)
+        prompts.append(_IDS_MARK + words[start:end].tobytes())
+        start = end + 1
+    return [*prompts, _IDS_MARK + words[start:].tobytes()]
 
 
 def spell(value: object, encoder: msgspec.json.Encoder = _AS_IT_CAME) -> bytes:

@@ -37,6 +37,9 @@ _SGLANG_NEW_TOKENS = 128
 class _Sampling(msgspec.Struct):
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
+    prompt_logprobs: Any = None
+    prompt_logprob_token_ids: Any = None
+    skip_reading_prefix_cache: Any = None
 
 
 class _Place(msgspec.Struct):
@@ -57,6 +60,13 @@ class Tokens(Body, kw_only=True):
     token_ids: list[int]
     sampling_params: _Sampling
     features: _Features | None = None
+
+    def readable_tokens(self) -> int | None:
+        """Return 0 where vLLM reads no cache: it is told so, or asked for the prompt's probabilities."""
+        given = self.sampling_params
+        asked = (given.prompt_logprobs, given.prompt_logprob_token_ids)
+        skips = given.skip_reading_prefix_cache
+        return 0 if (asked != (None, None) if skips is None else skips) else None
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame token ids; where the body tells the place of media, their hash stands."""
@@ -79,6 +89,17 @@ class Generate(Body, kw_only=True):
     video_data: Any = None
     audio_data: Any = None
     sampling_params: _Sampling | list[_Sampling] | None = None
+    return_logprob: Any = None
+    logprob_start_len: Any = None
+
+    def readable_tokens(self) -> int | None:
+        """Return the tokens before the first whose probability is asked for, the least of a batch."""
+        starts = [start for start in _listed(self.logprob_start_len) if isinstance(start, int) and start >= 0]
+        return min(starts) if starts and any(_listed(self.return_logprob)) else super().readable_tokens()
+
+    def cacheable(self) -> bool:
+        """Return False of embeddings, which SGLang takes without its cache alone."""
+        return self.input_embeds is None
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame texts or token ids, alone or in a batch.
@@ -136,6 +157,7 @@ def _add_texts(framed: PromptFrames, texts: Sequence[str], media: list[tuple[Any
     if not texts:
         raise invalid("'text' must not be empty", "text")
     framed.count_values(len(texts))
+    framed.prompts = len(texts)
     places = [[place.end() for place in _PLACES.finditer(text)] if media else [] for text in texts]
     if sum(map(len, places)) != len(media):
         for one in media:

@@ -46,6 +46,11 @@ class Chat(_Generating, kw_only=True):
     reasoning_effort: Any = None
     reasoning: Any = None
     add_generation_prompt: Any = None
+    echo: Any = None
+
+    def readable_tokens(self) -> int | None:
+        """Return 0 where ``echo`` asks for probabilities, too: vLLM gives the prompt's with it."""
+        return 0 if self.echo is True else super().readable_tokens()
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame a chat: tools first, where templates put them, then the messages.
@@ -89,6 +94,12 @@ class Completion(_Generating, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
     suffix: Any = None
+    echo: Any = None
+    logprobs: Any = None
+
+    def readable_tokens(self) -> int | None:
+        """Return 0 where ``echo`` and ``logprobs`` ask for the prompt's probabilities."""
+        return 0 if self.echo is True and self.logprobs is not None else super().readable_tokens()
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame a completion: text as its bytes, token ids as four bytes each.
@@ -128,6 +139,7 @@ def add_prompts(framed: PromptFrames, given: object, field: str, media: Sequence
     if kinds == {int}:
         prompts = [prompts]
     framed.count_values(len(prompts))
+    framed.prompts = len(prompts)
     if kinds != {str}:
         framed.add_ids([framed.words(media) + prompts[0], *prompts[1:]] if media else prompts, field)
         return

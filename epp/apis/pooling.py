@@ -32,6 +32,7 @@ class Embeddings(Body, kw_only=True):
     """Texts to embed."""
 
     api = "openai-embeddings"
+    keeps_start = True
     input: str | list[str | int | list[int] | dict[str, Any]] | None = None
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -78,12 +79,20 @@ class Pooling(Classify):
     """Texts to pool."""
 
     api = "vllm-pooling"
+    task: Any = None
+
+    def readable_tokens(self) -> int | None:
+        """Return 0 where vLLM needs every token's state: for tasks by token, and for those of plugins."""
+        task = "plugin" if self.data is not None else self.task
+        by_token = isinstance(task, str) and ("token" in task or task == "plugin")
+        return 0 if by_token else super().readable_tokens()
 
 
 class _Pairs(Body):
     """Pairs of texts, of a model that may be left out."""
 
     named = False
+    keeps_start = True
 
     def add_pairs(
         self, framed: PromptFrames, firsts: Sequence[Any], seconds: Sequence[Any], *, turned: bool = False
@@ -94,6 +103,7 @@ class _Pairs(Body):
         """
         query = self.frames()
         framed.count_values(len(seconds))
+        framed.prompts = len(seconds)
         if len(firsts) == 1:
             _add_side(query, b"Q", firsts[0])
         size = len(query.bytes())
@@ -163,6 +173,7 @@ _SIDES = (
 def _add_items(framed: PromptFrames, items: Sequence[object]) -> None:
     """Frame SGLang's inputs of several kinds: each a text, an image, a film, or some of them together."""
     framed.count_values(len(items))
+    framed.prompts = len(items)
     for item in items:
         if not isinstance(item, dict):
             raise invalid("'input' mixes objects and others", "input")

@@ -38,6 +38,11 @@ class Responses(Body, kw_only=True):
     previous_input_messages: list[Any] | None = None
     reasoning: Any = None
     chat_template_kwargs: Any = None
+    truncation: Any = None
+
+    def kept_tokens(self) -> int | None:
+        """Return -1 where the engine cuts the past to fit."""
+        return -1 if self.truncation == "auto" else super().kept_tokens()
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame a response request."""

@@ -33,7 +33,14 @@ class ParsedRequest(Struct, frozen=True):
         include_usage: whether a streamed answer will carry ``usage``.
         template_arguments: what the client gives the model's chat template beside the chat.
         text_only: there is no media in it and it is not given as token ids.
-        choices: how many answers to the one prompt the client asks for.
+        choices: how many answers to each prompt the client asks for.
+        prompts: how many prompts there are, each tokenized and cached for itself.
+        readable_tokens: the most tokens of each prompt that the engine may take from its prefix cache, None
+            for all.
+        kept_tokens: tokens to which the engine cuts each prompt, negative for what fits its context; None
+            where it cuts none.
+        keeps_start: the engine keeps the beginning of what it cuts, else the end.
+        cacheable: the engine puts the prompt into its prefix cache.
         rewritten_from: the client's name for the model when a rule gave the request another, ``""`` where the
             client names none; else None.
         previous_response: id of the stored response that it goes on from, ``""`` for none.
@@ -51,6 +58,11 @@ class ParsedRequest(Struct, frozen=True):
     template_arguments: TemplateArguments = ()
     text_only: bool = False
     choices: int = 1
+    prompts: int = 1
+    readable_tokens: int | None = None
+    kept_tokens: int | None = None
+    keeps_start: bool = False
+    cacheable: bool = True
     rewritten_from: str | None = None
     previous_response: str = ""
     stores: bool = False

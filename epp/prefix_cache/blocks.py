@@ -8,13 +8,16 @@ Whatever leaves the process (`export_id`) is keyed BLAKE2b: without the secret n
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections import OrderedDict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import xxhash
+from msgspec.structs import replace
 
+from epp.apis.canonical import split_prompts
 from epp.apis.language import language_of
 from epp.types import RequestInfo
 
@@ -36,6 +39,8 @@ _EXPORTED = 16_384
 _REMEMBERED, _SHORT = 256, 256
 #: Blocks that name a conversation which gives no session: about a thousand tokens.
 AFFINITY_BLOCKS = 16
+#: Prompts of one request that are hashed and looked up one by one.
+MAX_PROMPTS = 64
 
 
 class BlockHasher:
@@ -98,7 +103,7 @@ class BlockHasher:
         affinity = session
         if blocks and not session:
             affinity = self.export_name(f"{blocks[min(AFFINITY_BLOCKS, len(blocks)) - 1]:016x}")
-        return RequestInfo(
+        info = RequestInfo(
             api=request.api,
             model=request.model,
             prompt_tokens=tokens,
@@ -107,6 +112,8 @@ class BlockHasher:
             session=session,
             stream=request.stream,
             choices=request.choices,
+            prompts=request.prompts,
+            readable_tokens=request.readable_tokens,
             rewritten_from=request.rewritten_from,
             text_bytes=size if request.text_only else 0,
             language=language_of(canonical),
@@ -115,6 +122,35 @@ class BlockHasher:
             prompt_hash=xxhash.xxh3_64_intdigest(rest, blocks[-1]) if blocks else 0,
             block_tokens=block_tokens,
             token_offsets=token_offsets,
+        )
+        if request.prompts > 1:
+            info = self._divided(info, canonical)
+        if request.kept_tokens is not None:
+            info = _cut(info, request.kept_tokens, keeps_start=request.keeps_start)
+        return info if request.cacheable else replace(info, blocks=(), more=(), readable_tokens=0)
+
+    def _divided(self, info: RequestInfo, canonical: bytes) -> RequestInfo:
+        """Describe each of several prompts by itself."""
+        pieces = split_prompts(canonical) if info.prompts <= MAX_PROMPTS else []
+        if len(pieces) < 2:
+            return replace(info, context_tokens=math.ceil(info.prompt_tokens / info.prompts))
+        byte_tokens = info.prompt_tokens / len(canonical)
+        first, *more = (
+            RequestInfo(
+                prompt_tokens=math.ceil(byte_tokens * len(piece)),
+                namespace=info.namespace,
+                blocks=self._chain(info.namespace, piece),
+                block_tokens=byte_tokens * min(self._block_bytes, len(piece)),
+            )
+            for piece in pieces
+        )
+        return replace(
+            info,
+            blocks=first.blocks,
+            block_tokens=first.block_tokens,
+            token_offsets=(),
+            more=tuple(more),
+            context_tokens=max(one.prompt_tokens for one in (first, *more)),
         )
 
     def _export_id(self, block: int) -> str:
@@ -170,3 +206,33 @@ class BlockHasher:
         rest = view[grouped : count * self._block_bytes]
         blocks += [value := digest(block, value) for (block,) in self._one.iter_unpack(rest)]
         return blocks
+
+
+def _cut(info: RequestInfo, kept_tokens: int, *, keeps_start: bool) -> RequestInfo:
+    """Describe prompts that an engine cuts to a length.
+
+    Of one whose end it keeps, nobody knows where it begins: it shares nothing.
+    """
+    if kept_tokens < 0:
+        return replace(info, context_tokens=0, text_bytes=0)
+    longest = info.prompt_tokens if info.context_tokens is None else info.context_tokens
+    if longest <= kept_tokens:
+        return info
+    first_tokens = info.prompt_tokens - sum(one.prompt_tokens for one in info.more)
+
+    def kept(one: RequestInfo, tokens: int) -> RequestInfo:
+        blocks = one.blocks[: int(kept_tokens / one.block_tokens)] if keeps_start else ()
+        return (
+            one if tokens <= kept_tokens else replace(one, prompt_tokens=max(kept_tokens, 1), blocks=blocks)
+        )
+
+    more = tuple(kept(one, one.prompt_tokens) for one in info.more)
+    most = kept_tokens * (info.prompts - len(more))  # of the first, or of all where they are not told apart
+    return replace(
+        kept(info, first_tokens),
+        prompt_tokens=max(min(first_tokens, most) + sum(one.prompt_tokens for one in more), 1),
+        more=more,
+        readable_tokens=info.readable_tokens if keeps_start else 0,
+        context_tokens=kept_tokens,
+        text_bytes=0,
+    )

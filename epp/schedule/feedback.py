@@ -196,7 +196,7 @@ def learn_from(
             fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
         if outcome.streamed:
             _rates(slot, entry, outcome, usage, fleet)
-    if usage.cached_tokens is not None and as_picked:
+    if usage.cached_tokens is not None and as_picked and request.tells_hits:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
         expected = entry.expected_tokens * whole / counted
         fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
@@ -247,7 +247,7 @@ def _answer(outcome: Outcome) -> int | None:
 def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
     """The prompt's uncached tokens as the engine told them, else as believed."""
     prompt_tokens = entry.request.prompt_tokens
-    if usage.cached_tokens is not None:
+    if usage.cached_tokens is not None and entry.request.tells_hits:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
     return fleet.calibration.to_prefill(slot, prompt_tokens, entry.expected_tokens)

@@ -129,7 +129,9 @@ class Filters:
             return static.found
         excluded = dict(static.found.excluded)
         if context is not None:
-            needed = request.prompt_tokens + (request.max_output_tokens or 0)
+            longest = request.context_tokens
+            needed = request.prompt_tokens if longest is None else longest
+            needed += request.max_output_tokens or 0
             fits = context >= needed
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"

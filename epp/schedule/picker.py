@@ -19,6 +19,7 @@ from epp.apis.usage import NO_USAGE, Usage
 from epp.config.plan import Split
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
+from epp.prefix_cache.match import PromptsMatch
 from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
@@ -170,7 +171,7 @@ class Picker:
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self._candidates(request, now_s)
-        match = fleet.index.match(request) if tokens else None
+        match = self._match(request) if tokens else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
@@ -233,7 +234,7 @@ class Picker:
     ) -> Snapshot:
         """Take the snapshot that the policy sees."""
         fleet, slots, models = self.fleet, found.slots, found.served_models
-        cached = match.cached_tokens(slots) if match else None
+        cached = _readable(request, match, slots)
         if cached is not None and fleet.remote is not None:
             cached = fleet.remote.cached_tokens(request, slots, cached)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
@@ -242,6 +243,21 @@ class Picker:
         if self._extras is not None:
             seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
         return seen
+
+    def _match(self, request: RequestInfo) -> PrefixMatch | None:
+        """Look up a request's prompts; None where its engine reads no cache."""
+        index = self.fleet.index
+        if request.readable_tokens == 0:
+            return None
+        if request.more:
+            return PromptsMatch([index.match(one) for one in (request, *request.more)])
+        return index.match(request)
+
+    def _insert(self, slot: int, request: RequestInfo) -> float:
+        """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
+        for one in request.more:
+            self.fleet.index.insert(slot, one)
+        return self.fleet.index.insert(slot, request)
 
     def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:
         """Return the policy that a request's header names, and its parameters."""
@@ -321,7 +337,7 @@ class Picker:
             now_s,
             answer_tokens=request.expected_output_tokens,
         )
-        distance = self.fleet.index.insert(slot, request) if prompt_tokens else math.nan
+        distance = self._insert(slot, request) if prompt_tokens else math.nan
         self._in_flight[decision.id] = InFlight(
             slot, decision.endpoint, request, now_s, seen.cached_tokens, distance, sent
         )
@@ -392,9 +408,10 @@ class Picker:
             return
         uncached = 0.0
         if entry.request.prompt_tokens:
-            cached = float(self.fleet.index.match(entry.request).cached_tokens(np.array([slot]))[0])
-            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
-            self.fleet.index.insert(slot, entry.request)
+            cached = _readable(entry.request, self._match(entry.request), np.array([slot]))
+            hit = 0.0 if cached is None else float(cached[0])
+            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, hit)
+            self._insert(slot, entry.request)
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
     def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
@@ -419,7 +436,7 @@ class Picker:
         elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was predicted of that one
         if entry.request.prompt_tokens and current and not elsewhere:
             cached = with_cached(entry.slot, entry.request.api, usage, fleet).cached_tokens
-            if cached is not None and not entry.confirmed:
+            if cached is not None and not entry.confirmed and entry.request.tells_hits:
                 entry.confirmed = True
                 fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
             if usage.completion_tokens is not None:
@@ -472,3 +489,9 @@ class Picker:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
         return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+
+
+def _readable(request: RequestInfo, match: PrefixMatch | None, slots: Slots) -> Floats | None:
+    """Return the cached tokens that a request's engine may read, by candidate."""
+    cached, most = match.cached_tokens(slots) if match else None, request.readable_tokens
+    return cached if cached is None or most is None else np.minimum(cached, float(most * request.prompts))

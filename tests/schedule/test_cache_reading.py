@@ -1,0 +1,172 @@
+"""Bodies whose engines read no prefix cache, or a part of it, and bodies of several prompts: what is expected
+of them and what they teach."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.apis.registry import find_parser
+from epp.apis.usage import Usage
+from epp.prefix_cache.blocks import MAX_PROMPTS
+from epp.tokens.estimate import EstimateCounter
+from tests.kit.records import HASHER, POOL, WALL_S, picker_of
+
+if TYPE_CHECKING:
+    from epp.schedule.decision import Decision
+    from epp.schedule.picker import Picker
+    from epp.types import RequestInfo
+
+Body = dict[str, Any]
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+TEXT, OTHER = "a text that goes on and on; " * 800, "another text, as long as that; " * 800
+SAID = {"messages": [{"role": "user", "content": TEXT}]}
+
+
+def info(path: str, **body: Any) -> RequestInfo:
+    parser = find_parser("POST", path, {})
+    assert parser is not None
+    parsed = parser.parse(json.dumps({"model": "m"} | body).encode(), {})
+    return HASHER.measure(parsed, EstimateCounter())
+
+
+def served(picker: Picker, request: RequestInfo, cached: int | None, at_s: float = 0.0) -> Decision:
+    decision = picker.pick(request, at_s, WALL_S)
+    picker.response_started(decision.id, 200)
+    picker.observed(decision.id, usage=Usage(request.prompt_tokens, 5, cached))
+    picker.end(decision.id, "completed", at_s + 1.0)
+    return decision
+
+
+NO_READERS: list[tuple[str, Body, Body]] = [
+    (COMPLETIONS, {"prompt": TEXT}, {"prompt_logprobs": 0}),
+    (COMPLETIONS, {"prompt": TEXT}, {"echo": True, "logprobs": 0}),
+    (COMPLETIONS, {"prompt": TEXT}, {"cache_prompt": False}),
+    (CHAT, SAID, {"prompt_logprobs": -1}),
+    (CHAT, SAID, {"echo": True}),
+    (CHAT, SAID, {"cache_prompt": False}),
+    (GENERATE, {"text": TEXT}, {"return_logprob": True, "logprob_start_len": 0}),
+    (GENERATE, {"text": [TEXT]}, {"return_logprob": [True], "logprob_start_len": [0]}),
+    ("/pooling", {"input": TEXT}, {"task": "token_embed"}),
+    ("/pooling", {"input": TEXT}, {"task": "token_classify"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "more"), NO_READERS)
+def test_one_that_reads_no_cache_expects_no_hit_and_teaches_none_but_is_held(
+    path: str, body: Body, more: Body
+) -> None:
+    picker, plain, unread = picker_of(), info(path, **body), info(path, **body, **more)
+    assert unread.blocks == plain.blocks, "what it leaves in the cache is the same"
+    chosen = served(picker, unread, 0).endpoint
+    warm = served(picker, plain, plain.prompt_tokens, 1.0)
+    assert (warm.endpoint, warm.fleet.cached_tokens.max() > 0.9 * plain.prompt_tokens) == (chosen, True)
+    ratios = picker.fleet.calibration.hit_ratio.copy()
+    for turn in range(40):
+        decision = served(picker, unread, 0, 2.0 + turn)
+        assert not decision.fleet.cached_tokens.any()
+        assert set(decision.fleet.uncached_tokens) == {unread.prompt_tokens}
+    assert picker.fleet.calibration.hit_ratio.tolist() == ratios.tolist()
+    held = picker.pick(plain, 100.0, WALL_S).fleet
+    assert held.cached_tokens.max() == warm.fleet.cached_tokens.max(), "nor is less believed to be held"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": TEXT, "echo": True}),
+        (COMPLETIONS, {"prompt": TEXT, "logprobs": 3}),
+        (CHAT, SAID | {"logprobs": True, "top_logprobs": 5, "cache_prompt": True}),
+        (GENERATE, {"text": TEXT, "return_logprob": True}),
+        (GENERATE, {"text": TEXT, "return_logprob": True, "logprob_start_len": -1}),
+        (GENERATE, {"text": TEXT, "logprob_start_len": 0}),
+        ("/pooling", {"input": TEXT, "task": "embed"}),
+        ("/pooling", {"input": TEXT}),
+    ],
+)
+def test_probabilities_of_the_answer_alone_leave_the_cache_readable(path: str, body: Body) -> None:
+    assert info(path, **body).readable_tokens is None
+
+
+def test_sampling_parameters_of_token_requests_say_whether_the_cache_is_read() -> None:
+    def readable(**sampling: Any) -> int | None:
+        path = "/inference/v1/generate"
+        return info(path, token_ids=[1, 2, 3], sampling_params=sampling).readable_tokens
+
+    assert readable() is None
+    assert readable(prompt_logprobs=1) == 0
+    assert readable(prompt_logprobs=1, skip_reading_prefix_cache=False) is None
+    assert readable(skip_reading_prefix_cache=True) == 0
+
+
+def test_a_hit_reaches_no_further_than_the_first_probability_that_is_asked_for() -> None:
+    picker = picker_of()
+    served(picker, info(GENERATE, text=TEXT), 0)
+    asked = info(GENERATE, text=TEXT, return_logprob=True, logprob_start_len=1000)
+    assert served(picker, asked, 1000, 1.0).fleet.cached_tokens.max() == 1000.0
+
+
+def test_embeddings_that_sglang_takes_without_its_cache_alone_are_not_held() -> None:
+    picker, tensors = picker_of(), info(GENERATE, input_embeds=[[0.5] * 3000])
+    served(picker, tensors, 0)
+    assert not picker.pick(tensors, 1.0, WALL_S).fleet.cached_tokens.any()
+
+
+def test_several_prompts_hit_what_each_of_them_finds_whatever_their_order() -> None:
+    picker = picker_of("least-request", pool=POOL[:1])
+    first, second = (info(COMPLETIONS, prompt=text) for text in (TEXT, OTHER))
+    for number, one in enumerate((first, second)):
+        served(picker, one, 0, float(number))
+    both = info(COMPLETIONS, prompt=[OTHER, TEXT])
+    assert both.prompt_tokens == pytest.approx(first.prompt_tokens + second.prompt_tokens, abs=2)
+    decision = served(picker, both, first.prompt_tokens, 5.0)
+    assert decision.fleet.cached_tokens[0] > 0.95 * both.prompt_tokens
+    assert picker.fleet.calibration.hit_ratio[0] == 1.0, "vLLM tells the last prompt's cached tokens"
+    ids = [list(range(5000, 6000)), list(range(9000))]
+    served(picker, info(COMPLETIONS, prompt=ids), None, 6.0)
+    again = picker.pick(info(COMPLETIONS, prompt=ids[1]), 7.0, WALL_S)
+    assert again.fleet.cached_tokens[0] > 8900
+
+
+def test_prompts_beyond_the_bound_are_counted_and_not_looked_up_one_by_one() -> None:
+    many = info(COMPLETIONS, prompt=["a few words of it"] * (MAX_PROMPTS + 1))
+    assert (many.prompts, many.more) == (MAX_PROMPTS + 1, ())
+    assert many.context_tokens == pytest.approx(many.prompt_tokens / many.prompts, abs=1)
+
+
+def test_several_prompts_need_the_context_of_the_longest() -> None:
+    both = info(COMPLETIONS, prompt=[TEXT[:400], TEXT])
+    assert both.context_tokens == pytest.approx(info(COMPLETIONS, prompt=TEXT).prompt_tokens, abs=2)
+
+
+def test_a_prompt_that_the_engine_cuts_costs_what_is_left_of_it() -> None:
+    whole = info(COMPLETIONS, prompt=TEXT)
+    end = info(COMPLETIONS, prompt=TEXT, truncate_prompt_tokens=1000)
+    assert (end.prompt_tokens, end.context_tokens, end.text_bytes) == (1000, 1000, 0)
+    assert not end.blocks, "nobody knows where its end begins"
+    assert end.readable_tokens == 0
+    start = info(COMPLETIONS, prompt=TEXT, truncate_prompt_tokens=1000, truncation_side="right")
+    assert start.prompt_tokens == 1000
+    assert start.blocks == whole.blocks[: int(1000 / whole.block_tokens)]
+    assert start.readable_tokens is None
+    assert info("/v1/embeddings", input=TEXT, truncate_prompt_tokens=1000).blocks == start.blocks, (
+        "models that pool keep the beginning"
+    )
+    long = info(COMPLETIONS, prompt=TEXT, truncate_prompt_tokens=100_000)
+    assert long == whole, "shorter than that, it is not cut"
+    both = info(COMPLETIONS, prompt=[TEXT, TEXT[:400]], truncate_prompt_tokens=1000, truncation_side="right")
+    assert both.prompt_tokens == 1000 + both.more[0].prompt_tokens < 1110
+    assert (both.blocks, len(both.more[0].blocks)) == (start.blocks, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": TEXT, "truncate_prompt_tokens": -1}),
+        ("/v1/responses", {"input": TEXT, "truncation": "auto"}),
+    ],
+)
+def test_a_prompt_that_the_engine_cuts_to_fit_fits_everywhere(path: str, body: Body) -> None:
+    assert info(path, **body).context_tokens == 0
