@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import Section
+from epp.config.section import MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint
@@ -38,6 +38,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         kv_capacity_tokens: its KV cache, when the engine's metrics do not report it.
         rtt_ms: what to assume until it is measured.
         draining: takes no new requests.
+        metrics_path: instead of ``path`` in ``scrape``.
         bearer_token_file: instead of the one in ``scrape``.
         ca_file: instead of the one in ``scrape``.
         uid: the process behind the address; another one means that its cache is empty.
@@ -58,6 +59,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     kv_capacity_tokens: Tokens | None = None
     rtt_ms: Rtt | None = None
     draining: bool = False
+    metrics_path: MetricsPath = ""
     bearer_token_file: str = ""
     ca_file: str = ""
     uid: str = ""

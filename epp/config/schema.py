@@ -17,6 +17,7 @@ from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
 from epp.config.section import (
     HeaderName,
+    MetricsPath,
     NotNegative,
     Positive,
     PositiveInt,
@@ -221,7 +222,8 @@ class Scrape(Section, frozen=True):
 
     Attributes:
         interval_s: seconds between scrapes of one endpoint; 0 turns scraping off.
-        path: path of the exposition.
+        path: path of the exposition; where empty, each endpoint is asked at ``/metrics``, then at
+            ``/prometheus/metrics`` and ``/v1/metrics``. An endpoint's ``metrics_path`` goes before it.
         stale_after_s: age at which a value counts as unknown.
         ca_file: CA bundle for endpoints with TLS, the system's when empty.
         bearer_token_file: token of scrapes and probes, watched.
@@ -229,7 +231,7 @@ class Scrape(Section, frozen=True):
     """
 
     interval_s: NotNegative = 1.0
-    path: RequestPath = "/metrics"
+    path: MetricsPath = ""
     stale_after_s: Positive = 10.0
     ca_file: str = ""
     bearer_token_file: str = ""

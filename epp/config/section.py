@@ -27,6 +27,11 @@ HeaderName = Annotated[
 RequestPath = Annotated[
     str, msgspec.Meta(pattern=r"^/[!-~]*$", extra={"fix": "a path without blanks, from / on, e.g. /health"})
 ]
+#: A path of metrics; one that is found by asking where empty.
+MetricsPath = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^(/[!-~]*)?$", extra={"fix": "a path without blanks, from / on, e.g. /metrics"}),
+]
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 

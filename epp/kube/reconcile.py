@@ -28,6 +28,7 @@ import msgspec
 
 from epp.config.address import is_ip, join_address, split_address
 from epp.config.pool import EndpointSpec, Rtt, Tokens, misnamed
+from epp.config.section import MetricsPath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +53,10 @@ _FIELDS: Mapping[str, Any] = {
     "draining": bool,
     "tls": bool,
     "server-name": str,
+    "metrics-path": MetricsPath,
 }
+#: Annotations that tell Prometheus where a pod's metrics are. Istio has them name its own port and path.
+PROMETHEUS_PATH, PROMETHEUS_PORT = "prometheus.io/path", "prometheus.io/port"
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -169,7 +173,7 @@ def _offers(
     if not serving and not any(join_address(ip, port) in known for port in ports):
         return  # most pods that are not ready have never been: spare them the rest
     fields = stated(pod.metadata, problems)
-    draining = fields.pop("draining", False)
+    draining, annotations = fields.pop("draining", False), pod.metadata.annotations or {}
     places = [pod.metadata.annotations, pod.metadata.labels, _labels(node)]
     topology = {key: value for key, value in _labels(node).items() if key in (ZONE, REGION)}
     if pod.spec.node_name:
@@ -194,10 +198,17 @@ def _offers(
             engine_class=first(places, [f"{PREFIX}engine-class", settings.engine_class_label]),
             labels=labels,
             draining=draining or not serving,
-            **{"tls": settings.tls, **fields},
+            **{"tls": settings.tls, "metrics_path": _metrics_path(annotations, port), **fields},
         )
         aliases = tuple(join_address(other, port) for other in others)
         yield Offer((serving, pod.metadata.creation_timestamp or ""), spec, aliases)
+
+
+def _metrics_path(annotations: Mapping[str, str], port: int) -> str:
+    """The path that a pod tells Prometheus, empty where it tells none for this port."""
+    path = annotations.get(PROMETHEUS_PATH, "").strip()
+    here = annotations.get(PROMETHEUS_PORT, str(port)).strip() == str(port)
+    return path if here and path.startswith("/") else ""
 
 
 def addresses_of(pod: Pod) -> tuple[str, tuple[str, ...]]:

@@ -277,12 +277,13 @@ class _TokenProducer(Parameters, frozen=True):
 
 class _DataSource(Parameters, frozen=True):
     unread = "scheme insecureSkipVerify port clientCertPath clientKeyPath"
-    path: str = "/metrics"
+    path: str = ""
     interval: str = "0"
     ca_cert_path: str = ""
 
     def put(self, meaning: Meaning) -> None:
-        meaning.put("scrape", path=self.path)
+        if self.path:
+            meaning.put("scrape", path=self.path)
         if interval_s := duration_s(self.interval):
             meaning.put("scrape", interval_s=interval_s)
         if self.ca_cert_path:

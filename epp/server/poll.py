@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -21,7 +22,7 @@ from epp.extproc.messages import DESTINATION_HEADER
 from epp.keyed_uniform import keyed_uniform
 from epp.server.keep_alive import KeepAlive, client_tls
 from epp.server.listed_models import parse_models
-from epp.signals.metrics_text import MetricsReader, gpu_utilization
+from epp.signals.metrics_text import MetricsReader, gpu_utilization, is_exposition
 from epp.signals.retry_after import PEER_PAUSE_S
 from epp.threads import in_daemon_thread
 
@@ -53,6 +54,10 @@ SHORTEST_PAUSE_S = 0.01
 #: After a fault of the picker's own: whoever reads the log needs it told now and then, not each interval.
 FAULT_PAUSE_S = 10.0
 
+#: Where engines show their metrics, in the order in which they are asked. TensorRT-LLM shows them at the
+#: second, and JSON of its iterations at the first; NVIDIA's NIM shows them at the third.
+METRICS_PATHS = ("/metrics", "/prometheus/metrics", "/v1/metrics")
+
 #: How many of an engine's own names a log line lists.
 _NAMED = 5
 
@@ -77,6 +82,7 @@ class Target:
         cert_file: certificate to show, none when empty.
         key_file: its private key.
         ready_path: of a peer region what its Envoy answers itself: that is probed, and nothing scraped.
+        metrics_paths: where its metrics may be.
     """
 
     address: str
@@ -89,6 +95,7 @@ class Target:
     cert_file: str = ""
     key_file: str = ""
     ready_path: str = ""
+    metrics_paths: tuple[str, ...] = METRICS_PATHS
 
     def context(self) -> ssl.SSLContext | None:
         """Make what a connection is opened with, None for plaintext; reads files, so it may block.
@@ -108,7 +115,7 @@ def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
 
 def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays | None = None) -> Target:
     """Describe an endpoint to poll: its own credentials, else the scrape section's; its relay, if any."""
-    endpoint = spec.endpoint()
+    endpoint, path = spec.endpoint(), spec.metrics_path or scrape.path
     target = Target(
         address,
         tls=spec.tls,
@@ -116,6 +123,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         ca_file=spec.ca_file or scrape.ca_file,
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
+        metrics_paths=(path,) if path else METRICS_PATHS,
     )
     if relays is None or spec.region not in relays.regions:
         return target
@@ -220,6 +228,9 @@ class Poller:
         self._probes, self._scrapes = probes, scrapes
         self._sink, self._clock, self._known_as, self._token = sink, clock, known_as, token
         self._reader = MetricsReader()
+        #: The first is asked: the one that was found, or else the next to try.
+        self._metrics_paths = deque(target.metrics_paths)
+        self._tries = len(target.metrics_paths)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -325,14 +336,26 @@ class Poller:
             return None
 
     async def _scrape_once(self, connection: KeepAlive) -> None:
-        answer = await self._answered("scrape", self._ask(connection, self._scrape.path))
-        if answer is None:
-            return
-        if answer.status != 200:
-            self._failed("scrape", f"status {answer.status}")
-            return
-        sample = self._reader.read(answer.body)
-        self._sink.scraped(self._target.address, sample, self._clock.mono_s())
+        """Scrape at the path that was found, or find it.
+
+        All paths are asked at first and when the one that was found fails. Where none has metrics, one is
+        asked each time, so that an engine without metrics is asked no more often than others.
+        """
+        paths, problems = self._metrics_paths, list[str]()
+        for _ in range(self._tries):
+            answer = await self._answered("scrape", self._ask(connection, paths[0]))
+            if answer is None:
+                return
+            sample = self._reader.read(answer.body) if answer.status == 200 else None
+            if sample is not None and is_exposition(answer.body, sample):
+                self._tries = len(paths)
+                self._sink.scraped(self._target.address, sample, self._clock.mono_s())
+                return
+            what = f"status {answer.status}" if sample is None else "no metrics"
+            problems.append(f"{what} at {paths[0]}")
+            paths.rotate(-1)
+        self._tries = 1
+        self._failed("scrape", ", ".join(problems))
 
     async def _gpu_once(self, exporter: KeepAlive) -> None:
         asking = exporter.get("/metrics", {}, self._probe.timeout_s)

@@ -10,6 +10,10 @@ shows the same number, the largest counts) and then over schedulers (data-parall
 capacities add up, shares are averaged. What adds up to what is settled once for a list of series (`Plan`),
 and then holds for any numbers that they have.
 
+Names come as the engine writes them or as others change them: collectors and Ray put underscores for colons,
+Ray prefixes ``ray_`` and shows a counter both with and without ``_total``, Prometheus 3 quotes names. All of
+these are one name here (`canonical`).
+
 An engine prints the same series in the same order each time, so `MetricsReader` looks for each line where it
 was the last time and reads its number alone.
 """
@@ -54,7 +58,7 @@ class EngineSample:
     """What one scrape shows; None is unknown.
 
     Attributes:
-        engine: ``vllm``, ``sglang``, ``llama.cpp``, ``trtllm``, ``triton``, ``""`` when none is recognised.
+        engine: a key of `ENGINES`, ``""`` when none is recognised.
         running: requests in the batch.
         waiting: requests in the queue.
         kv_usage: share of the KV cache in use, 0..1.
@@ -78,10 +82,11 @@ class EngineSample:
     adapters: Adapters = NO_ADAPTERS
 
 
-#: By engine and meaning, names of which the first that is present counts. A name may select one series by a
-#: label: ``name{label=value}``. Capacity is one gauge, the product of two labels of an info metric (``info``:
-#: metric, tokens of a block, blocks), or the product of two gauges (``product``: these engines reuse parts of
-#: blocks).
+#: By engine and meaning, names of which the first that is present counts. The first engine of which a name is
+#: present is the page's. A name may select one series by a label, ``name{label=value}``, or be a sum,
+#: ``name+name``. Capacity is one gauge, the product of two labels of an info metric (``info``: metric, tokens
+#: of a block, blocks), or the product of two gauges (``product``: these engines reuse parts of blocks).
+#: ``in_flight`` counts the running and the waiting requests together.
 ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "vllm": {
         "running": ("vllm:num_requests_running",),
@@ -104,7 +109,6 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "llama.cpp": {
         "running": ("llamacpp:requests_processing",),
         "waiting": ("llamacpp:requests_deferred",),
-        "kv_usage": (),
         "prompt_tokens": ("llamacpp:prompt_tokens_total",),
         "generation_tokens": ("llamacpp:tokens_predicted_total",),
     },
@@ -113,6 +117,8 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "waiting": ("trtllm_num_requests_waiting",),
         "kv_usage": ("trtllm_kv_cache_utilization",),
         "product": ("trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks"),
+        "prompt_tokens": ("trtllm_prompt_tokens_total",),
+        "generation_tokens": ("trtllm_generation_tokens_total",),
     },
     "triton": {
         "running": ("nv_trt_llm_request_metrics{request_type=scheduled}",),
@@ -123,17 +129,50 @@ ENGINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
         ),
     },
+    "tgi": {
+        "running": ("tgi_batch_current_size",),
+        "waiting": ("tgi_queue_size",),
+        "prompt_tokens": ("tgi_request_input_length_sum",),
+        "generation_tokens": ("tgi_request_generated_tokens_sum",),
+    },
+    "lmdeploy": {
+        "running": ("lmdeploy:num_requests_running",),
+        # Some wait for a handle in the server, before the engine; older versions do not show them.
+        "waiting": ("lmdeploy:num_requests_waiting+lmdeploy:num_api_requests_waiting",),
+        "kv_usage": ("lmdeploy:gpu_cache_usage_perc",),
+        "prompt_tokens": ("lmdeploy:prompt_tokens_total",),
+        "generation_tokens": ("lmdeploy:generation_tokens_total",),
+    },
+    # A frontend, or a worker whose engine shows no names of its own.
+    "dynamo": {
+        "in_flight": (
+            "dynamo_frontend_inflight_requests",
+            "dynamo_component_inflight_requests{dynamo_endpoint=generate}",
+        ),
+        "waiting": ("dynamo_frontend_queued_requests",),
+        "kv_usage": (
+            "dynamo_component_gpu_cache_usage_percent",
+            "dynamo_component_kvstats_gpu_cache_usage_percent",  # until 2025
+        ),
+        "prompt_tokens": ("dynamo_frontend_input_sequence_tokens_sum",),
+        "generation_tokens": ("dynamo_frontend_output_tokens_total",),
+    },
 }
 START = "process_start_time_seconds"
 
 
-def wanted() -> frozenset[bytes]:
-    """Return the metric names that mean something here."""
+def canonical(name: str) -> str:
+    """Return a metric's name as it is told apart here, however it was changed on its way."""
+    return re.sub("[:.]", "_", name).removeprefix("ray_").removesuffix("_total")
+
+
+def wanted() -> frozenset[str]:
+    """Return the canonical metric names that mean something here."""
     names = {START}
     for spec in ENGINES.values():
         for meaning, group in spec.items():
             names.update(group[:1] if meaning == "info" else group)
-    return frozenset(name.partition("{")[0].encode() for name in names)
+    return frozenset(canonical(part.partition("{")[0]) for name in names for part in name.split("+"))
 
 
 class Plan:
@@ -150,7 +189,7 @@ class Plan:
         self._start = self._groups((START,))
         self._engine, spec = "", dict[str, tuple[str, ...]]()
         for engine, names in ENGINES.items():
-            if self._groups((*names["running"], *names["waiting"], *names["kv_usage"])):
+            if any(self._groups(group) for meaning, group in names.items() if meaning != "info"):
                 self._engine, spec = engine, dict(names)
                 break
         self._kv_usage, self._capacity, *self._counts = (
@@ -160,6 +199,7 @@ class Plan:
                 "capacity",
                 "running",
                 "waiting",
+                "in_flight",
                 "prompt_tokens",
                 "generation_tokens",
             )
@@ -169,14 +209,17 @@ class Plan:
         self._block_tokens = self._of_labels(info, max, sizes[0])
         block, count = (self._by_scheduler(name) for name in spec.get("product", ("", "")))
         self._products = [((block[key],), (count[key],)) for key in block if key in count]
-        found = [each for name in spec.get("adapters", ()) for each in self._found.get(name, ())]
+        found = [each for name in spec.get("adapters", ()) for each in self._found.get(canonical(name), ())]
         self._adapters = [(at, _adapters(labels)) for at, labels in found]
         del self._found
 
     def sample(self, numbers: Sequence[float]) -> EngineSample:
         """Add up numbers in the order of the series; NaN for what is no number."""
         usage = _reduce(numbers, self._kv_usage, _mean)
-        running, waiting, prompt, generation = (_reduce(numbers, groups, sum) for groups in self._counts)
+        counts = (_reduce(numbers, groups, sum) for groups in self._counts)
+        running, waiting, in_flight, prompt, generation = counts
+        if in_flight is not None:
+            running = max(in_flight - (waiting or 0.0), 0.0)
         return EngineSample(
             self._engine,
             running,
@@ -208,7 +251,7 @@ class Plan:
     def _of_labels(self, metric: str, combine: Combine, *names: str) -> float | None:
         """Multiply labels of an info metric, whose number says nothing, and combine its series."""
         sizes = dict[int, float]()
-        for at, labels in self._found.get(metric, ()):
+        for at, labels in self._found.get(canonical(metric), ()):
             sizes[at] = math.prod(number(labels.get(name.encode(), b"")) for name in names)
         by_series = [sizes.get(at, math.nan) for at in range(max(sizes, default=-1) + 1)]
         return _reduce(by_series, self._groups((metric,)), combine)
@@ -219,15 +262,17 @@ class Plan:
         return [groups for groups in found if groups]
 
     def _by_scheduler(self, name: str) -> dict[frozenset[tuple[bytes, bytes]], tuple[int, ...]]:
-        """Group the series of ``name`` or ``name{label=value}`` by scheduler."""
-        metric, _, selector = name.partition("{")
-        label, _, value = selector.rstrip("}").encode().partition(b"=")
+        """Group the series of ``name``, ``name{label=value}`` or ``name+name`` by scheduler."""
         groups: dict[frozenset[tuple[bytes, bytes]], tuple[int, ...]] = {}
-        for at, labels in self._found.get(metric, ()):
-            if label and labels.get(label) != value:
-                continue
-            key = frozenset(item for item in labels.items() if item[0] not in SHARDS and item[0] != label)
-            groups[key] = (*groups.get(key, ()), at)
+        for rank, part in enumerate(name.split("+")):
+            metric, _, selector = part.partition("{")
+            label, _, value = selector.rstrip("}").encode().partition(b"=")
+            for at, labels in self._found.get(canonical(metric), ()):
+                if label and labels.get(label) != value:
+                    continue
+                key = frozenset(item for item in labels.items() if item[0] not in SHARDS and item[0] != label)
+                key |= {(b"", b"%d" % rank)} if rank else set()  # of another kind: added
+                groups[key] = (*groups.get(key, ()), at)
         return groups
 
 
@@ -285,17 +330,20 @@ MAX_SERIES = 1024
 #: Readings from memory between two that look at everything.
 REMEMBERED_READINGS = 60
 
-_LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,?)')
+_LABEL = re.compile(rb'[ \t]*"?([a-zA-Z_][a-zA-Z0-9_.]*)"?[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,?)')
+
+#: Between a name and the first label.
+_BRACE, _QUOTED = re.compile(rb"[ \t]*\{"), re.compile(rb'"[ \t]*,?')
 
 
-def _pattern(names: frozenset[bytes]) -> re.Pattern[bytes]:
+def _pattern(names: frozenset[str]) -> re.Pattern[bytes]:
     """Finds the lines of these names. Names are grouped by engine, so that a line is refused early."""
-    groups: dict[bytes, list[bytes]] = {}
+    groups: dict[str, list[str]] = {}
     for name in sorted(names):
-        stem = re.split(rb"(?<=[:_])", name, maxsplit=1)[0]
-        groups.setdefault(stem, []).append(re.escape(name[len(stem) :]))
-    choice = b"|".join(re.escape(stem) + b"(?:" + b"|".join(rest) + b")" for stem, rest in groups.items())
-    return re.compile(rb"\n[ \t]*(" + choice + rb")(?=[ \t{])")
+        stem, _, rest = name.partition("_")
+        groups.setdefault(stem, []).append(rest)
+    choice = "|".join(f"{stem}[:_.](?:{'|'.join(rest)})" for stem, rest in groups.items())
+    return re.compile(rf'\n[ \t]*(\{{[ \t]*")?((?:ray_)?(?:{choice})(?:_total)?)(?=[ \t{{"])'.encode())
 
 
 _GPU = re.compile(rb"^DCGM_FI_DEV_GPU_UTIL(?:[ \t]*\{[^\n]*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
@@ -321,6 +369,15 @@ class _Line(NamedTuple):
     begins: int
     value_begins: int
     ends: int
+
+
+#: A comment, the end, or a name before labels or a value; no JSON and no HTML.
+_EXPOSITION = re.compile(rb"\s*(?:#|$|[a-zA-Z_:][a-zA-Z0-9_:]*[ \t{])")
+
+
+def is_exposition(text: bytes, sample: EngineSample) -> bool:
+    """Tell whether a page, of which this was read, is metrics; an idle engine may have none to show yet."""
+    return bool(sample.engine or _EXPOSITION.match(text))
 
 
 def parse_metrics(text: bytes) -> EngineSample:
@@ -405,25 +462,29 @@ def _lines(text: bytes) -> tuple[list[_Line], bool]:
     for match in _FIND.finditer(text):
         end = text.find(b"\n", match.end())
         end = len(text) if end < 0 else end
-        count = seen.get(match[1], 0)
+        name = match[2]
+        count = seen.get(name, 0)
         found = None
         if end - match.start() <= MAX_LINE_BYTES and count < MAX_SERIES:
-            found = _read(text[match.end() : end])
+            found = _read(text[match.end() : end], quoted=match[1] is not None)
         if found is None:
             all_read = False
             continue
-        seen[match[1]] = count + 1
+        seen[name] = count + 1
         labels, length = found
-        lines.append(_Line(match[1].decode(), labels, match.start(), match.end() + length, end))
+        lines.append(_Line(canonical(name.decode()), labels, match.start(), match.end() + length, end))
     return lines, all_read
 
 
-def _read(rest: bytes) -> tuple[Labels, int] | None:
-    """Labels of a line's end after its name, and where in it the value begins; None when it does not read."""
+def _read(rest: bytes, *, quoted: bool) -> tuple[Labels, int] | None:
+    """Labels of a line's end after its name, and where in it the value begins; None when it does not read.
+
+    A quoted name is the first in the braces, and its closing quote the first of ``rest``.
+    """
     labels: Labels = {}
-    at = len(rest) - len(rest.lstrip(b" \t"))
-    if rest.startswith(b"{", at):
-        at += 1
+    begins = _QUOTED.match(rest) if quoted else _BRACE.match(rest)
+    at = begins.end() if begins is not None else 0
+    if begins is not None:
         while (pair := _LABEL.match(rest, at)) is not None:
             labels[pair[1]] = pair[2]
             at = pair.end()

@@ -186,7 +186,7 @@ async def test_endpoints_of_a_cluster_are_those_that_the_picker_tells(tmp_path: 
         report = await examined(config, specs, picker_url=str(server.make_url("")).rstrip("/"))
     told = said(report)
     assert "ejected: c:1" in told
-    assert any(what.startswith("no metrics from a:1/metrics") for what in told)
+    assert any(what.startswith("no metrics from a:1: ") for what in told)
     assert "3 endpoints from the cluster, as the picker tells them" in noted(report)
 
 

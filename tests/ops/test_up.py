@@ -160,11 +160,14 @@ async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Lo
         listed = [{"id": "base", "owned_by": owner}, {"id": "lora", "owned_by": owner, "parent": "base"}]
         return web.json_response({"data": listed})
 
-    async def shown(_: web.Request) -> web.Response:
+    async def shown(request: web.Request) -> web.Response:
+        if metrics.startswith("trtllm") and request.path == "/metrics":
+            return web.json_response([])
         return web.Response(text=metrics, status=401 if metrics == "refused" else 200 if metrics else 501)
 
     app = web.Application()
-    app.add_routes([web.get("/v1/models", models), web.get("/metrics", shown)])
+    paths = ("/metrics", "/prometheus/metrics")
+    app.add_routes([web.get("/v1/models", models), *(web.get(path, shown) for path in paths)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -184,6 +187,11 @@ async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Lo
         ("vllm", "vllm:num_requests_running 1\n", "is vLLM and serves base, lora"),
         ("sglang", "", "is SGLang and serves base, lora; its queue stays unknown without --enable-metrics"),
         ("llamacpp", "", "is llama.cpp and serves base, lora; its queue stays unknown without --metrics"),
+        ("tensorrt_llm", "trtllm_num_requests_running 1\n", "is TensorRT-LLM and serves base, lora"),
+        ("hub/base", "tgi_queue_size 0\n", "is TGI and serves base, lora"),
+        ("lmdeploy", "lmdeploy:num_requests_running 0\n", "is LMDeploy and serves base, lora"),
+        ("me", "ray_vllm_num_requests_running 0\n", "is vLLM and serves base, lora"),
+        ("nvidia", "dynamo_frontend_inflight_requests 0\n", "is Dynamo and serves base, lora"),
         ("vllm", "refused", "is vLLM and serves base, lora; its metrics want another key: --key-env NAME"),
         ("me", "", "is an OpenAI server and serves base, lora; its queue stays unknown"),
     ],

@@ -21,6 +21,7 @@ from epp.server.listed_models import ListedModel
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     MAX_PER_SLOT,
+    METRICS_PATHS,
     PROBES_AT,
     SLOTS,
     Poller,
@@ -158,7 +159,72 @@ async def test_a_server_error_fails_a_probe_and_a_client_error_is_an_answer(
         await seen.until("failures" if found else "rtts", 2)
         await seen.until("scrape_failures", 1)
     assert set(seen.failures) == ({found} if found else set())
-    assert seen.scrape_failures[0] == f"status {status}"
+    assert seen.scrape_failures[0].startswith(f"status {status} at /metrics, status {status} at /prom")
+
+
+class Paths:
+    """An engine that shows its metrics at a path of its own, and JSON of its iterations at another.
+
+    Attributes:
+        path: of its metrics.
+        asked: paths of scrapes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.asked = list[str]()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path in ("/health", "/v1/models"):
+            return web.Response()
+        self.asked.append(request.path)
+        if request.path == self.path:
+            return web.Response(text=f"# at {request.path}\ntrtllm_num_requests_running 3\n")
+        return web.json_response([]) if request.path == "/metrics" else web.Response(status=404)
+
+
+@pytest.mark.parametrize("path", METRICS_PATHS)
+async def test_metrics_are_found_by_asking_and_asked_for_there_from_then_on(path: str) -> None:
+    shown_at = Paths(path)
+    async with serving(shown_at.answer) as address, polling(address) as seen:
+        await seen.until("samples", 3)
+    tried = METRICS_PATHS.index(path) + 1
+    assert shown_at.asked[: tried + 2] == [*METRICS_PATHS[:tried], path, path]
+    assert seen.samples[0] == EngineSample("trtllm", running=3.0)
+    assert not seen.scrape_failures
+
+
+async def test_metrics_that_are_elsewhere_after_a_restart_are_found_again() -> None:
+    shown_at = Paths("/prometheus/metrics")
+    async with serving(shown_at.answer) as address, polling(address) as seen:
+        await seen.until("samples", 1)
+        shown_at.path = "/v1/metrics"
+        await seen.until("samples", len(seen.samples) + 2)
+    assert shown_at.asked[-1] == "/v1/metrics"
+    assert not seen.scrape_failures
+
+
+async def test_an_engine_without_metrics_is_asked_once_an_interval_until_it_has_some() -> None:
+    shown_at = Paths("")
+    async with serving(shown_at.answer) as address, polling(address) as seen:
+        await seen.until("scrape_failures", 4)
+        tried = len(METRICS_PATHS)
+        assert len(shown_at.asked) <= tried + len(seen.scrape_failures)
+        assert shown_at.asked[tried : tried + 3] == list(METRICS_PATHS)
+        shown_at.path = "/prometheus/metrics"
+        await seen.until("samples", 1)
+    assert seen.scrape_failures[1] == "no metrics at /metrics"
+
+
+@pytest.mark.parametrize(("pool", "own"), [("/mine", ""), ("/metrics", "/mine")])
+async def test_a_path_that_is_told_is_the_only_one_asked(pool: str, own: str) -> None:
+    shown_at = Paths("/mine")
+    async with (
+        serving(shown_at.answer) as address,
+        polling(address, EndpointSpec(address=address, metrics_path=own), path=pool) as seen,
+    ):
+        await seen.until("samples", 2)
+    assert set(shown_at.asked) == {"/mine"}
 
 
 async def test_the_busiest_gpu_that_the_exporter_beside_an_engine_shows() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +66,48 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m",version="1
 nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="1"} 50
 """
 
+TGI = b"""\
+# TYPE tgi_batch_current_size gauge
+tgi_batch_current_size 4
+tgi_batch_current_max_tokens 4096
+tgi_queue_size 7
+tgi_request_input_length_bucket{le="50"} 1
+tgi_request_input_length_sum 900
+tgi_request_generated_tokens_sum 120
+"""
+
+LMDEPLOY = b"""\
+lmdeploy:num_requests_running{engine="0",model_name="m"} 3.0
+lmdeploy:num_requests_waiting{engine="0",model_name="m"} 1.0
+lmdeploy:num_api_requests_waiting{engine="0",model_name="m"} 6.0
+lmdeploy:gpu_cache_usage_perc{engine="0",model_name="m"} 0.5
+lmdeploy:prompt_tokens_total{engine="0",model_name="m"} 100.0
+lmdeploy:generation_tokens_total{engine="0",model_name="m"} 20.0
+"""
+
+RAY_SERVE = b"""\
+ray_vllm_num_requests_running{ReplicaId="r1",WorkerId="w",model_name="m"} 7.0
+ray_vllm_num_requests_waiting{ReplicaId="r1",WorkerId="w",model_name="m"} 2.0
+ray_vllm_kv_cache_usage_perc{ReplicaId="r1",WorkerId="w",model_name="m"} 0.25
+ray_vllm_prompt_tokens_total{ReplicaId="r1",WorkerId="w",model_name="m"} 100.0
+ray_vllm_prompt_tokens{ReplicaId="r1",WorkerId="w",model_name="m"} 100.0
+ray_vllm_generation_tokens_total{ReplicaId="r1",WorkerId="w",model_name="m"} 20.0
+ray_node_cpu_count{NodeAddress="10.0.0.1"} 8
+"""
+
+DYNAMO_FRONTEND = b"""\
+dynamo_frontend_inflight_requests{model="m"} 10
+dynamo_frontend_queued_requests{model="m"} 7
+dynamo_frontend_input_sequence_tokens_sum{model="m"} 33
+dynamo_frontend_output_tokens_total{model="m"} 300
+"""
+
+DYNAMO_WORKER = b"""\
+dynamo_component_inflight_requests{dynamo_component="tensorrt_llm",dynamo_endpoint="generate"} 5
+dynamo_component_inflight_requests{dynamo_component="tensorrt_llm",dynamo_endpoint="load_lora"} 9
+dynamo_component_kvstats_gpu_cache_usage_percent{dynamo_component="tensorrt_llm"} 0.125
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -74,15 +117,72 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="
         (LLAMA_CPP, EngineSample("llama.cpp", 2, 3, prompt_tokens_total=1500, generation_tokens_total=64)),
         (TRTLLM, EngineSample("trtllm", 4, 5, 0.125, 64_000)),
         (TRITON, EngineSample("triton", 6, 5, 0.5, 6_400)),
+        (TRTLLM.splitlines(True)[2], EngineSample("trtllm", kv_usage=0.125)),
+        (TGI, EngineSample("tgi", 4, 7, prompt_tokens_total=900, generation_tokens_total=120)),
+        (LMDEPLOY, EngineSample("lmdeploy", 3, 7, 0.5, None, None, 100, 20)),
+        (RAY_SERVE, EngineSample("vllm", 7, 2, 0.25, None, None, 100, 20)),
+        (DYNAMO_FRONTEND, EngineSample("dynamo", 3, 7, prompt_tokens_total=33, generation_tokens_total=300)),
+        (DYNAMO_WORKER, EngineSample("dynamo", 5, kv_usage=0.125)),
+        (VLLM + DYNAMO_WORKER, parse_metrics(VLLM)),
         (b"", EngineSample()),
         (b"process_start_time_seconds 12.5", EngineSample(process_start_time_s=12.5)),
         (b'python_info{version="3.11"} 1\n', EngineSample()),
     ],
-    ids=["vllm", "sglang", "llama.cpp", "trtllm", "triton", "empty", "start only", "no engine"],
+    ids=[
+        "vllm",
+        "sglang",
+        "llama.cpp",
+        "trtllm",
+        "triton",
+        "trtllm without iterations",
+        "tgi",
+        "lmdeploy",
+        "ray serve",
+        "dynamo frontend",
+        "dynamo worker",
+        "dynamo worker of vllm",
+        "empty",
+        "start only",
+        "no engine",
+    ],
 )
 def test_reads_each_engine(text: bytes, expected: EngineSample) -> None:
     assert parse_metrics(text) == expected
     assert parse_metrics(text.replace(b"\n", b"\r\n")) == expected
+
+
+PAGES = (VLLM, SGLANG, LLAMA_CPP, TRTLLM, TRITON, LMDEPLOY)
+QUOTED = re.compile(rb"^([a-z][a-zA-Z_:]*)(?:\{(.*)\})? ", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: parse_metrics(page).engine)
+def test_names_are_known_however_they_were_changed_on_their_way(page: bytes) -> None:
+    expected = parse_metrics(page)
+    names = QUOTED.sub(lambda line: line[0].replace(b":", b"_"), page)
+    assert parse_metrics(names) == expected
+    assert parse_metrics(re.sub(rb"_total(?=[{ ])", b"", names)) == expected
+    assert parse_metrics(QUOTED.sub(rb"ray_\g<0>", page)).waiting == expected.waiting
+    for quoted in (rb'{"\1", \2} ', rb'{ "\1",\2 } '):
+        assert parse_metrics(QUOTED.sub(quoted, page)) == expected
+    assert parse_metrics(QUOTED.sub(rb'{"\1"} ', LLAMA_CPP)) == parse_metrics(LLAMA_CPP)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (b"", True),
+        (b"# HELP trtllm_x of an engine that has served nobody\n", True),
+        (b"up 1\n", True),
+        (b'{"vllm:num_requests_running"} 1\n', True),
+        (b"[]", False),
+        (b'[{"iter": 1, "numActiveRequests": 3}]', False),
+        (b'{"detail": "Not Found"}', False),
+        (b"null", False),
+        (b"<!doctype html>", False),
+    ],
+)
+def test_a_page_of_metrics_is_told_from_others(page: bytes, *, expected: bool) -> None:
+    assert metrics_text.is_exposition(page, parse_metrics(page)) is expected
 
 
 def test_data_parallel_ranks_add_up_and_shares_are_averaged() -> None:

@@ -62,16 +62,18 @@ def metrics(context: Context) -> Findings:
         sample = parse_metrics(engine.metrics.body)
         if engine.metrics.status != 200:
             yield warning(
-                f"no metrics from {address}{context.config.scrape.path}: {engine.metrics.problem}",
+                f"no metrics from {address}{engine.spec.metrics_path or context.config.scrape.path}:"
+                f" {engine.metrics.problem}",
                 "its queue, cache usage, cache size and restarts are unknown",
-                "set scrape.path, ca_file or bearer_token_file of the endpoint; or run this at the picker",
+                "set metrics_path, ca_file or bearer_token_file of the endpoint; or run this at the picker",
             )
         elif not sample.engine:
             yield warning(
                 f"the metrics of {address} are of no engine that is known here",
                 "its queue and cache usage are unknown",
-                "vLLM, SGLang, TensorRT-LLM, Triton and llama.cpp are read; SGLang needs --enable-metrics and"
-                " llama.cpp --metrics",
+                "vLLM, SGLang, TensorRT-LLM, Triton, TGI, LMDeploy, Dynamo and llama.cpp are read; SGLang"
+                " needs --enable-metrics, llama.cpp --metrics, TensorRT-LLM enable_iter_perf_stats; TGI and"
+                " TensorRT-LLM show none before their first request",
             )
         elif sample.kv_capacity_tokens is None and engine.spec.kv_capacity_tokens is None:
             yield warning(

@@ -32,6 +32,7 @@ from epp.records.files import DAMAGED, read_records, record_files
 from epp.server.listed_models import parse_models
 from epp.server.poll import check_served, target_of
 from epp.server.resolve import Resolver
+from epp.signals.metrics_text import is_exposition, parse_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -163,12 +164,8 @@ async def _engines(context: Context, http: aiohttp.ClientSession) -> tuple[Engin
 
 async def _engine(context: Context, http: aiohttp.ClientSession, address: str, target: Target) -> Engine:
     listed = await ask_endpoint(http, target, "/v1/models")
-    engine = Engine(
-        address,
-        context.specs[address],
-        await ask_endpoint(http, target, context.config.scrape.path),
-        tuple(sorted(parse_models(listed.body))),
-    )
+    metrics = await ask_metrics(http, target)
+    engine = Engine(address, context.specs[address], metrics, tuple(sorted(parse_models(listed.body))))
     seen = context.traffic is not None and address in context.traffic.cached_known
     if not context.requests_sent or seen or engine.model is None:
         return engine
@@ -178,6 +175,18 @@ async def _engine(context: Context, http: aiohttp.ClientSession, address: str, t
     while len(chats) < 2 and all(answer.status == 200 for answer in chats):
         chats += (await ask_endpoint(http, target, "/v1/chat/completions", body=body),)
     return replace(engine, chats=chats)
+
+
+async def ask_metrics(http: aiohttp.ClientSession, target: Target) -> Answer:
+    """GET an endpoint's metrics from the first path that has them; where none has, what the first answers."""
+    answers = list[Answer]()
+    for path in target.metrics_paths:
+        answers.append(answer := await ask_endpoint(http, target, path))
+        if answer.status == 200 and is_exposition(answer.body, parse_metrics(answer.body)):
+            return answer
+        if not answer.status:
+            break
+    return answers[0]
 
 
 async def ask_endpoint(

@@ -11,7 +11,7 @@ import msgspec
 from epp.config.address import normalise_address
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.errors import ConfigError
-from epp.ops.doctor.fetch import ask_endpoint
+from epp.ops.doctor.fetch import ask_endpoint, ask_metrics
 from epp.server.files import replace_file
 from epp.server.listed_models import parse_models
 from epp.server.poll import target_of
@@ -34,9 +34,17 @@ _NAMES = {
     "llama.cpp": "llama.cpp",
     "llamacpp": "llama.cpp",
     "trtllm": "TensorRT-LLM",
+    "tensorrt_llm": "TensorRT-LLM",
     "triton": "Triton",
+    "tgi": "TGI",
+    "lmdeploy": "LMDeploy",
+    "dynamo": "Dynamo",
 }
-_SHOWS_METRICS = {"SGLang": "--enable-metrics", "llama.cpp": "--metrics"}
+_SHOWS_METRICS = {
+    "SGLang": "--enable-metrics",
+    "llama.cpp": "--metrics",
+    "TensorRT-LLM": "enable_iter_perf_stats and return_perf_metrics",
+}
 _REFUSED = (401, 403)
 _SCHEMES = {"http": 80, "https": 443}
 
@@ -76,12 +84,10 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     Args:
         http: the client.
         spec: its address.
-        scrape: path of the metrics, and the key.
+        scrape: path of the metrics where they are not to be found, and the key.
     """
     target = target_of(spec.address, spec, scrape)
-    answer, page = await asyncio.gather(
-        ask_endpoint(http, target, "/v1/models"), ask_endpoint(http, target, scrape.path)
-    )
+    answer, page = await asyncio.gather(ask_endpoint(http, target, "/v1/models"), ask_metrics(http, target))
     key = "another key" if scrape.bearer_token_file else "a key"
     if answer.status in _REFUSED:
         return Look(None, f"wants {key}: --key-env NAME, an environment variable that holds it")
