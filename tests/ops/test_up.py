@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -19,9 +20,10 @@ from epp.cli import main
 from epp.config.schema import Scrape
 from epp.envoy.child import Child
 from epp.envoy.process import find_envoy
+from epp.errors import EppError
 from epp.lab.sim.http import SimReplica
 from epp.ops.doctor.picker import Page
-from epp.ops.up.command import Line, free_port
+from epp.ops.up.command import Line, claim_port
 from epp.ops.up.engines import Look, look, spec_of
 from tests.kit.envoy import require_envoy
 from tests.kit.ports import free_ports
@@ -229,7 +231,8 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
     require_envoy()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert free_port("127.0.0.1", port, others=True) > port
+        with ExitStack() as claims:
+            assert claim_port(claims, "127.0.0.1", port, others=True) > port
         cases: Mapping[str, tuple[str, ...]] = {
             f"cannot listen on 127.0.0.1:{port}": ("http://a", "--listen", f"127.0.0.1:{port}"),
             "'ftp://a' is not an engine's address": ("ftp://a",),
@@ -239,6 +242,28 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
             assert main(["up", *words]) == 2
             (told,) = capsys.readouterr().err.splitlines()
             assert problem in told
+
+
+async def test_two_that_start_at_once_serve_beside_each_other(tmp_path: Path) -> None:
+    require_envoy()
+    words = ["up", f"127.0.0.1:{free_ports()}"]
+    async with Up("a", words, tmp_path) as a, Up("b", words, tmp_path) as b:
+        await asyncio.gather(a.ready(), b.ready())
+        (page_a,), (page_b,) = (re.findall(r"\S+/ui\b", up.log()) for up in (a, b))
+    assert a.url != b.url
+    assert page_a != page_b
+
+
+def test_a_port_is_claimed_before_anybody_listens_on_it() -> None:
+    port = free_ports()
+    with ExitStack() as first, ExitStack() as second:
+        assert claim_port(first, "127.0.0.1", port, others=True) == port
+        other = claim_port(second, "127.0.0.1", port, others=True)
+        assert other > port
+        with pytest.raises(EppError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            claim_port(second, "127.0.0.1", port, others=False)
+        first.close()
+        assert claim_port(second, "127.0.0.1", port, others=False) == port
 
 
 def test_the_live_line_counts_requests_by_engine() -> None:

@@ -10,7 +10,7 @@ import shlex
 import socket
 import tempfile
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.envoy.settings import EnvoySettings
 
-LISTEN = "127.0.0.1:8080"
+LOOPBACK = "127.0.0.1"
+LISTEN = f"{LOOPBACK}:8080"
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
 
 
@@ -84,47 +85,56 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         EppError: an argument cannot be used, the port is taken, Envoy is missing, or picker or Envoy ended.
     """
-    wanted, folder = _wanted(arguments), arguments.write
+    folder = arguments.write
     find_envoy()  # now, and not when the rest has started
     if folder is not None:
+        wanted = _wanted(arguments)
         if (folder / "epp.yaml").exists():
             raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         print(uvloop.run(put_down(wanted, folder.absolute())))
         return 0
-    with tempfile.TemporaryDirectory(prefix="epp-up-") as temporary:
-        uvloop.run(_until_signal(serve(wanted, Path(temporary), Console(highlight=False, soft_wrap=True))))
+    with ExitStack() as claims, tempfile.TemporaryDirectory(prefix="epp-up-") as temporary:
+        wanted = _wanted(arguments)
+        port = claim_port(claims, wanted.host, wanted.port, others=not arguments.listen)
+        # Where `epp explain` and its like are used to find the picker.
+        http_port = claim_port(claims, LOOPBACK, 9090, others=True)
+        console = Console(highlight=False, soft_wrap=True)
+        uvloop.run(_until_signal(serve(wanted._replace(port=port), http_port, Path(temporary), console)))
     return 0
 
 
 def _wanted(arguments: argparse.Namespace) -> Wanted:
     specs = {spec.address: spec for spec in map(spec_of, arguments.engines)}
     host, port = listener_address(arguments.listen or LISTEN)
-    if arguments.write is None:
-        port = free_port(host, port, others=not arguments.listen)
     name = arguments.key_env
     if name and not os.environ.get(name):
         raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
     return Wanted(specs, host, port, os.environ[name] if name else "")
 
 
-def free_port(host: str, port: int, *, others: bool) -> int:
-    """Find a port that nobody listens on: this one, or with ``others`` the next free one.
+def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
+    """Claim a port that nobody listens on: this one, or with ``others`` the next free one.
 
-    Asked for before Envoy starts, because Envoys of one user share a port without a word.
+    Envoy and picker listen later, and Envoys of one user share a port without a word. As long as ``claims`` is
+    open, a socket's name in the kernel keeps other runs of this command from the port.
 
     Raises:
         EppError: it is taken, or cannot be listened on.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
+        claim = socket.socket(socket.AF_UNIX)
         try:
+            claim.bind(f"\0epp-up-{port}")
             socket.create_server((host, port), family=family).close()
         except OSError as error:
+            claim.close()
             if not others or error.errno != errno.EADDRINUSE:
                 raise EppError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
             port += 1
         else:
+            claims.enter_context(claim)
             return port
 
 
@@ -182,8 +192,8 @@ async def _until_signal(work: Coroutine[None, None, NoReturn]) -> None:
         await task
 
 
-async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
-    """Run everything, and show what it does, until cancelled.
+async def serve(wanted: Wanted, http_port: int, folder: Path, console: Console) -> NoReturn:
+    """Run everything, the picker's page on a port, and show what it does, until cancelled.
 
     Raises:
         EppError: picker or Envoy did not come up, or ended; with the end of its log.
@@ -192,10 +202,8 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
     def say(words: str) -> None:
         console.print(words, markup=False)
 
-    loopback, ready = "127.0.0.1", folder / "ready.json"
-    # Where `epp explain` and its like are used to find it.
-    http_port = free_port(loopback, 9090, others=True)
-    listen = {**dict.fromkeys(("grpc", "first_token"), f"{loopback}:0"), "http": f"{loopback}:{http_port}"}
+    ready = folder / "ready.json"
+    listen = {**dict.fromkeys(("grpc", "first_token"), f"{LOOPBACK}:0"), "http": f"{LOOPBACK}:{http_port}"}
     config = write_config(folder, wanted.key, listen)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
