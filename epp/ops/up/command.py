@@ -116,8 +116,8 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
 def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
     """Claim a port that nobody listens on: this one, or with ``others`` the next free one.
 
-    Envoy and picker listen later, and Envoys of one user share a port without a word. As long as ``claims`` is
-    open, a socket's name in the kernel keeps other runs of this command from the port.
+    Envoy and picker listen later, and Envoys of one user share a port without a word. As long as ``claims``
+    is open, a socket's name in the kernel keeps other runs of this command from the port.
 
     Raises:
         EppError: it is taken, or cannot be listened on.
