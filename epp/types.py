@@ -155,7 +155,8 @@ class RequestInfo(Struct, frozen=True):
         prefix_key: the blocks within the prompt's first `PREFIX_KEY_TOKENS`, the first block at least;
             ``""`` without a prompt.
         sequence: number of decisions made before this one by this picker (what a rotation turns on).
-        expected_output_tokens: mean answer of the model of late, no more than the client's limit.
+        expected_output_tokens: of all its sequences: each the mean answer of the model of late, no more than
+            the client's limit.
         prefix_sharing: requests of the last minute, fading and a burst being one, that parted from the known
             prefixes where this one does: many for a context that prompts share, none for a conversation that
             goes on.
@@ -169,6 +170,8 @@ class RequestInfo(Struct, frozen=True):
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
         choices: how many answers to each prompt it asks for.
+        sequences: how many its engine generates in all, or reads where it generates none: for every prompt
+            `choices` at least, more where it keeps the best of them.
         more: its other prompts, where it has several; what is said of prompts here is said of the first, but
             for `prompt_tokens` and `prompt_hash`, which are of all.
         prompts: how many prompts it has; beyond a bound they are taken for one, and `more` is empty.
@@ -216,6 +219,7 @@ class RequestInfo(Struct, frozen=True):
     stream: bool = False
     session: str = ""
     choices: int = 1
+    sequences: int = 1
     more: tuple[RequestInfo, ...] = ()
     prompts: int = 1
     readable_tokens: int | None = None
@@ -240,10 +244,15 @@ class RequestInfo(Struct, frozen=True):
     def tells_hits(self) -> bool:
         """Whether its engine's count of cached tokens can be held against what was expected.
 
-        Not where the engine may read none or a part of the prefix cache. Nor of several prompts: vLLM tells
-        the last one's.
+        Not where the engine may read none or a part of the prefix cache. Nor of several prompts or answers:
+        vLLM tells those of the last, and answers to one prompt find it cached by each other.
         """
-        return self.readable_tokens is None and self.prompts == 1
+        return self.readable_tokens is None and self.sequences == 1
+
+    @property
+    def answers(self) -> int:
+        """How many answers it gets."""
+        return self.choices * self.prompts
 
     def tokens_before(self, blocks: int) -> float:
         """Count the tokens in so many of the first blocks."""

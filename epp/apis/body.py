@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from epp.apis.decode import decode, decoder, invalid
+from epp.apis.decode import decode, decoder, invalid, whole
 from epp.apis.media import OPENAI_RATES, PromptFrames, Rates
 from epp.apis.types import ParsedRequest
 from epp.types import MAX_MODEL_CHARS
@@ -27,6 +27,8 @@ _SESSION_HEADERS = (
 )
 #: A cache salt: one for all prompts of a batch, or one for each.
 Salt = str | list[str | None] | None
+#: Sequences of one request that are counted; the APIs that engines follow take 128.
+_MOST_SEQUENCES = 1024
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -52,7 +54,8 @@ class Body(msgspec.Struct, kw_only=True):
     """Fields that mean the same in every API that has them.
 
     ``extra_key``, ``lora_path``, ``session_params`` and ``routing_key`` are SGLang's, ``lora_request`` is
-    TensorRT-LLM's, ``cache_prompt`` llama.cpp's, ``prompt_logprobs`` vLLM's, which others took over.
+    TensorRT-LLM's, ``cache_prompt`` and ``n_cmpl`` llama.cpp's, ``prompt_logprobs`` vLLM's, which others took
+    over.
 
     Attributes:
         api: name of the parser.
@@ -72,6 +75,8 @@ class Body(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     n: Any = None
+    n_cmpl: Any = None
+    best_of: Any = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     cache_salt: Salt = None
@@ -103,7 +108,7 @@ class Body(msgspec.Struct, kw_only=True):
         """
         asked: Body = decode(_decoder_of(cls), body)
         framed = asked.frames()
-        limit, options, choices = asked.frame(framed), asked.stream_options, asked.n
+        limit, options, choices = asked.frame(framed), asked.stream_options, asked.choices()
         previous = asked.previous_response_id if cls.stored else ""
         side = asked.truncation_side
         return ParsedRequest(
@@ -117,7 +122,8 @@ class Body(msgspec.Struct, kw_only=True):
             include_usage=cls.tells_usage or bool(options and options.include_usage),
             template_arguments=framed.arguments,
             text_only=framed.text_only,
-            choices=choices if isinstance(choices, int) and choices > 1 else 1,
+            choices=choices,
+            sequences=counted(choices, asked.best_of),
             prompts=framed.prompts,
             readable_tokens=asked.readable_tokens(),
             kept_tokens=asked.kept_tokens(),
@@ -135,6 +141,10 @@ class Body(msgspec.Struct, kw_only=True):
         """
         raise NotImplementedError
 
+    def choices(self) -> int:
+        """Return how many answers to each prompt are asked for; beams are as many as those."""
+        return counted(self.n, self.n_cmpl)
+
     def readable_tokens(self) -> int | None:
         """Return how much of a prompt the engine may take from its prefix cache, None for all.
 
@@ -144,8 +154,7 @@ class Body(msgspec.Struct, kw_only=True):
 
     def kept_tokens(self) -> int | None:
         """Return the tokens to which the engine cuts prompts, negative for what fits; None for no cut."""
-        kept = self.truncate_prompt_tokens
-        return kept if isinstance(kept, int) else None
+        return whole(self.truncate_prompt_tokens)
 
     def cacheable(self) -> bool:
         """Return whether the engine puts prompts into its prefix cache."""
@@ -198,3 +207,8 @@ class Body(msgspec.Struct, kw_only=True):
             parts.append(self.lora_request)
         salt = self.cache_salt or ""
         return salt if isinstance(salt, str) and not any(parts[1:]) else _ENCODER.encode(parts).decode()
+
+
+def counted(*counts: object) -> int:
+    """Return the largest number of answers or sequences that a body's fields ask for, 1 at least."""
+    return min(max(1, *(whole(count) or 1 for count in counts), 1), _MOST_SEQUENCES)

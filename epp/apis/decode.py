@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -98,6 +99,15 @@ def decode_repaired(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         except ValueError:
             raise error from None
         return decoder.decode(other.encode("utf-8", "replace"))
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number as engines read it (``8``, ``8.0``, ``"8"``), None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    with suppress(ValueError):
+        return int(value) if isinstance(value, int | str) else None
+    return None
 
 
 def output_limit(**limits: Whole | None) -> int | None:

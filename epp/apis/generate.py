@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
-from epp.apis.body import Body
+from epp.apis.body import Body, counted
 from epp.apis.canonical import media_words
 from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import MAX_PARTS
@@ -37,6 +37,7 @@ _SGLANG_NEW_TOKENS = 128
 class _Sampling(msgspec.Struct):
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
+    n: Any = None
     prompt_logprobs: Any = None
     prompt_logprob_token_ids: Any = None
     skip_reading_prefix_cache: Any = None
@@ -60,6 +61,10 @@ class Tokens(Body, kw_only=True):
     token_ids: list[int]
     sampling_params: _Sampling
     features: _Features | None = None
+
+    def choices(self) -> int:
+        """Return how many answers are asked for."""
+        return counted(self.sampling_params.n)
 
     def readable_tokens(self) -> int | None:
         """Return 0 where vLLM reads no cache: it is told so, or asked for the prompt's probabilities."""
@@ -91,6 +96,10 @@ class Generate(Body, kw_only=True):
     sampling_params: _Sampling | list[_Sampling] | None = None
     return_logprob: Any = None
     logprob_start_len: Any = None
+
+    def choices(self) -> int:
+        """Return how many answers to each prompt are asked for."""
+        return counted(*(one.n for one in _listed(self.sampling_params) if one is not None))
 
     def readable_tokens(self) -> int | None:
         """Return the tokens before the first whose probability is asked for, the least of a batch."""

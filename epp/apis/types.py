@@ -34,6 +34,7 @@ class ParsedRequest(Struct, frozen=True):
         template_arguments: what the client gives the model's chat template beside the chat.
         text_only: there is no media in it and it is not given as token ids.
         choices: how many answers to each prompt the client asks for.
+        sequences: how many the engine generates for each, `choices` at least.
         prompts: how many prompts there are, each tokenized and cached for itself.
         readable_tokens: the most tokens of each prompt that the engine may take from its prefix cache, None
             for all.
@@ -58,6 +59,7 @@ class ParsedRequest(Struct, frozen=True):
     template_arguments: TemplateArguments = ()
     text_only: bool = False
     choices: int = 1
+    sequences: int = 1
     prompts: int = 1
     readable_tokens: int | None = None
     kept_tokens: int | None = None

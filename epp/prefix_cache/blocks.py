@@ -112,6 +112,7 @@ class BlockHasher:
             session=session,
             stream=request.stream,
             choices=request.choices,
+            sequences=request.sequences * request.prompts,
             prompts=request.prompts,
             readable_tokens=request.readable_tokens,
             rewritten_from=request.rewritten_from,

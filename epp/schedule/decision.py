@@ -210,6 +210,7 @@ def to_record(
         "excluded": dict(decision.excluded),
         **({"extra": {name: column.tolist() for name, column in fleet.extra.items()}} if fleet.extra else {}),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
+        **({"sequences": request.sequences} if request.sequences > 1 else {}),
         "served_model": decision.served_model,
         "served_models": fleet.models,
     }
@@ -274,6 +275,7 @@ class Outcome(Struct, frozen=True):
         generates: the request asked for tokens: no embedding, and no limit of 0. Not recorded.
         honoured: whether Envoy's first attempt went to the pick, None when not told. It goes elsewhere where
             Envoy's cluster lacks that endpoint.
+        answers: how many it got, of one length where nothing else is told; recorded where there are several.
         failure: what the engine said where it failed the request, in an answer of any status.
     """
 
@@ -295,6 +297,7 @@ class Outcome(Struct, frozen=True):
     honoured: bool | None = None
     usage_refused: bool = False
     generates: bool = False
+    answers: int = 1
     failure: AnswerFailure | None = None
 
     @property
@@ -338,6 +341,7 @@ def with_itl(outcome: Outcome, answering_ms: float, source: Source) -> Outcome:
     count = outcome.usage.completion_tokens
     if count is None:
         count, source = outcome.chunks, Source.CHUNKS
+    count = None if count is None else count // outcome.answers
     if count is None or count < 2 or not answering_ms >= 0.0:
         return outcome
     sources = {**outcome.sources, "itl_ms": source}
@@ -370,6 +374,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "prompt_tokens": outcome.usage.prompt_tokens,
         "completion_tokens": outcome.usage.completion_tokens,
         "cached_tokens": outcome.usage.cached_tokens,
+        **({"answers": outcome.answers} if outcome.answers > 1 else {}),
         "sources": dict(outcome.sources),
     }
 

@@ -142,7 +142,8 @@ def _of_regions(name: str, request: RequestInfo, fleet: Fleet, seen: Snapshot, s
         return np.zeros(len(slots))
     if name == PEER:
         return np.array([each == PEER_CLASS for each in seen.engine_classes], np.float64)
-    answer_tokens = fleet.answers.expected(request.model, request.max_output_tokens)
+    limit, sequences = request.max_output_tokens, request.sequences
+    answer_tokens = fleet.answers.expected(request.model, limit, sequences)
     return remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
 
 

@@ -100,6 +100,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,
         streamed=entry.request.stream if entry.streamed is None else entry.streamed,
+        answers=entry.request.answers,
         failure=entry.failure,
         sources=sources,
     )
@@ -148,7 +149,7 @@ def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
     prompt, answers, cached = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0
     if min(prompt, answers, cached) < 0:
         return True
-    return max(prompt, cached) > limit or answers > limit * entry.request.choices
+    return max(prompt, cached) > limit or answers > limit * entry.request.answers
 
 
 def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
@@ -179,7 +180,8 @@ def learn_from(
     request, usage = entry.request, outcome.usage
     if not request.prompt_tokens or outcome.empty:
         return
-    if usage.prompt_tokens is not None and request.text_bytes and learn is not None:
+    # SGLang's own API counts the prompt anew for each choice.
+    if usage.prompt_tokens is not None and request.text_bytes and request.choices == 1 and learn is not None:
         learn(request.model, request.text_bytes, usage.prompt_tokens)
     slot = fleet.slot_of(outcome.where)
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
@@ -220,7 +222,8 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
     if math.isnan(itl_ms) and answer is not None and answer > 1:
         itl_ms = (e2e_ms - ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
-        fleet.rates.observe_decode(slot, ended_s=ended_s, beside=sent.running_requests, itl_ms=itl_ms)
+        beside = sent.running_requests + entry.request.sequences - 1
+        fleet.rates.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
 
 
 def _network_ms(entry: InFlight, sent: Sent) -> float:
@@ -235,13 +238,14 @@ def _network_ms(entry: InFlight, sent: Sent) -> float:
 
 
 def _answer(outcome: Outcome) -> int | None:
-    """Tokens of the answer as the engine told them, else the pieces in which a stream came.
+    """Tokens of one of its answers as the engine told them, else the pieces in which a stream came.
 
     Engines send a token a piece. Where pieces held several, the answer seems shorter and its tokens slower by
     one and the same factor, so that the time expected of the next one is right.
     """
     told = outcome.usage.completion_tokens
-    return outcome.chunks if told is None and outcome.streamed else told
+    told = outcome.chunks if told is None and outcome.streamed else told
+    return None if told is None else told // outcome.answers
 
 
 def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:

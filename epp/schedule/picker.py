@@ -282,7 +282,9 @@ class Picker:
             decision_id=self._new_id(),
             prefix_key=self._prefix_key(request),
             sequence=self._sequence,
-            expected_output_tokens=self.fleet.answers.expected(request.model, request.max_output_tokens),
+            expected_output_tokens=self.fleet.answers.expected(
+                request.model, request.max_output_tokens, request.sequences
+            ),
             prefix_sharing=self._sharing(request, match, now_s),
             usual_first_token_ms=self.fleet.first_tokens.usual_ms(request.model),
             task=self.fleet.capability.task(request.task),
@@ -336,6 +338,7 @@ class Picker:
             round(self.fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
             now_s,
             answer_tokens=request.expected_output_tokens,
+            sequences=request.sequences,
         )
         distance = self._insert(slot, request) if prompt_tokens else math.nan
         self._in_flight[decision.id] = InFlight(
@@ -439,8 +442,9 @@ class Picker:
             if cached is not None and not entry.confirmed and entry.request.tells_hits:
                 entry.confirmed = True
                 fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
-            if usage.completion_tokens is not None:
-                fleet.index.note_answer(entry.slot, entry.request, usage.completion_tokens)
+            if usage.completion_tokens is not None and entry.request.prompts == 1:
+                tokens = usage.completion_tokens // entry.request.choices
+                fleet.index.note_answer(entry.slot, entry.request, tokens)
         return True
 
     def stored(self, decision_id: str, response_id: str, now_s: float) -> None:

@@ -50,8 +50,8 @@ def predict_duration(request: RequestInfo, fleet: Snapshot, chosen: int) -> Dura
         + seen.prefill_base_ms * prefills(pending)
         + seen.prefill_ms_per_token * tokens
     )
-    step_ms = seen.decode_base_ms + seen.decode_ms_per_request * running
-    decode_ms = max(request.expected_output_tokens - 1.0, 0.0) * step_ms
+    step_ms = seen.decode_base_ms + seen.decode_ms_per_request * (running + request.sequences - 1)
+    decode_ms = max(request.expected_output_tokens / request.sequences - 1.0, 0.0) * step_ms
     return Duration(first_ms / 1e3, (first_ms + decode_ms) / 1e3)
 
 

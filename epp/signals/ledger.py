@@ -36,6 +36,7 @@ class _Lease:
     prompt_tokens: int
     uncached_tokens: int
     answer_tokens: int  # whole, so that sums come back to 0
+    sequences: int
     decoding: bool
     expires_at_s: float
 
@@ -53,8 +54,8 @@ class LoadLedger:
         #: Called with a slot whose counters change, and the uncached tokens promised now; None for nobody.
         self.on_change: Callable[[int, int], None] | None = None
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
-        #: tokens that await their first token, unfinished requests, those of them past their first token,
-        #: prompt tokens and expected answers of these.
+        #: tokens that await their first token, unfinished requests (one for each of their sequences), those
+        #: of them past their first token, prompt tokens and expected answers of these.
         self.block: Floats = np.zeros((ROWS, 0), np.float64)
 
     def resize(self, capacity: int) -> None:
@@ -82,6 +83,7 @@ class LoadLedger:
         now_s: float,
         *,
         answer_tokens: float = 0.0,
+        sequences: int = 1,
     ) -> None:
         """Count a request on a slot.
 
@@ -91,9 +93,11 @@ class LoadLedger:
             prompt_tokens: of the request.
             uncached_tokens: those that the endpoint has to prefill.
             now_s: the instant.
-            answer_tokens: how long the answer is expected to be.
+            answer_tokens: how long the answers are expected to be, together.
+            sequences: as how many requests it counts.
         """
-        lease = _Lease(slot, prompt_tokens, uncached_tokens, round(answer_tokens), False, now_s + self._ttl_s)
+        answer, expires_at_s = round(answer_tokens), now_s + self._ttl_s
+        lease = _Lease(slot, prompt_tokens, uncached_tokens, answer, sequences, False, expires_at_s)
         self._leases[lease_id] = lease
         self._count(lease, 1.0)
 
@@ -108,7 +112,7 @@ class LoadLedger:
             return False
         block, slot = self.block, lease.slot
         block[PENDING, slot] -= lease.uncached_tokens
-        block[DECODING, slot] += 1.0
+        block[DECODING, slot] += lease.sequences
         block[CONTEXT, slot] += lease.prompt_tokens + lease.answer_tokens
         self._changed(slot)
         lease.decoding = True
@@ -175,9 +179,9 @@ class LoadLedger:
         if slot == _NOWHERE:
             return
         block[QUEUED, slot] += sign * lease.prompt_tokens
-        block[RUNNING, slot] += sign
+        block[RUNNING, slot] += sign * lease.sequences
         if lease.decoding:
-            block[DECODING, slot] += sign
+            block[DECODING, slot] += sign * lease.sequences
             block[CONTEXT, slot] += sign * (lease.prompt_tokens + lease.answer_tokens)
         else:
             block[PENDING, slot] += sign * lease.uncached_tokens

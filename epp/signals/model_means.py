@@ -60,10 +60,10 @@ class AnswerLengths:
         if 0 <= completion_tokens <= _LONGEST_TOKENS:
             self._means.add(model, completion_tokens)
 
-    def expected(self, model: str, max_output_tokens: int | None = None) -> float:
-        """Return the tokens to expect of the next answer, no more than the client's limit."""
+    def expected(self, model: str, max_output_tokens: int | None = None, sequences: int = 1) -> float:
+        """Return the tokens to expect of the next answers, each no more than the client's limit."""
         mean, _ = self._means.of(model)
-        return mean if max_output_tokens is None else min(mean, float(max_output_tokens))
+        return sequences * (mean if max_output_tokens is None else min(mean, float(max_output_tokens)))
 
 
 class FirstTokens:

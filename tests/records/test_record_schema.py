@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from epp.apis.usage import NO_USAGE
 from epp.errors import EppError
 from epp.policies.registry import POLICIES, create
 from epp.records.files import read_records
 from epp.records.schema import decision_of, join
 from epp.records.verdicts import Verdict
 from epp.records.verify import verify
-from epp.schedule.decision import rerun, to_record
+from epp.schedule.decision import Outcome, rerun, to_record
 from epp.types import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
 from tests.kit.records import decided, record_all, recorder_to, through_json
@@ -114,7 +115,7 @@ def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     params = {"scorers": {"lru": {"type": "no-hit-lru-scorer"}}, "scorer_weights": {"lru": 1.0}}
-    forwarded = {"origin_region": "us", "origin_decision": "us-7"}
+    forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2}
     decision, prompt = decided(1, prefix="forwarded")[0]
     decision = replace(decision, request=replace(decision.request, **forwarded))
     assert {
@@ -126,6 +127,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     )
     with recorder_to(tmp_path) as (recorder, _):
         recorder.record(Verdict(id="id-0", correct=True), 1.0)
+        recorder.record(Outcome("id-0", "a:1", "completed", 200, 1.0, 2.0, NO_USAGE, answers=2), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
     keys = set()
     for path in tmp_path.iterdir():

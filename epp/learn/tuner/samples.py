@@ -72,7 +72,7 @@ class Sample:
         ttft_ms: time to first token, NaN when none was seen.
         e2e_ms: whole time, NaN when not seen.
         itl_ms: mean time between tokens, NaN when not seen.
-        answer_tokens: as the engine counted them, None when it did not.
+        answer_tokens: of one answer, as the engine counted them, None when it did not.
         failed: it failed by the fleet's doing.
         censored: it was cut short by its client, or still runs: ``e2e_ms`` is a lower bound.
     """
@@ -155,7 +155,7 @@ def sample_of(
         ttft_ms=_number(outcome.get("ttft_ms")),
         e2e_ms=_number(outcome.get("e2e_ms")),
         itl_ms=_number(outcome.get("itl_ms")),
-        answer_tokens=None if answer_tokens is None else int(answer_tokens),
+        answer_tokens=None if answer_tokens is None else int(answer_tokens) // outcome.get("answers", 1),
         failed=broken and not left,
         censored=left,
     )

@@ -7,10 +7,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.apis.registry import find_parser
 from epp.apis.usage import Usage
 from epp.prefix_cache.blocks import MAX_PROMPTS
+from epp.records.schema import decision_of
+from epp.schedule.decision import outcome_record, to_record
+from epp.signals.duration import predict_duration
+from epp.signals.ledger import DECODING
 from epp.tokens.estimate import EstimateCounter
 from tests.kit.records import HASHER, POOL, WALL_S, picker_of
 
@@ -170,3 +175,66 @@ def test_a_prompt_that_the_engine_cuts_costs_what_is_left_of_it() -> None:
 )
 def test_a_prompt_that_the_engine_cuts_to_fit_fits_everywhere(path: str, body: Body) -> None:
     assert info(path, **body).context_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choices", "sequences"),
+    [
+        (CHAT, SAID | {"n": 8}, 8, 8),
+        (CHAT, SAID | {"n": 4, "use_beam_search": True}, 4, 4),
+        (CHAT, SAID | {"n": 2, "best_of": 8}, 2, 8),
+        (CHAT, SAID | {"n": "3"}, 3, 3),
+        (CHAT, SAID | {"n": None, "best_of": []}, 1, 1),
+        (COMPLETIONS, {"prompt": [TEXT, OTHER], "n": 4}, 4, 8),
+        (COMPLETIONS, {"prompt": TEXT, "n_cmpl": 3}, 3, 3),
+        (GENERATE, {"text": [TEXT, OTHER], "sampling_params": [{"n": 3}, {}]}, 3, 6),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}, 1, 3),
+        ("/v1/rerank", {"query": "q", "documents": ["a", "b"]}, 1, 2),
+    ],
+)
+def test_a_request_counts_as_the_sequences_that_it_makes(
+    path: str, body: Body, choices: int, sequences: int
+) -> None:
+    picker, asked = picker_of("least-request", pool=POOL[:1]), info(path, **body)
+    assert (asked.choices, asked.sequences) == (choices, sequences)
+    first = picker.pick(info(CHAT, **SAID), 0.0, WALL_S)
+    decision = picker.pick(asked, 0.0, WALL_S)
+    expected = min(first.request.expected_output_tokens, asked.max_output_tokens or 1e9)
+    assert decision.request.expected_output_tokens == (
+        0.0 if asked.max_output_tokens == 0 else expected * sequences
+    )
+    ledger = picker.fleet.ledger
+    assert ledger.running_requests[0] == 1 + sequences
+    picker.first_token(decision.id, 1.0)
+    assert ledger.block[DECODING, 0] == sequences
+    picker.end(decision.id, "completed", 2.0)
+    picker.end(first.id, "completed", 2.0)
+    assert not ledger.block.any()
+
+
+def test_the_tokens_of_several_answers_teach_the_length_and_the_pace_of_one() -> None:
+    picker = picker_of("least-request", pool=POOL[:1])
+    decision = picker.pick(info(CHAT, **SAID, n=8, stream=True), 0.0, WALL_S)
+    picker.first_token(decision.id, 1.0)
+    picker.response_started(decision.id, 200)
+    picker.observed(decision.id, usage=Usage(5400, 8 * 101, 5400), chunks=808, last_chunk_s=3.0)
+    outcome = picker.end(decision.id, "completed", 3.0)
+    assert outcome is not None
+    assert outcome.itl_ms == pytest.approx(2000.0 / 100)
+    assert picker.fleet.answers.expected("m") == pytest.approx((128 + 101) / 2)
+    assert outcome_record(outcome, WALL_S)["answers"] == 8
+    assert picker.fleet.calibration.hit_ratio[0] == 1.0, "answers find the prompt that the first of them left"
+
+
+def test_sequences_are_recorded_with_the_decision_that_they_priced() -> None:
+    picker = picker_of()
+    made = picker.pick(info(CHAT, **SAID, n=8), 0.0, WALL_S)
+    record = to_record(made)
+    assert (record["sequences"], "sequences" in to_record(picker.pick(info(CHAT, **SAID), 0.0, WALL_S))) == (
+        8,
+        False,
+    )
+    assert decision_of(record).request.sequences == 8
+    one = replace(made.request, sequences=1, expected_output_tokens=made.request.expected_output_tokens / 8)
+    alone = predict_duration(one, made.fleet, made.chosen)
+    assert predict_duration(made.request, made.fleet, made.chosen).first_token_s == alone.first_token_s
