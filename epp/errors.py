@@ -4,7 +4,8 @@ EppError
 ├── ConfigError      an operator's file is wrong: names the file, the key and the fix
 │   └── ConfigErrors several errors at once, in the order of the files
 ├── ClientError      a request is wrong: carries the HTTP status and words for the client
-└── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
+├── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
+└── UnreadableError  bytes of another process, or of a disk, are no message
 """
 
 from __future__ import annotations
@@ -111,3 +112,7 @@ class NoEndpointError(EppError):
     def __init__(self, rule: str, message: str) -> None:
         self.rule, self.message = rule, message
         super().__init__(message)
+
+
+class UnreadableError(EppError):
+    """Bytes of another process, or of a disk, are not what they should be."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from epp.cluster.link import Link
+from epp.errors import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,13 +43,15 @@ class Mailbox:
 
     Attributes:
         others: indices of the other workers.
-        handlers: take what comes, by its kind, one byte.
+        handlers: take what comes, by its kind, one byte; raise UnreadableError.
+        ignored: datagrams not taken, by reason.
     """
 
     def __init__(self, folder: Path, index: int, count: int) -> None:
         self.index, self._folder = index, folder
         self.others = [other for other in range(count) if other != index]
         self.handlers: dict[bytes, Callable[[bytes], None]] = {}
+        self.ignored = Counter[str]()
         self._waiting: defaultdict[int, deque[bytes]] = defaultdict(deque)
         self._retry: asyncio.TimerHandle | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -105,7 +108,15 @@ class Mailbox:
                 data = self._socket.recv(2 * _SEND_BYTES)
             except BlockingIOError:
                 return
-            self.handlers[data[:1]](data[1:])
+            try:
+                self.handlers.get(data[:1], _refuse)(data[1:])
+            except UnreadableError:
+                self.ignored["unreadable"] += 1
+
+
+def _refuse(_: bytes) -> None:
+    """Take a datagram of no kind that this worker knows."""
+    raise UnreadableError("of no kind")
 
 
 class HostLink(Link):
@@ -121,6 +132,7 @@ class HostLink(Link):
     def __init__(self, mailbox: Mailbox, group: Group, fleet: Fleet, clock: Clock) -> None:
         self._mailbox = mailbox
         super().__init__(group, fleet, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
+        mailbox.ignored = self.sharing.counts.ignored
         mailbox.handlers[SHARED] = self.sharing.receive
         mailbox.handlers[_QUESTION] = self._asked
         mailbox.handlers[_ANSWER] = self._answer
@@ -143,8 +155,10 @@ class HostLink(Link):
             self._mailbox.send(index, _QUESTION, bytes((self._mailbox.index,)) + question)
 
     def _asked(self, data: bytes) -> None:
-        if self.on_question is not None:
-            self.on_question(data[1:], partial(self._mailbox.send, data[0], _ANSWER))
+        asker = int.from_bytes(data[:1])
+        if asker not in self._mailbox.others:
+            raise UnreadableError("of nobody")
+        self._question(data[1:], partial(self._mailbox.send, asker, _ANSWER))
 
     def _publish(self, to: str, data: bytes) -> None:
         for index in [int(to.partition("-")[0])] if to else self._mailbox.others:

@@ -3,7 +3,8 @@
 Owns the term and the leader's name, as one picker knows them. Pure: times and messages come in.
 
 Rules
-- Terms only rise: another leader is taken with a higher term alone, so that no picker obeys two.
+- Terms only rise, by `TERM_STEP` at most: another leader is taken with a higher term alone, so that no picker
+  obeys two.
 - A leader stays until it is silent. Then the first by name of those heard takes the lead, with the next term.
 - Where Kubernetes has a Lease, who holds it takes the lead, whatever its name, and nobody else leads.
 - Who has not listened for `LISTEN_S`, or has lost NATS, neither leads nor takes the lead.
@@ -20,6 +21,8 @@ from epp.cluster.messages import Lead
 LOST_S = 4.0
 #: As long as the leader takes to send its files again, and a second more.
 LISTEN_S = 6.0
+#: A leader takes the next term; who was away, or has just started, may have missed two years of one a minute.
+TERM_STEP = 2**20
 #: Clocks are compared over so many messages: one may have come late.
 _COMPARED = 3
 
@@ -87,8 +90,10 @@ class Leading:
         if self.able and self.leader != self.name and (vacant if self.lease is None else self.lease):
             self._take()
 
-    def hear(self, origin: str, lead: Lead, now_s: float, now_wall_s: float) -> None:
-        """Take what another picker says of the lead."""
+    def hear(self, origin: str, lead: Lead, now_s: float, now_wall_s: float) -> bool:
+        """Take what another picker says of the lead; False, and nothing, where its term cannot be."""
+        if lead.term > self._highest + TERM_STEP:
+            return False
         self._heard_s[origin] = now_s
         self._ahead_s.setdefault(origin, deque(maxlen=_COMPARED)).append(lead.wall_s - now_wall_s)
         self._highest = max(self._highest, lead.term)
@@ -98,6 +103,7 @@ class Leading:
             self._heard_s.setdefault(lead.leader, now_s)
         elif self.leader == self.name and self.lease is not False and (newer or self._yields(lead)):
             self._take()  # newer without a leader: it remembers an earlier life of the pool
+        return True
 
     def _yields(self, lead: Lead) -> bool:
         """Tell whether another took the same term and is later by name, gone, or without the Lease."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from epp.cluster.leading import Leading
 from epp.cluster.sharing import WHOLE_S, Sharing
+from epp.wire import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.messages import Group
     from epp.signals.fleet import Fleet
+
+
+#: Questions of live pages that are answered in a second: 32 open pages ask twice.
+MAX_QUESTIONS = 64
 
 
 class Link(ABC):
@@ -48,7 +53,8 @@ class Link(ABC):
         #: When it fires, which uvloop's handles of the next turn cannot say.
         self._timer_s = 0.0
         self.dropped = 0
-        self.on_question: Callable[[bytes, Callable[[bytes], object]], None] | None = None
+        self.on_question: Callable[[str, Callable[[bytes], object]], None] | None = None
+        self._questions = 0  # of this second
         self.on_answer: Callable[[bytes], None] = lambda _: None
         self.leading = Leading(origin, clock.mono_s(), term or 0)
         if term is None:
@@ -84,6 +90,18 @@ class Link(ABC):
     def _publish(self, to: str, data: bytes) -> None:
         """Send a message to a peer, ``""`` for all."""
 
+    def _question(self, question: bytes, reply: Callable[[bytes], object]) -> None:
+        """Answer the live page of another picker, while there is time for it in this second.
+
+        Raises:
+            UnreadableError: it is no question.
+        """
+        self._questions += 1
+        if self._questions > MAX_QUESTIONS:
+            self.sharing.counts.ignored["too many questions"] += 1
+        elif self.on_question is not None:
+            self.on_question(text(question), reply)
+
     def _answer(self, data: bytes) -> None:
         self.on_answer(data)
 
@@ -92,6 +110,7 @@ class Link(ABC):
             while True:
                 self.leading.tick(self._clock.mono_s(), connected=self.connected)
                 self.sharing.flush()
+                self._questions = 0
                 await asyncio.sleep(WHOLE_S)
         finally:
             if self._timer is not None:

@@ -1,7 +1,8 @@
 """What pickers send each other, as bytes.
 
 Every message names format, pool, policy and hashing key; its reader ignores what does not fit. Facts name
-blocks by their keyed hashes, which pickers that share `prefix.secret_file` understand.
+blocks by their keyed hashes, which pickers that share `prefix.secret_file` understand. All of a message is
+decoded, and within bounds, before any of it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from epp.prefix_cache.prefix import Prefix, Run
 from epp.signals.line import Learned  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.signals.paths import LearnedPath  # noqa: TC001  # likewise
+from epp.wire import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +25,16 @@ if TYPE_CHECKING:
 FORMAT = b"epp\x01"
 #: Hashes in one fact; longer prompts are several facts, so no message grows with a prompt.
 MAX_BLOCKS = 1024
-_RUN = struct.Struct("<QQI")
+#: Facts in one message, and from how many bytes on it takes no further one.
+MAX_FACTS, MAX_BYTES = 128, 256 * 1024
+#: Tokens of a block: it has 32 bytes at least, and no token 512. The index is bounded in tokens.
+LEAST_BLOCK_TOKENS, MOST_BLOCK_TOKENS = 1.0 / 16.0, 1e6
+_RUN, _HASH_BYTES = struct.Struct("<QQI"), 8
+
+_Name = Annotated[str, msgspec.Meta(max_length=300)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Hashes = Annotated[bytes, msgspec.Meta(max_length=_HASH_BYTES * MAX_BLOCKS)]
+_UnixS = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 
 
 class Fact(msgspec.Struct, array_like=True, frozen=True):
@@ -39,20 +50,21 @@ class Fact(msgspec.Struct, array_like=True, frozen=True):
         stored: keys of responses that its engine stores, 8 bytes each; then the fact names no prompt.
     """
 
-    endpoint: str
-    started_s: float
+    endpoint: _Name
+    started_s: _UnixS
     known: bytes = b""
-    start: Annotated[int, msgspec.Meta(ge=0)] = 0
-    blocks: bytes = b""
-    block_tokens: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] = 1.0
-    stored: bytes = b""
+    start: _Count = 0
+    blocks: _Hashes = b""
+    block_tokens: Annotated[float, msgspec.Meta(ge=LEAST_BLOCK_TOKENS, le=MOST_BLOCK_TOKENS)] = 1.0
+    stored: _Hashes = b""
+
+    def __post_init__(self) -> None:
+        """Refuse bytes that are no runs or no hashes."""
+        if len(self.known) % _RUN.size or (len(self.blocks) | len(self.stored)) % _HASH_BYTES:
+            raise ValueError("no hashes")
 
     def prefix(self) -> Prefix:
-        """Unpack it.
-
-        Raises:
-            struct.error, ValueError: the bytes are no runs or no hashes.
-        """
+        """Unpack it."""
         blocks = array("Q", self.blocks)
         return Prefix(
             [Run(*run) for run in _RUN.iter_unpack(self.known)], self.start, blocks, self.block_tokens
@@ -62,14 +74,24 @@ class Fact(msgspec.Struct, array_like=True, frozen=True):
 def facts_of(endpoint: str, started_s: float, prefix: Prefix) -> Iterator[Fact]:
     """Make facts of `MAX_BLOCKS` hashes at most."""
     known, start, blocks = list(prefix.known), prefix.start, prefix.blocks
+    block_tokens = min(max(prefix.block_tokens, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
     while True:
         part, blocks = blocks[:MAX_BLOCKS], blocks[MAX_BLOCKS:]
         packed = b"".join(_RUN.pack(*run) for run in known)
-        yield Fact(endpoint, started_s, packed, start, part.tobytes(), prefix.block_tokens)
+        yield Fact(endpoint, started_s, packed, start, part.tobytes(), block_tokens)
         if not blocks:
             return
         known.append(Run(part[0], part[-1], len(part)))
         start += len(part)
+
+
+def taken(facts: Iterator[Fact]) -> list[Fact]:
+    """Take as many facts as go into one message."""
+    piece, size = list[Fact](), 0
+    while len(piece) < MAX_FACTS and size < MAX_BYTES and (fact := next(facts, None)) is not None:
+        piece.append(fact)
+        size += len(fact.known) + len(fact.blocks) + len(fact.stored)
+    return piece
 
 
 class Group(msgspec.Struct, array_like=True, frozen=True):
@@ -81,14 +103,16 @@ class Group(msgspec.Struct, array_like=True, frozen=True):
         key_id: of block size and hashing key (`BlockHasher.key_id`).
     """
 
-    pool: str
-    policy: str
-    key_id: str
+    pool: _Name
+    policy: _Name
+    key_id: _Name
 
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
 _Tokens = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Sequence = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+_Facts = Annotated[list[Fact], msgspec.Meta(max_length=MAX_FACTS)]
 
 
 class Lead(msgspec.Struct, array_like=True, frozen=True):
@@ -100,9 +124,9 @@ class Lead(msgspec.Struct, array_like=True, frozen=True):
         wall_s: Unix time of the sender.
     """
 
-    term: Annotated[int, msgspec.Meta(ge=0)]
-    leader: str
-    wall_s: float
+    term: _Count
+    leader: _Name
+    wall_s: _UnixS
 
 
 class FileContent(msgspec.Struct, array_like=True, frozen=True):
@@ -117,7 +141,7 @@ class FileContent(msgspec.Struct, array_like=True, frozen=True):
 
     group: Group
     lead: Lead
-    name: str
+    name: _Name
     content: bytes | None
 
 
@@ -146,16 +170,16 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     """
 
     group: Group
-    origin: str
-    sequence: int
-    changed_s: float = 0.0
+    origin: _Name
+    sequence: _Sequence
+    changed_s: _UnixS = 0.0
     whole: bool = False
     load: dict[str, tuple[_Gauge, _Gauge, _Gauge, _Gauge, _Gauge]] = {}
-    facts: list[Fact] = []
+    facts: _Facts = []
     ejected: dict[str, _Seconds] = {}
     paused: dict[str, _Seconds] = {}
-    ask: int | None = None
-    wants: list[Fact] = []
+    ask: _Sequence | None = None
+    wants: _Facts = []
     last: bool = False
     rates: dict[str, tuple[Learned, Learned]] = {}
     hits: dict[str, tuple[_Tokens, _Tokens]] = {}
@@ -176,6 +200,6 @@ def decode(data: bytes) -> Message | None:
     """Read a message; None for another format.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        UnreadableError: it is none.
     """
-    return _DECODER.decode(memoryview(data)[len(FORMAT) :]) if data.startswith(FORMAT) else None
+    return read(_DECODER, memoryview(data)[len(FORMAT) :]) if data.startswith(FORMAT) else None

@@ -23,8 +23,9 @@ from nats.errors import Error
 
 from epp.cluster.link import Link
 from epp.cluster.messages import FileContent
-from epp.errors import ConfigError
+from epp.errors import ConfigError, UnreadableError
 from epp.schedule.decision import SCHEMA_VERSION
+from epp.wire import read, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ _STUCK_S = 5.0
 _PING_S = 1
 #: Messages that wait to be sent, and bytes that a server may be behind in reading.
 _OUTBOX, _PENDING_BYTES = 256, 4 * 1024 * 1024
-#: Of a file that the leader sends; what is longer ends here, and does not read.
+#: Of a file that the leader sends.
 _CONTENT_BYTES = 16 * 1024 * 1024
 #: Messages that wait, from which on records are dropped: promises go first.
 _RECORDS_OUTBOX = 64
@@ -216,27 +217,26 @@ class NatsLink(Link):
     async def _received(self, take: Callable[[bytes], bytes | None], message: Msg) -> None:
         try:
             answer = take(message.data)
-        except (msgspec.MsgspecError, zlib.error):
+        except UnreadableError:
             self.sharing.counts.ignored["unreadable"] += 1
         else:
             if answer is not None:
                 await message.respond(answer)
 
     def _content(self, data: bytes) -> None:
-        leading, told = self.leading, _CONTENTS.decode(data)
-        packed, unpack = told.content, zlib.decompressobj().decompress
-        content = None if packed is None else unpack(packed, _CONTENT_BYTES)
+        leading, told = self.leading, read(_CONTENTS, data)
         if told.group != self.group:
             return  # its other messages are counted
         if told.lead.term >= leading.term:
             leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
         if leading.accepts(told.lead):
-            self.on_content(told.name, content)
+            packed = told.content
+            self.on_content(told.name, None if packed is None else unpack(packed, _CONTENT_BYTES))
         else:
             self.sharing.counts.ignored["a lead that is over"] += 1
 
     def _lines(self, data: bytes) -> None:
-        schema, lines = _RECORDS.decode(data)
+        schema, lines = read(_RECORDS, data)
         if schema != SCHEMA_VERSION:
             self.sharing.counts.ignored["records of another version"] += 1
         elif self.leading.leads:
@@ -252,8 +252,7 @@ class NatsLink(Link):
 
     async def _received_question(self, message: Msg) -> None:
         asker = message.subject.rpartition(".")[2]
-        if self.on_question is not None:
-            self.on_question(message.data, partial(self._put, f"{self._subject}.answers.{asker}"))
+        self._question(message.data, partial(self._put, f"{self._subject}.answers.{asker}"))
 
     async def _failed(self, error: Exception) -> None:
         problem = str(error) or type(error).__name__

@@ -9,20 +9,19 @@ endpoint meanwhile.
 from __future__ import annotations
 
 import math
-import struct
 from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from epp.cluster.messages import MAX_BLOCKS, Fact, Group, Message, decode, encode, facts_of
+from epp.cluster.answers import ALL_S, Answers
+from epp.cluster.messages import MAX_BLOCKS, Fact, Group, Message, decode, encode, facts_of, taken
+from epp.errors import UnreadableError
 from epp.signals.peer_load import PeerLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from epp.clock import Clock
     from epp.cluster.leading import Leading
@@ -40,14 +39,12 @@ SILENT_S = 2.0
 JOURNAL = 8192
 #: Silent peers are remembered for so long: what they sent meanwhile is asked for when they are back.
 REMEMBERED_S = 600.0
-#: Facts in one message, from how many bytes on it takes no further one, and peers that are listened to.
-MAX_FACTS, MAX_BYTES, MAX_PEERS = 128, 256 * 1024, 256
+#: Peers that are listened to.
+MAX_PEERS = 256
 #: Sequence of a message to one picker.
 TO_ONE = -1
 #: A picker that hears nobody for so long after its start is the first.
 ALONE_S = 3.0
-#: As long as a snapshot may take before another peer is asked.
-SNAPSHOT_S = 5.0
 #: Start times nearer than this are one process.
 _SAME_START_S = 1.0
 
@@ -127,8 +124,7 @@ class Sharing:
         self._due_s = math.inf
         self._started_s = clock.mono_s()
         self.warm = False
-        #: What peers have asked for and not yet got, and whether they then have all.
-        self._snapshots: deque[tuple[str, Iterator[Fact], bool]] = deque()
+        self._answers = Answers(self)
         self.counts = Counts()
         self._load, self._leading = load, leading
         if load:
@@ -197,15 +193,14 @@ class Sharing:
             self._send(now_s, whole=whole)
         elif self._due_s < math.inf:  # another wake replaced this one's timer
             self._wake(self._due_s - now_s)
-        for _ in range(len(self._snapshots)):
-            self._send_piece()
+        self._send_piece(now_s)
 
     def leave(self) -> None:
         """Tell the others that this picker ends."""
         self._say("", next(self._sequences), leaves=True)
 
     def _send(self, now_s: float, *, whole: bool) -> None:
-        facts = _piece(self._facts.popleft() for _ in range(len(self._facts)))
+        facts = taken(self._facts.popleft() for _ in range(len(self._facts)))
         changed_s = self._changed_s if self._changed_s < math.inf else 0.0
         sequence = next(self._sequences)
         self._journal.extend((sequence, fact) for fact in facts)
@@ -246,7 +241,7 @@ class Sharing:
         """Take a message; what does not read or fit is counted and ignored."""
         try:
             message = decode(data)
-        except msgspec.MsgspecError:
+        except UnreadableError:
             self.counts.ignored["unreadable"] += 1
             return
         if message is None or message.group != self._group:
@@ -258,6 +253,7 @@ class Sharing:
         if message.leaves:
             self._peer_load.drop(message.origin)
             self._peers.pop(message.origin, None)
+            self._answers.forget(message.origin)
             if self._leading is not None:
                 self._leading.left(message.origin)
             return
@@ -269,22 +265,22 @@ class Sharing:
         self.counts.received += 1
         peer.heard_s, peer.alive = now_s, True
         if message.lead is not None and self._leading is not None:
-            self._leading.hear(message.origin, message.lead, now_s, self._clock.wall_s())
-        try:
+            heard = self._leading.hear(message.origin, message.lead, now_s, self._clock.wall_s())
+            self.counts.ignored["a term too high"] += not heard
+        if message.ask is not None or message.wants:
+            self._answers.ask(message.origin, message.ask, message.wants)
+            self._wake(0.0)
+        else:
             self._take(message, peer, now_s)
-        except (ValueError, struct.error):
-            self.counts.ignored["unreadable"] += 1
 
     def _take(self, message: Message, peer: _Peer, now_s: float) -> None:
-        if message.ask is not None or message.wants:
-            self._answer(message)
-            return
         if peer.sequence is None or message.sequence > peer.sequence:
             if message.sequence >= 0:
                 self._follow(message, peer)
             if self._load:
-                own = self._fleet.ledger.block
-                self._peer_load.update(message.origin, message.load, own, whole=message.whole)
+                own, slot_of = self._fleet.ledger.block, self._fleet.slot_of
+                load = {address: row for address, row in message.load.items() if slot_of(address) is not None}
+                self._peer_load.update(message.origin, load, own, whole=message.whole)
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
@@ -334,24 +330,22 @@ class Sharing:
             fleet.stored.hold(slot, key, now_s)
         return bool(fact.stored) or fleet.index.hold(slot, fact.prefix())
 
-    def _answer(self, message: Message) -> None:
-        after, journal, is_all = message.ask, self._journal, False
-        if message.wants:
-            facts = self._whole(message.wants)
-        elif after is not None and after >= 0 and (len(journal) < JOURNAL or journal[0][0] <= after):
-            facts = iter([fact for sequence, fact in journal if sequence > after])
-        else:
-            facts, is_all = self._snapshot(), True
-        self._snapshots.append((message.origin, facts, is_all))
-        self._wake(0.0)
+    def since(self, sequence: int) -> Iterator[Fact] | None:
+        """List the facts sent after a message; None where they are kept no more."""
+        journal = self._journal
+        if len(journal) == JOURNAL and journal[0][0] > sequence:
+            return None
+        return iter([fact for at, fact in journal if at > sequence])
 
-    def _whole(self, wants: list[Fact]) -> Iterator[Fact]:
+    def whole(self, wants: Iterable[Fact]) -> Iterator[Fact]:
+        """List facts again, with the runs that their reader misses."""
         for fact in wants:
             prefix = self._fleet.index.whole(fact.prefix())
             if prefix is not None:
                 yield from facts_of(fact.endpoint, fact.started_s, prefix)
 
-    def _snapshot(self) -> Iterator[Fact]:
+    def everything(self) -> Iterator[Fact]:
+        """List all that is known."""
         fleet = self._fleet
         for slot, endpoint in fleet.members:
             for prefix in fleet.index.prefixes(slot):
@@ -360,18 +354,18 @@ class Sharing:
             for at in range(0, len(keys), MAX_BLOCKS):
                 yield self._stores(slot, keys[at : at + MAX_BLOCKS])
 
-    def _send_piece(self) -> None:
+    def _send_piece(self, now_s: float) -> None:
         """Send a piece of what was asked for; the rest waits for the next flush."""
-        origin, facts, is_all = self._snapshots.popleft()
-        piece = _piece(facts)
-        if is_all and not piece:
+        if (piece := self._answers.next(now_s)) is None:
+            return
+        if piece.facts:
+            self._say(piece.origin, facts=piece.facts)
+        else:
             fleet = self._fleet
             hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
-            self._say(origin, last=True, rates=fleet.rates.learned, paths=fleet.paths.learned, hits=hits)
-        elif piece:
-            self._say(origin, facts=piece)
-            self._snapshots.append((origin, facts, is_all))
-            self._wake(LEAST_S)
+            rates, paths = fleet.rates.learned, fleet.paths.learned
+            self._say(piece.origin, last=True, rates=rates, paths=paths, hits=hits)
+        self._wake(LEAST_S)
 
     def _adopt(self, message: Message) -> None:
         """Start from what a peer has learned."""
@@ -389,7 +383,7 @@ class Sharing:
         alive = {name: peer for name, peer in self._peers.items() if peer.alive}
         if not alive:
             self.warm = now_s - self._started_s > ALONE_S
-        elif all(now_s - peer.asked_s > SNAPSHOT_S for peer in alive.values()):
+        elif all(now_s - peer.asked_s > ALL_S for peer in alive.values()):
             origin = min(alive, key=lambda name: (alive[name].asked_s, name))
             alive[origin].asked_s = now_s
             self._say(origin, ask=-1)
@@ -401,15 +395,7 @@ class Sharing:
                 self._peer_load.drop(origin)
             if now_s - peer.heard_s > REMEMBERED_S:
                 del self._peers[origin]
-
-
-def _piece(facts: Iterator[Fact]) -> list[Fact]:
-    """Take as many facts as go into one message."""
-    piece, size = list[Fact](), 0
-    while len(piece) < MAX_FACTS and size < MAX_BYTES and (fact := next(facts, None)) is not None:
-        piece.append(fact)
-        size += len(fact.known) + len(fact.blocks) + len(fact.stored)
-    return piece
+                self._answers.forget(origin)
 
 
 def _unlike(theirs: Group, ours: Group) -> str:

@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
@@ -40,6 +41,95 @@ _BUSY = 8
 #: Decisions asked anew between two pauses, which let the event loop have the interpreter.
 _A_TURN, _PAUSE_S = 4, 0.001
 _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
+#: Figures with which one can reckon: of another picker, too.
+_Figure = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class _Row(TypedDict):
+    """A decision."""
+
+    id: str
+    at: _Figure
+    time: str
+    model: str
+    prompt: str
+    cached: str
+    endpoint: str
+    cost: str
+    next: str
+    terms: dict[str, float | None]
+
+
+class _Replica(TypedDict):
+    """An endpoint of the pool."""
+
+    id: str
+    region: str
+    state: str
+    out: bool
+    load: _Figure
+    running: str
+    tokens: str
+    prefill: str
+    queued: str
+    hits: _Figure
+    believed: str
+    rtt: str
+    kv: str
+
+
+class _Weight(TypedDict):
+    """A weight of the policy, and how it got there."""
+
+    id: str
+    value: str
+    tried: str
+    bounds: str
+    about: str
+    history: Annotated[list[tuple[float, float]], msgspec.Meta(min_length=1)]
+
+
+class Frame(TypedDict):
+    """A picker as it shows itself."""
+
+    id: str
+    at: _Figure
+    made: _Count
+    leads: bool
+    policy: str
+    fleet: list[_Replica]
+    decisions: Annotated[list[_Row], msgspec.Meta(max_length=ROWS)]
+    weights: list[_Weight]
+    words: list[str]
+
+
+class _Sums(TypedDict):
+    """What became of the decisions that a policy was asked about."""
+
+    decisions: _Count
+    failed: _Count
+    agreed: _Count
+    ms: _Figure
+    ms2: _Figure
+
+
+class Opinion(TypedDict):
+    """What a policy says of a picker's last decisions."""
+
+    id: str
+    opinion: str
+    sums: _Sums
+    live: dict[str, _Count]
+    other: dict[str, _Count]
+
+
+class Refusal(TypedDict):
+    """Why a policy has no opinion."""
+
+    id: str
+    opinion: str
+    error: str
 
 
 def answer(live: LivePage, question: str, reply: Callable[[dict[str, Any]], object]) -> None:

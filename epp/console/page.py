@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from epp.console.frames import answer
+from epp.console.frames import Frame, Opinion, Refusal, answer
 from epp.console.pictures import add_rate, merged, offered, summed
+from epp.errors import UnreadableError
+from epp.threads import kept
+from epp.wire import read, unpack
 
 if TYPE_CHECKING:
     from epp.server.live_page import LivePage
@@ -29,6 +32,8 @@ STREAM_S = 60.0
 GONE_S = 10.0
 #: How long opinions of other pickers are waited for: not all of them need have a page.
 OPINION_S = 10.0
+#: Pickers that the page shows, and bytes of what one says: some 400 for an endpoint.
+_MOST_PICKERS, _MOST_BYTES = 256, 8 * 1024 * 1024
 _FILES = ("ui.html", "ui.js", "ui.css")
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -36,6 +41,17 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
+
+
+class _Kind(msgspec.Struct):
+    """Which of the answers one is."""
+
+    opinion: str | None = None
+    error: str | None = None
+
+
+_KINDS, _FRAMES = msgspec.json.Decoder(_Kind), msgspec.json.Decoder(Frame)
+_OPINIONS, _REFUSALS = msgspec.json.Decoder(Opinion), msgspec.json.Decoder(Refusal)
 
 
 class Page:
@@ -47,6 +63,7 @@ class Page:
 
     def __init__(self, live: LivePage) -> None:
         self._live, self._loop = live, asyncio.get_running_loop()
+        self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}
         self._asking: list[tuple[str, asyncio.Queue[dict[str, Any]]]] = []
         self._watching = 0
@@ -54,7 +71,7 @@ class Page:
         #: The next picture, empty at the end.
         self._next = self._loop.create_future()
         if live.link is not None:
-            live.link.on_answer = lambda data: self._take(unpacked(data))
+            live.link.on_answer = self._take_packed
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request below `/ui`."""
@@ -80,7 +97,7 @@ class Page:
         response = web.StreamResponse(headers=headers)
         self._watching += 1
         if self._ticks is None:
-            self._ticks = self._loop.create_task(self._tick())
+            self._ticks = self._loop.create_task(kept("show the page", self._tick, self._frames.clear))
         try:
             async with asyncio.timeout(STREAM_S):
                 await response.prepare(request)
@@ -112,7 +129,7 @@ class Page:
         if policy not in offered():
             return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
         link, told = self._live.link, dict[str, dict[str, Any]]()
-        asking = policy, asyncio.Queue[dict[str, Any]]()
+        asking = policy, asyncio.Queue[dict[str, Any]](_MOST_PICKERS)
         self._asking.append(asking)
         self._live.loop.call_soon_threadsafe(self._ask, policy)
         with contextlib.suppress(TimeoutError):
@@ -129,17 +146,29 @@ class Page:
             self._live.link.ask(question.encode())
         answer(self._live, question, self._take)
 
+    def _take_packed(self, data: bytes) -> None:
+        self._soon(self._hear, data)
+
+    def _hear(self, data: bytes) -> None:
+        """Take what another picker answers."""
+        try:
+            found = unpacked(data)
+        except UnreadableError:
+            self._live.loop.call_soon_threadsafe(self._live.ignore, "unreadable")
+        else:
+            self._heard(found)
+
     def _take(self, found: dict[str, Any]) -> None:
-        self._loop.call_soon_threadsafe(self._heard, found)
+        self._soon(self._heard, found)
 
     def _heard(self, found: dict[str, Any]) -> None:
         """Take a picker's frame or opinion, this one's or another's."""
         name, asked = found["id"], found.get("opinion")
-        if asked is None:
+        if asked is None and (name in self._frames or len(self._frames) < _MOST_PICKERS):
             add_rate(found, self._frames.get(name))
             self._frames[name] = found | {"heard_s": self._loop.time()}
         for policy, answers in self._asking:
-            if policy == asked:
+            if policy == asked and not answers.full():
                 answers.put_nowait(found)
 
 
@@ -149,6 +178,15 @@ def packed(found: dict[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Unpack what another picker answers."""
-    found: dict[str, Any] = msgspec.json.decode(zlib.decompress(data))
+    """Unpack what another picker answers.
+
+    Raises:
+        UnreadableError: it is no frame and no opinion, or too long.
+    """
+    packed = unpack(data, _MOST_BYTES)
+    kind = read(_KINDS, packed)
+    answers: msgspec.json.Decoder[Any] = _FRAMES
+    if kind.opinion is not None:
+        answers = _OPINIONS if kind.error is None else _REFUSALS
+    found: dict[str, Any] = read(answers, packed)
     return found

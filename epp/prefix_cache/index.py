@@ -156,11 +156,12 @@ class PrefixIndex:
         path, end = list[_Segment](), 0
         for run in prefix.known:
             found = self._segments_of(run)
-            if not found or found[0].start != end:
+            if not found:
                 return False
             path += found
             end += run.blocks
-        if end != prefix.start:
+        # Hashes of another process may be no chain.
+        if end != prefix.start or not all(map(self._hangs_below, path, [None, *path])):
             return False
         holdings, blocks = self._holdings(slot), prefix.blocks
         holdings.clock_tokens += (end + len(blocks)) * prefix.block_tokens
@@ -196,11 +197,11 @@ class PrefixIndex:
             if segment is None:
                 self._hang(slot, above, start + position, array("Q", blocks[position:]), block_tokens)
                 break
-            if segment.start != start + position:
+            if segment.start != start + position or not self._hangs_below(segment, above):
                 break  # no chain of hashes
             matched = _matched(segment.hashes, blocks, position)
-            if matched < len(segment.hashes):
-                self._split(segment, matched)
+            if matched < len(segment.hashes) and self._split(segment, matched) is None:
+                break
             if above is not None:
                 above.leaf = False
             if segment.holders & bit:
@@ -239,12 +240,22 @@ class PrefixIndex:
         """List the segments from the root to this one."""
         path = [segment]
         while path[-1].start:
-            # Where it hung when it was made; that may have been cut since.
-            above = self._segments[path[-1].above]
-            while above.start + len(above.hashes) < path[-1].start:
-                above = self._segments[above.below]
-            path.append(above)
+            path.append(self._above(path[-1]))
         return path[::-1]
+
+    def _above(self, segment: _Segment) -> _Segment:
+        """Find the segment that another one, not at the root, hangs below."""
+        # Where it hung when it was made; that may have been cut since.
+        above = self._segments[segment.above]
+        while above.start + len(above.hashes) < segment.start:
+            above = self._segments[above.below]
+        return above
+
+    def _hangs_below(self, segment: _Segment, above: _Segment | None) -> bool:
+        """Tell whether a segment hangs below another, None for the root."""
+        if above is None or not segment.start:
+            return above is None and not segment.start
+        return self._above(segment) is above
 
     def _segments_of(self, run: Run) -> list[_Segment]:
         """Find the segments that a run of another index consists of here; none where a block is missing."""
@@ -253,10 +264,10 @@ class PrefixIndex:
             segment = self._segments.get(key)
             if segment is None:
                 return []
-            if len(segment.hashes) > left:
-                if segment.hashes[left - 1] != run.last:
-                    return []
-                self._split(segment, left)
+            if len(segment.hashes) > left and (
+                segment.hashes[left - 1] != run.last or self._split(segment, left) is None
+            ):
+                return []
             found.append(segment)
             left -= len(segment.hashes)
             key = segment.below
@@ -367,8 +378,13 @@ class PrefixIndex:
         self.distinct_tokens += added
         holdings.tokens += added
 
-    def _split(self, segment: _Segment, at: int) -> _Segment:
-        """Cut a segment in two, each held as before; returns the lower part."""
+    def _split(self, segment: _Segment, at: int) -> _Segment | None:
+        """Cut a segment in two, each held as before; returns the lower part.
+
+        None, and nothing is cut, where its first hash begins another segment: another process sent no chain.
+        """
+        if segment.hashes[at] in self._segments:
+            return None
         lower = self._add(segment.start + at, segment.hashes[at:], segment.block_tokens, segment.holders)
         self.distinct_blocks -= len(lower.hashes)
         self.distinct_tokens -= lower.tokens
@@ -406,7 +422,7 @@ class PrefixIndex:
             self.distinct_tokens -= before_tokens - segment.tokens
             holdings.tokens -= before_tokens - segment.tokens
             return
-        self._drop(slot, holdings, self._split(segment, keep))
+        self._drop(slot, holdings, self._split(segment, keep) or segment)
 
     def _drop(self, slot: int, holdings: SlotHoldings, segment: _Segment) -> None:
         """Take a segment from the slot; one without holders is gone."""

@@ -12,17 +12,18 @@ import logging
 import os
 import threading
 import time
-import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from epp import __version__
+from epp.errors import UnreadableError
 from epp.keyed_uniform import keyed_uniform
 from epp.records.verdicts import Verdict, verdict_record
 from epp.records.writer import RecordWriter
 from epp.schedule.decision import SCHEMA_VERSION, Decision, outcome_record, to_record
+from epp.wire import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,8 @@ FLUSH_S = 0.05
 CHUNK_BYTES = 64 * 1024
 #: Pause after each chunk: a thread that does not sleep takes the interpreter from the event loop too soon.
 PAUSE_S = 0.0002
+#: Records of another picker that came together: one with ten thousand endpoints has some megabytes.
+LINES_BYTES = 16 * 1024 * 1024
 #: Estimated size of what may wait for a disk that hangs.
 QUEUE_BYTES = 64 * 1024 * 1024
 #: Pause after a failed write: a full disk is not asked again for every record.
@@ -181,7 +184,7 @@ class FileRecorder:
                 size += _size(subject)
                 try:
                     if isinstance(subject, bytes):
-                        others.append(zlib.decompressobj().decompress(subject, QUEUE_BYTES))
+                        others.append(_lines(subject))
                     else:
                         own.append(self._encoder.encode(self._record(subject, at_wall_s)) + b"\n")
                 except Exception:
@@ -241,6 +244,18 @@ class FileRecorder:
             "sample": self._sample,
         }
         return self._encoder.encode(header) + b"\n"
+
+
+def _lines(packed: bytes) -> bytes:
+    """Unpack records of another picker.
+
+    Raises:
+        UnreadableError: they are no lines, or too long.
+    """
+    lines = unpack(packed, LINES_BYTES)
+    if not lines.endswith(b"\n"):
+        raise UnreadableError("no lines")
+    return lines
 
 
 def _size(subject: _Subject) -> int:

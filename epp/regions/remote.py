@@ -9,19 +9,19 @@ the least difference between a peer's clock and this one shows how late each is.
 from __future__ import annotations
 
 import math
-import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
+from epp.errors import UnreadableError
 from epp.regions.sketch import CONTENT_BYTES, Sketch
 from epp.regions.summary import Summary, decode
 from epp.signals.ledger import QUEUED, ROWS, RUNNING
 from epp.signals.metrics_text import EngineSample
 from epp.types import NUMERIC_COLUMNS, PEER_CLASS, Endpoint
+from epp.wire import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -123,7 +123,7 @@ class RemoteRegions:
                 if isinstance(message, Summary)
                 else self._restore(peer, message)
             )
-        except (msgspec.MsgspecError, ValueError, ArithmeticError, zlib.error):
+        except UnreadableError:
             self.counts["malformed"] += 1
             return ""
         self.counts["heard" if taken else "late"] += 1
@@ -262,7 +262,10 @@ class RemoteRegions:
             return False
         if whole.sequence < peer.needed:
             return False
-        peer.sketch.load(zlib.decompressobj().decompress(whole.cells, CONTENT_BYTES))
+        content = unpack(whole.cells, CONTENT_BYTES)
+        if len(content) < CONTENT_BYTES:
+            raise UnreadableError("no sketch")
+        peer.sketch.load(content)
         for sequence, changes in peer.since:
             if sequence > whole.sequence:
                 peer.sketch.apply(changes)

@@ -20,14 +20,22 @@ if TYPE_CHECKING:
 STRIDE = 4
 BUCKETS, PER_BUCKET, FINGERPRINT_BITS = 31_250, 4, 15
 CELLS = BUCKETS * PER_BUCKET
-#: Bytes of the whole content.
-CONTENT_BYTES = 2 * CELLS
+#: Bytes of the whole content, and of a change.
+CONTENT_BYTES, CHANGE_BYTES = 2 * CELLS, 4
 _FINGERPRINT = (1 << FINGERPRINT_BITS) - 1
 #: Shares no factor with the number of buckets.
 _MIX = 0x5BD1E995
 #: Entries above which no more are taken: searches for a free cell get long, and find none.
 MOST_ENTRIES = int(0.95 * CELLS)
 _MAX_KICKS = 200
+
+
+def are_changes(changes: bytes) -> bool:
+    """Tell whether bytes are changes of a sketch."""
+    if len(changes) % CHANGE_BYTES:
+        return False
+    packed = np.frombuffer(changes, "<u4")
+    return not len(packed) or int(packed.max()) >> FINGERPRINT_BITS < CELLS
 
 
 class Sketch:
@@ -95,16 +103,9 @@ class Sketch:
         return (at << FINGERPRINT_BITS | self._view[at]).astype("<u4").tobytes()
 
     def apply(self, changes: bytes) -> None:
-        """Take changes of the sketch that this one is a copy of.
-
-        Raises:
-            ValueError: they are none.
-        """
+        """Take changes of the sketch that this one is a copy of, which `are_changes` has passed."""
         packed = np.frombuffer(changes, "<u4")
-        at = packed >> FINGERPRINT_BITS
-        if len(at) and int(at.max()) >= CELLS:
-            raise ValueError("a change beyond the sketch")
-        self._view[at] = packed & _FINGERPRINT
+        self._view[packed >> FINGERPRINT_BITS] = packed & _FINGERPRINT
 
     def content(self) -> bytes:
         """Return all cells, `CONTENT_BYTES`."""

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from epp.regions.sketch import STRIDE, Sketch
+from epp.errors import UnreadableError
+from epp.regions.sketch import CHANGE_BYTES, STRIDE, Sketch, are_changes
 from epp.signals.ledger import PENDING, RUNNING
+from epp.wire import read
 
 if TYPE_CHECKING:
     from epp.signals.fleet import Fleet
@@ -25,16 +27,21 @@ if TYPE_CHECKING:
 FORMAT = b"eppr\x01"
 #: A summary goes out so often at least, and at most.
 EVERY_S, LEAST_S = 1.0, 0.1
-#: Changes of the sketch in one summary, four bytes each.
+#: Changes of the sketch in one summary.
 MAX_CHANGES = 16_384
 #: What counts as a change of load: this share of what was said, and at least so many places, running requests
 #: and tokens that await their first token.
 _SHARE, _PLACES, _REQUESTS, _TOKENS = 0.1, 1.0, 0.5, 500.0
 
+#: Tokens that a replica keeps.
+_MOST_TOKENS = 1e12
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Load = tuple[_Gauge, _Gauge, _Gauge, _Gauge, _Gauge]
 _Rates = tuple[_Gauge, _Gauge, _Gauge, _Gauge]
-_Engine = tuple[_Gauge | None, _Gauge | None, _Gauge | None, _Gauge | None]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]
+_Engine = tuple[_Gauge | None, _Gauge | None, _Share | None, _Gauge | None]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Name = Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class Summary(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -56,18 +63,24 @@ class Summary(msgspec.Struct, array_like=True, frozen=True, tag=True):
         changes: of the sketch (`Sketch.changes`).
     """
 
-    region: str
-    key_id: str
-    origin: str
-    sequence: Annotated[int, msgspec.Meta(ge=0)]
+    region: _Name
+    key_id: _Name
+    origin: _Name
+    sequence: _Count
     wall_s: _Gauge
-    replicas: Annotated[int, msgspec.Meta(ge=0)]
+    replicas: _Count
     room: _Gauge
     load: _Load
     engine: _Engine
     rates: _Rates
     hit_ratio: _Gauge
-    changes: bytes = b""
+    changes: Annotated[bytes, msgspec.Meta(max_length=CHANGE_BYTES * MAX_CHANGES)] = b""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its changes are such of a sketch, and its caches of a size that can be."""
+        _, _, usage, used = self.engine
+        return are_changes(self.changes) and not (usage and used and used / usage > _MOST_TOKENS)
 
 
 class SketchContent(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -79,9 +92,9 @@ class SketchContent(msgspec.Struct, array_like=True, frozen=True, tag=True):
         cells: the compressed content.
     """
 
-    region: str
-    origin: str
-    sequence: int
+    region: _Name
+    origin: _Name
+    sequence: Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
     cells: bytes
 
 
@@ -97,9 +110,14 @@ def decode(data: bytes) -> Summary | SketchContent | None:
     """Read a message; None for another format.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        UnreadableError: it is none.
     """
-    return _DECODER.decode(memoryview(data)[len(FORMAT) :]) if data.startswith(FORMAT) else None
+    if not data.startswith(FORMAT):
+        return None
+    message: Summary | SketchContent = read(_DECODER, memoryview(data)[len(FORMAT) :])
+    if isinstance(message, Summary) and not message.is_sound:
+        raise UnreadableError("figures or changes that cannot be")
+    return message
 
 
 class Summaries:
@@ -125,6 +143,7 @@ class Summaries:
         self._sent_s = -math.inf
         self._said = (-1.0, -1.0, -1.0)
         self.sent = self.sent_bytes = 0
+        self._whole = -1, b""
 
     def make(self, now_s: float, wall_s: float) -> bytes | None:
         """Make the summary that is due; None for none. To be asked every `LEAST_S`."""
@@ -161,9 +180,12 @@ class Summaries:
 
     def whole(self) -> bytes:
         """Make a message of the whole sketch, for a peer that missed changes."""
-        self._follow()
-        cells = zlib.compress(self.sketch.content(), 1)
-        return encode(SketchContent(self._region, self._origin, self.sent - 1, cells))
+        if self._whole[0] != self.sent:  # made once for all that ask before the next summary
+            self._follow()
+            cells = zlib.compress(self.sketch.content(), 1)
+            content = SketchContent(self._region, self._origin, self.sent - 1, cells)
+            self._whole = self.sent, encode(content)
+        return self._whole[1]
 
     def stop(self) -> None:
         """Follow the index no more: another picker of the region makes summaries."""

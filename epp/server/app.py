@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,11 +39,11 @@ from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
 from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
-from epp.threads import in_daemon_thread
+from epp.threads import in_daemon_thread, kept
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from epp.clock import Clock
@@ -428,14 +428,14 @@ class App:
         self.tasks.start("housekeeping", self._housekeeping())
         self.tasks.start("estimated leases", self.core.leases.run())
         if self._peers is not None:
-            self.tasks.start("share with peers", self._peers.run())
+            self._keep("share with peers", self._peers.run)
         if self._regions is not None:
-            self.tasks.start("share with peer regions", self._regions.link.run())
+            self._keep("share with peer regions", self._regions.link.run)
         if self._lead is not None:
-            self.tasks.start("follow the leader", self._lead.run())
+            self._keep("follow the leader", self._lead.run)
             if self._cluster is not None and self._peers is not None:
                 lease = self._cluster.lease(self._peers.group.pool, self._peers.leading, self._clock)
-                self.tasks.start("hold the lease", lease.run())
+                self._keep("hold the lease", lease.run)
         if self._learning is not None:
             self._learning.start(self.tasks)
         if self._restore is not None:
@@ -444,6 +444,10 @@ class App:
         self.tasks.start("heartbeats", self._health.heartbeats(self._beat))
         self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
         log.info("ext_proc on %s, metrics on %s", grpc, http)
+
+    def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task that a fault, such as one that another picker's messages bring about, does not end."""
+        self.tasks.start(name, kept(name, work, self.metrics.value("epp_faults_total", "task").inc))
 
     async def _restored(self, restore: IndexRestore) -> None:
         await restore.run()

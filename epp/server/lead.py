@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
-from epp.errors import ConfigError
+from epp.cluster.leading import TERM_STEP
+from epp.errors import ConfigError, UnreadableError
 from epp.server.files import read_file, replace_file
 from epp.threads import in_daemon_thread
+from epp.wire import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,9 +54,12 @@ class LeadFile(msgspec.Struct, frozen=True):
     """
 
     leads: bool
-    term: int = 0
+    term: Annotated[int, msgspec.Meta(ge=0, le=TERM_STEP)] = 0
     leader: str = ""
     skew_s: float = 0.0
+
+
+_FILES = msgspec.json.Decoder(LeadFile)
 
 
 class _TunerMemory(msgspec.Struct):
@@ -74,10 +79,10 @@ def memory_path(weights: Path) -> Path:
 
 
 def read_lead(records: Path) -> LeadFile:
-    """Read who leads; before a picker has written it nobody does."""
+    """Read who leads; before a picker has written what can be, nobody does."""
     try:
-        return msgspec.json.decode(read_file(lead_path(records)) or b"", type=LeadFile)
-    except (OSError, msgspec.DecodeError):
+        return read(_FILES, read_file(lead_path(records)) or b"")
+    except (OSError, UnreadableError):
         return LeadFile(leads=False)
 
 

@@ -68,7 +68,15 @@ class LivePage:
         if self._page is not None:
             self._page.close()
 
-    def _answer(self, question: bytes, reply: Callable[[bytes], object]) -> None:
-        from epp.console import frames, page  # noqa: PLC0415  # likewise
+    def ignore(self, reason: str) -> None:
+        """Count a message of another picker that is not taken."""
+        if self.link is not None:
+            self.link.sharing.counts.ignored[reason] += 1
 
-        frames.answer(self, question.decode(), lambda found: reply(page.packed(found)))
+    def _answer(self, question: str, reply: Callable[[bytes], object]) -> None:
+        from epp.console import frames, page, pictures  # noqa: PLC0415  # likewise
+
+        if question in ("", *pictures.offered()):
+            frames.answer(self, question, lambda found: reply(page.packed(found)))
+        else:
+            self.ignore("unreadable")

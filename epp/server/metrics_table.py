@@ -232,8 +232,9 @@ TABLE: tuple[Row, ...] = (
     counter(
         "epp_faults_total",
         "part",
-        "Faults of the picker: streams that failed, restarts of the thread that writes records.",
-        "stream,recorder",
+        "Faults of the picker: streams that failed; restarts of the thread that writes records, and of tasks"
+        " that work with other pickers.",
+        "stream,recorder,task",
     ),
     counter("epp_records_dropped_total", "", "Records lost to a full queue or disk."),
     counter(

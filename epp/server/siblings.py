@@ -24,6 +24,7 @@ from epp.config.address import UNIX
 from epp.server.access_log import Report
 from epp.server.host import Host
 from epp.server.seat import Seat
+from epp.wire import read, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,9 +60,9 @@ class RoutedReports:
 
     def __init__(self, own: Reports, ids: DecisionIds, mailbox: Mailbox) -> None:
         self._own, self._ids, self._mailbox = own, ids, mailbox
-        mailbox.handlers[_FIRST_TOKEN] = lambda data: own.first_token(data.decode())
-        mailbox.handlers[_STORED] = lambda data: own.stored(*_STORED_FORM.decode(data))
-        mailbox.handlers[_FINISHED] = lambda data: own.finished(_REPORT.decode(data))
+        mailbox.handlers[_FIRST_TOKEN] = lambda data: own.first_token(text(data))
+        mailbox.handlers[_STORED] = lambda data: own.stored(*read(_STORED_FORM, data))
+        mailbox.handlers[_FINISHED] = lambda data: own.finished(read(_REPORT, data))
 
     def _passed(self, decision_id: str, kind: bytes, data: Callable[[], bytes]) -> bool:
         """Pass on what is another worker's; whether it is."""

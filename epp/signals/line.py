@@ -91,8 +91,9 @@ class Line:
         return Learned(self.samples, self._spread, self._data)
 
     def adopt(self, learned: Learned) -> None:
-        """Take another's samples in the place of its own, where those are more, and numbers."""
-        if learned.samples > self.samples and math.isfinite(learned.spread + sum(learned.sums)):
+        """Take another's samples in the place of its own, where those are more, and can be such."""
+        sound = 0.0 < learned.spread < math.inf and all(0.0 <= each < math.inf for each in learned.sums)
+        if sound and learned.samples > self.samples:
             self.samples, self._spread, self._data = learned
             self._solve()
 

@@ -15,9 +15,11 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from epp.cluster.messages import MAX_BLOCKS, Group, Message, decode, encode
+from epp.cluster.answers import ALL_S
+from epp.cluster.leading import TERM_STEP, Leading
+from epp.cluster.messages import MAX_BLOCKS, MAX_FACTS, Fact, Group, Lead, Message, decode, encode
 from epp.cluster.nats_link import NatsLink
-from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_FACTS, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
+from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
 from epp.config.schema import Cluster
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
@@ -375,16 +377,14 @@ def test_the_next_process_stores_nothing_of_the_one_before(bus: Bus) -> None:
             "another key or block size",
         ),
         (lambda message: encode(replace(message, load={"x": (float("nan"),) * 5})), "unreadable"),
-        (
-            lambda message: encode(replace(message, facts=[replace(message.facts[0], stored=b"odd")])),
-            "unreadable",
-        ),
-        (
-            lambda message: encode(
-                replace(message, facts=[replace(message.facts[0], known=b"short", blocks=b"odd")])
-            ),
-            "unreadable",
-        ),
+        (lambda message: encode(with_fact(message, stored=b"odd")), "unreadable"),
+        (lambda message: encode(with_fact(message, known=b"short", blocks=b"odd")), "unreadable"),
+        (lambda message: encode(with_fact(message, block_tokens=1e-300)), "unreadable"),
+        (lambda message: encode(with_fact(message, blocks=bytes(8 * MAX_BLOCKS + 8))), "unreadable"),
+        (lambda message: encode(replace(message, facts=message.facts * (MAX_FACTS + 1))), "unreadable"),
+        (lambda message: encode(replace(message, origin="x" * 301)), "unreadable"),
+        (lambda message: encode(replace(message, sequence=2**63)), "unreadable"),
+        (lambda message: encode(replace(message, lead=Lead(2**64 - 1, "x", 0.0))), "unreadable"),
     ],
 )
 def test_nonsense_harms_nobody(bus: Bus, spoil: Callable[[Message], bytes], reason: str) -> None:
@@ -398,6 +398,58 @@ def test_nonsense_harms_nobody(bus: Bus, spoil: Callable[[Message], bytes], reas
     bus.pick("a", 2)
     bus.run(WHOLE_S + 0.1)
     assert sum(bus.promised("b", RUNNING)) == 2.0
+
+
+def with_fact(message: Message, **fields: Any) -> Message:
+    """A message whose fact no picker would make."""
+    told = {name: getattr(message.facts[0], name) for name in Fact.__struct_fields__} | fields
+    return replace(message, facts=[tuple(told.values())])
+
+
+def test_a_peer_that_asks_thousands_of_times_is_given_all_once(bus: Bus) -> None:
+    for seed in range(3 * MAX_FACTS):
+        bus.pick("a", seed, blocks=20)
+    bus.run(1.0)
+    link, wanted = bus.links["a"], [*bus.links["a"].everything()]
+    bus.sent.clear()
+    for number in range(5000):
+        link.receive(encode(Message(GROUP, "x", -1, ask=-1)))
+        link.receive(encode(Message(GROUP, f"y{number % 4}", -1, wants=wanted[:MAX_FACTS])))
+    for _ in range(4):
+        link.flush()
+    assert len(bus.sent) <= 4 + 1, "a piece a turn, and what is due each second"
+    bus.run(2 * ALONE_S)
+    told = [decode(data) for _, to, data in bus.sent if to == "x"]
+    assert sum(message.last for message in told if message) == 1
+    assert sum(len(message.facts) for message in told if message) == len(wanted)
+    link.receive(encode(Message(GROUP, "x", -1, ask=-1)))
+    bus.run(ALL_S)
+    assert sum(to == "x" for _, to, _ in bus.sent) == 2 * len(told), "after a while it may ask again"
+
+
+def test_a_term_that_cannot_be_is_ignored_and_the_rest_is_taken() -> None:
+    bus = Bus()
+    for name in "ab":
+        bus.join(name, leading=Leading(name, 0.0))
+    bus.run(1.0)
+    link = bus.links["a"]
+    link.receive(encode(Message(GROUP, "b", 90, lead=Lead(TERM_STEP + 1, "b", WALL_S))))
+    assert link._leading is not None
+    assert link._leading.term == 0
+    assert link.counts.ignored["a term too high"] == 1
+    assert link.peers == 1
+    link.receive(encode(Message(GROUP, "b", 91, lead=Lead(TERM_STEP, "b", WALL_S))))
+    assert link._leading.term == TERM_STEP
+
+
+def test_endpoints_that_the_pool_does_not_have_take_no_memory(bus: Bus) -> None:
+    for sequence in range(100, 200):
+        load = {f"{sequence}.{number}:1": (1.0,) * 5 for number in range(100)}
+        bus.links["a"].receive(
+            encode(Message(GROUP, "b", sequence, load=load | {POOL[0].address: (1.0,) * 5}))
+        )
+    held = bus.pickers["a"].fleet.peer_load._gauges["b"]
+    assert set(held) == {POOL[0].address}
 
 
 def test_more_peers_than_anybody_has_are_not_listened_to(bus: Bus) -> None:

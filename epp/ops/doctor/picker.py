@@ -267,6 +267,12 @@ def faults(context: Context) -> Findings:
             "records were lost: nothing can be learned of these requests",
             "the log holds the traceback; please report it",
         )
+    if restarts := page.total("epp_faults_total", part="task"):
+        yield error(
+            f"tasks that work with other pickers failed {restarts:.0f} times and were started again",
+            "meanwhile this picker decided alone",
+            "the log holds the traceback; please report it",
+        )
     if failed := page.total("epp_faults_total", part="stream"):
         yield error(
             f"{failed:.0f} streams failed by a fault of the picker",
