@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kit.apis import APIS, FEATURES, cached_tokens, has
+from epp.apis.paths import UNREAD
+from tests.kit.apis import APIS, FEATURES, SHUT, cached_tokens, has
 
 PAGE = Path(__file__).parent / "apis.md"
 
@@ -25,11 +26,20 @@ TAIL = """
 *prefix-stable*: the next turn of a conversation starts with the bytes of the turn before. *token ids*: counted, not estimated.
 *media*: known by their content, with an estimate of their tokens. *cached tokens*: `usage` tells what the KV cache served.
 
-A gateway may put a prefix before a path of several pieces (`/tenant/v1/messages`); a path of one piece must be the whole path.
-A body comes by POST (`/generate`: or PUT). It is read when its content type is JSON or not given and it is not encoded. **Everything else passes through and is
-balanced**: other paths and methods, audio as `multipart/form-data`, gzip bodies, upgrades (WebSockets, extended CONNECT). The
-Envoy of `epp envoy render` forwards no upgrades.
+A gateway may put a prefix before a versioned path (`/tenant/v1/messages`); any other must be the whole path. A body comes by
+POST (`/generate`: or PUT). It is read when its content type is JSON or not given and it is not encoded. Other bodies and
+methods pass unread and are balanced. So are **WebSockets** (`/v1/realtime`, `/v1/responses`): they are picked once, by their
+headers, and stay with that endpoint.
 
+## Open and shut paths
+
+Clients reach engines by the paths above and by the open ones below. Every other path gets a 404. Envoy's routes see to it, also
+while the picker is dead; on gateways whose routes are not ours the picker does. `request.open_paths` opens further paths:
+`[/metrics]` one, `[/]` all. `*` stands for all paths below.
+
+"""  # noqa: E501 - as below
+
+REST = """
 ## Clients
 
 Unmodified but for the address, tested with every API that each has: `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and
@@ -116,9 +126,20 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def paths() -> str:
+    """Return the table of paths that no parser reads."""
+    lines = ["| | paths | what for, or why not |", "|---|---|---|"]
+    for state, groups in (("open", UNREAD), ("shut", SHUT)):
+        lines += [
+            f"| {state} | {', '.join(f'`{path}`' for path in group)} | {why} |"
+            for why, group in groups.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
     """Return the whole page."""
-    return HEAD + table() + TAIL
+    return HEAD + table() + TAIL + paths() + REST
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ FILES = Path(__file__).resolve().parent / "chart" / "files"
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
 _HOST, _PATTERN, _CA = "listen-host.mark", "destination-pattern-mark", "/upstream-ca-mark"
 _BODY_BYTES, _HEAP_BYTES, _MESSAGE_MS = 1_111_111_111, 2_222_222_222, 333_333
+_OPEN_PATH = "/openpathmark"
 _PLAIN, _TLS = Endpoint("plain.mark:1111"), Endpoint("tls.mark:2222", tls=True, server_name="name.mark")
 
 _ACTIONS = {
@@ -34,6 +35,7 @@ _ACTIONS = {
     f"{_MESSAGE_MS / 1000}s": '{{ include "gorgo-epp.messageTimeout" . }}',
     _PATTERN: '{{ include "gorgo-epp.destinations" . }}',
     _CA: "{{ .Values.standalone.upstreamCa }}",
+    f"|{_OPEN_PATH}": '{{ include "gorgo-epp.openPaths" . }}',
 }  # fmt: skip
 
 _BARE = '(regexReplaceAll ":[0-9]+$" .address "" | trimAll "[]")'
@@ -125,6 +127,7 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
         served_model_header=True,
         max_body_bytes=_BODY_BYTES,
         max_heap_bytes=_HEAP_BYTES,
+        open_paths=(_OPEN_PATH,),
         upstream_ca_file=_CA,
         destination_patterns=(_PATTERN,) if variant is Variant.ORIGINAL_DST else (),
     )

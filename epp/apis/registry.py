@@ -3,7 +3,7 @@
 Owns the table of routes and the shapes of errors, so that clients raise their own exceptions. Versioned paths
 (``/v1/…``) are matched at the end of a path, because gateways put prefixes before them; a bare path
 (``/score``) must be the whole path, because many other APIs end alike. What no route names passes through
-unread: it is balanced, never refused for what it is.
+unread where it is open (`epp.apis.paths`): it is balanced.
 
 Owns, too, what a client says in headers: the models that it has tried for the same question, and the task. It
 is a client's word, kept short here and matched against the pool's own names by whoever uses it: what no
@@ -12,6 +12,7 @@ endpoint is called changes nothing, and a client that lies worsens its own answe
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -99,8 +100,15 @@ PARSERS = (
     _parser(Tokens, vllm_error, "/inference/v1/generate"),
     _parser(Generate, sglang_error, "/generate", methods=frozenset({"POST", "PUT"})),
 )
+
+
+def is_versioned(path: str) -> bool:
+    """Tell whether a path of an API may have a prefix."""
+    return re.search(r"/v\d/", path) is not None
+
+
 _BY_PATH = {path: parser for parser in PARSERS for path in parser.paths}
-_VERSIONED = tuple(sorted((path for path in _BY_PATH if path.count("/") > 1), key=len, reverse=True))
+_VERSIONED = tuple(sorted(filter(is_versioned, _BY_PATH), key=len, reverse=True))
 
 
 def find_parser(method: str, path: str, headers: Headers) -> Parser | None:

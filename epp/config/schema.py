@@ -26,6 +26,10 @@ from epp.config.section import (
     Share,
 )
 
+#: Characters that need no quotes in Envoy's configuration, nor in the chart's.
+OpenPath = Annotated[
+    str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._~/-]*$", extra={"fix": "a path without query, e.g. /metrics"})
+]
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
@@ -140,12 +144,15 @@ class Request(Section, frozen=True):
         tenant_header: header whose value separates cache namespaces.
         inject_usage: ``always`` asks engines for the usage of streams whose clients do not; they see one more
             chunk at the end. ``include_usage: false`` is obeyed.
+        open_paths: further paths that clients may ask engines for, such as ``/metrics`` (docs/apis.md); one
+            that ends in ``/`` opens all below it. Render Envoy's configuration again after a change.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     max_held_body_bytes: PositiveInt = 1024 * 1024 * 1024
     tenant_header: HeaderName = ""
     inject_usage: Literal["never", "always"] = "never"
+    open_paths: list[OpenPath] = []
 
     def __post_init__(self) -> None:
         """A budget that the longest body alone exceeds would refuse it for ever."""

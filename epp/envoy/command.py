@@ -292,6 +292,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
         max_body_bytes=config.request.max_body_bytes,
+        open_paths=tuple(config.request.open_paths),
         served_model_header=config.capability.tell_model,
         relays=config.relays if config.relays.regions else None,
         federation=config.federation if config.federation.region else None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.apis.paths import LEAVES, SHUT_WORDS, OpenPaths
 from epp.config.eds import REPLICAS, known_as
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
@@ -15,6 +16,7 @@ from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http_filters
 from epp.envoy.relays import SERVED_HEADER
+from epp.envoy.replies import local_replies
 from epp.envoy.retry import ASKED, DECISION_HEADER, TOLD, decision_headers
 from epp.envoy.settings import EnvoySettings, Variant
 
@@ -34,6 +36,9 @@ _KEEPALIVE_SINCE = (1, 37)
 #: First version whose routes' body limits go beyond the connection's.
 _BODY_LIMIT_SINCE = (1, 37)
 _SLOW_READER_BYTES = 1024 * 1024
+
+_MOST_HEADERS = 256
+"""As vLLM takes (``--h11-max-header-count``)."""
 
 _INT64_END = (1 << 63) - 1
 
@@ -74,14 +79,19 @@ def connection_manager(
         http_filters=http_filters(settings, observers),
         route_config=route_configuration(settings, routes),
         access_log=access_logs(settings),
+        local_reply_config=local_replies(),
         use_remote_address=True,
         preserve_external_request_id=True,
         normalize_path=True,
         merge_slashes=True,
-        path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.REJECT_REQUEST,
+        path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
         strip_trailing_host_dot=True,
         common_http_protocol_options=api.core.HttpProtocolOptions(
-            idle_timeout=api.seconds(3600),
+            idle_timeout=api.seconds(3600), max_headers_count=_MOST_HEADERS
+        ),
+        # nginx and ApacheBench speak it unless told otherwise, and name no host.
+        http_protocol_options=api.core.Http1ProtocolOptions(
+            accept_http_10=True, default_host_for_http_10="localhost"
         ),
         upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         http2_protocol_options=api.core.Http2ProtocolOptions(
@@ -105,8 +115,8 @@ def forward_names(settings: EnvoySettings) -> tuple[str, ...]:
 def route_configuration(
     settings: EnvoySettings, others: Sequence[api.route.Route] = ()
 ) -> api.route.RouteConfiguration:
-    """Too long: 413. Otherwise to the replicas; original-dst only with an allowed destination, else 503."""
-    routes = [_too_long(settings)]
+    """Too long: 413; shut: 404. Else to the replicas; by original-dst where the destination is allowed."""
+    routes = [_too_long(settings), *_shut(settings)]
     if others:
         routes += others
     elif settings.variant is Variant.ORIGINAL_DST:
@@ -186,23 +196,32 @@ def _retry_policy(settings: EnvoySettings) -> api.route.RetryPolicy:
 
 
 def _too_long(settings: EnvoySettings) -> api.route.Route:
-    """Refuse a body by its announced length, before a byte of it is read and without asking the picker."""
+    """Refuse a body by its announced length, before a byte of it is read."""
+    length = api.envoy_type.Int64Range(start=settings.max_body_bytes + 1, end=_INT64_END)
+    header = api.route.HeaderMatcher(name="content-length", range_match=length)
+    words = f"request body is longer than {settings.max_body_bytes} bytes"
+    return _refused("too-long", api.route.RouteMatch(prefix="/", headers=[header]), 413, words)
+
+
+def _shut(settings: EnvoySettings) -> list[api.route.Route]:
+    """Refuse what is not open to clients (`epp.apis.paths`)."""
+    pattern = OpenPaths(settings.open_paths).pattern
+    text = api.matcher.StringMatcher(safe_regex=api.matcher.RegexMatcher(regex=pattern))
+    header = api.route.HeaderMatcher(name=":path", string_match=text, invert_match=True)
+    matches = (
+        api.route.RouteMatch(prefix="/", headers=[header]),
+        api.route.RouteMatch(safe_regex=api.matcher.RegexMatcher(regex=LEAVES)),
+    )
+    return [_refused("shut", match, 404, SHUT_WORDS) for match in matches]
+
+
+def _refused(name: str, match: api.route.RouteMatch, status: int, words: str) -> api.route.Route:
+    """Answer without asking the picker; `local_replies` puts the words as the path's API does."""
     return api.route.Route(
-        name="too-long",
-        match=api.route.RouteMatch(
-            prefix="/",
-            headers=[
-                api.route.HeaderMatcher(
-                    name="content-length",
-                    range_match=api.envoy_type.Int64Range(start=settings.max_body_bytes + 1, end=_INT64_END),
-                )
-            ],
-        ),
+        name=name,
+        match=match,
         direct_response=api.route.DirectResponseAction(
-            status=413,
-            body=api.core.DataSource(
-                inline_string=f"request body is longer than {settings.max_body_bytes} bytes\n"
-            ),
+            status=status, body=api.core.DataSource(inline_string=words)
         ),
         typed_per_filter_config={EXT_PROC: api.pack(api.ext_proc.ExtProcPerRoute(disabled=True))},
     )

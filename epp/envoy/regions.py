@@ -38,8 +38,9 @@ from epp.envoy.listener import (
 )
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.observe import observer_clusters, observers
-from epp.envoy.relay import ready, relay_listener, unserved_replies
+from epp.envoy.relay import ready, relay_listener
 from epp.envoy.relays import assignment_of, ready_check, warm_cluster
+from epp.envoy.replies import local_replies
 from epp.envoy.settings import EnvoySettings, TlsFiles
 from epp.envoy.sockets import downstream_tls
 from epp.errors import ConfigError
@@ -146,13 +147,14 @@ def _peers_listener(
     unpicked = nowhere(settings, api.route.RouteMatch(prefix="/"))
     entry, peers = connection_manager(settings, between), connection_manager(settings, between)
     for manager, routes in (
-        (entry, [check, *client_routes]),
-        (peers, [check, _away(settings), picked, unpicked]),
+        (entry, client_routes),
+        (peers, [_away(settings), picked, unpicked]),
     ):
         manager.route_config = route_configuration(settings, routes)
+        manager.route_config.virtual_hosts[0].routes.insert(0, check)
         # Whoever sends from elsewhere may try another region.
         manager.route_config.virtual_hosts[0].response_headers_to_remove.remove(UNSERVED_HEADER)
-        manager.local_reply_config = unserved_replies()
+        manager.local_reply_config = local_replies(unserved=True)
         manager.http_filters = [*decompressors(relays.compression), *manager.http_filters]
         manager.http2_protocol_options = http2(_PING_S, _PING_TIMEOUT_S)
         manager.use_remote_address, manager.skip_xff_append = False, True
@@ -211,7 +213,10 @@ def _forwarder(settings: EnvoySettings, region: str, compression: str) -> api.hc
     )
     refused = api.route.Route(
         match=api.route.RouteMatch(prefix="/"),
-        direct_response=api.route.DirectResponseAction(status=503),
+        direct_response=api.route.DirectResponseAction(
+            status=503,
+            body=api.core.DataSource(inline_string=f"the request may not go to {region}"),
+        ),
         response_headers_to_add=[api.set_header(UNSERVED_HEADER, "true")],
     )
     return hcm.HttpConnectionManager(
@@ -223,7 +228,7 @@ def _forwarder(settings: EnvoySettings, region: str, compression: str) -> api.hc
             virtual_hosts=[api.route.VirtualHost(name="all", domains=["*"], routes=[passed, refused])],
             validate_clusters=True,
         ),
-        local_reply_config=unserved_replies(),
+        local_reply_config=local_replies(unserved=True),
         skip_xff_append=True,
         preserve_external_request_id=True,
         generate_request_id=False,

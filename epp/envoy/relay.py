@@ -22,6 +22,7 @@ from epp.envoy.listener import to_replicas
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.overload import overload_manager
 from epp.envoy.relays import SERVED_HEADER
+from epp.envoy.replies import local_replies, long_patterns
 from epp.envoy.settings import EnvoySettings, TlsFiles
 from epp.envoy.sockets import downstream_tls
 from epp.errors import ConfigError
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from epp.config.relays import Relays
-
-_UNREACHED_FLAGS = ("UF", "UH", "UO", "DF")
-"""No connection, no healthy endpoint, no room, no address: Envoy's flags where no endpoint saw the request
-(envoyproxy.io/docs, configuration/observability/access_log/usage)."""
 
 
 def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Bootstrap:
@@ -61,6 +58,7 @@ def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Boots
         node=api.core.Node(id=f"epp-relay-{region}", cluster="epp-relay"),
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(local),
+        layered_runtime=long_patterns(),
         static_resources=api.bootstrap.BootstrapStaticResources(
             listeners=[_listener(local, relays, region)], clusters=[replicas(local)]
         ),
@@ -106,7 +104,7 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
         http_filters=[_destination_filter(), *decompressors(relays.compression), router_filter()],
         route_config=_routes(settings),
         access_log=access_logs(settings),
-        local_reply_config=unserved_replies(),
+        local_reply_config=local_replies(unserved=True),
         # The address before the last is the client's; the last is the global Envoy's, appended there.
         skip_xff_append=True,
         preserve_external_request_id=True,
@@ -150,17 +148,4 @@ def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
             )
         ],
         validate_clusters=True,
-    )
-
-
-def unserved_replies() -> api.hcm.LocalReplyConfig:
-    """Mark Envoy's own answers to requests that no endpoint has seen."""
-    flags = api.accesslog.ResponseFlagFilter(flags=list(_UNREACHED_FLAGS))
-    return api.hcm.LocalReplyConfig(
-        mappers=[
-            api.hcm.ResponseMapper(
-                filter=api.accesslog.AccessLogFilter(response_flag_filter=flags),
-                headers_to_add=[api.set_header(UNSERVED_HEADER, "true")],
-            )
-        ]
     )

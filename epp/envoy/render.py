@@ -22,6 +22,7 @@ from epp.envoy.overload import overload_manager, watchdogs
 from epp.envoy.regions import region_parts
 from epp.envoy.relay import relay_bootstrap
 from epp.envoy.relays import relay_cluster, relay_filters
+from epp.envoy.replies import long_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,7 @@ def bootstrap(settings: EnvoySettings, order: Sequence[str] = ()) -> api.bootstr
         admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
         overload_manager=overload_manager(settings),
         watchdogs=watchdogs(),
+        layered_runtime=long_patterns(),
         static_resources=api.bootstrap.BootstrapStaticResources(listeners=listeners, clusters=all_clusters),
     )
 

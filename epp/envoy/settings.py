@@ -113,6 +113,7 @@ class EnvoySettings:
         federation: regions are peers: this Envoy is `federation.region`'s, `relays` has the addresses of all
             regions' Envoys, and the pool is the own region's. Without a region it is the entry before all.
         region_rules: rules that bind requests to regions, where these are peers.
+        open_paths: paths that reach endpoints beside those of APIs (`epp.apis.paths`).
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -150,6 +151,7 @@ class EnvoySettings:
     relays: Relays | None = None
     federation: Federation | None = None
     region_rules: tuple[RegionRule, ...] = ()
+    open_paths: tuple[str, ...] = ()
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property

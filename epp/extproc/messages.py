@@ -47,6 +47,8 @@ RESERVED_PREFIXES = (DESTINATION_HEADER, "x-epp-")
 DECISION_HEADER = "x-epp-decision-id"
 DECISION_NAMESPACE = "epp"
 DECISION_KEY = "decision_id"
+#: The rule of a refusal, by which Envoy tells the picker's answers from its own (`epp.envoy.replies`).
+REFUSED_KEY = "refused"
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 #: Tags of `request_body` and `response_body`.
@@ -195,7 +197,10 @@ def immediate(refusal: Refusal) -> ProcessingResponse:
     set_header(response.headers, "content-type", refusal.content_type)
     for name, value in refusal.headers.items():
         set_header(response.headers, name, value)
-    return ProcessingResponse(immediate_response=response)
+    reply = ProcessingResponse(immediate_response=response)
+    ours = reply.dynamic_metadata.fields[DECISION_NAMESPACE].struct_value.fields
+    ours[REFUSED_KEY].string_value = refusal.details
+    return reply
 
 
 def response_headers(values: Mapping[str, str], remove: Sequence[str] = ()) -> ProcessingResponse:

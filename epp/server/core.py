@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from epp.apis.decode import invalid
+from epp.apis.paths import SHUT_WORDS, OpenPaths
 from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error, task_of, tried_models
 from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import restorer, rewrite
@@ -150,6 +151,7 @@ class Core:
         self._inject_usage = config.request.inject_usage == "always"
         self._rules, self._tenant_header = config.regions, config.request.tenant_header.lower()
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
+        self._open_paths = OpenPaths(config.request.open_paths)
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
@@ -182,6 +184,8 @@ class Core:
     def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
         """Parse a request; None for what passes through unread, a refusal for what gets no decision."""
         parser = find_parser(request.method, request.path, request.headers)
+        if request.path not in self._open_paths:
+            return self._refuse(request, 404, SHUT_WORDS, rule="path")
         if request.body is not None or not request.whole:
             reason = self._admission.refusal(request.headers, self._clock.mono_s())
             if reason:

@@ -133,7 +133,7 @@ async def test_requests_of_every_shape_arrive_whole(tmp_path: Path, observe: obj
             assert gateway.upstream.bodies[-1] == (chat("hello") if body is None else body)
             assert gateway.upstream.trailers[-1] == trailers
         for method, empty in (("GET", None), ("POST", b"")):
-            reply = await gateway.ask(empty, method=method, path="/some/path")
+            reply = await gateway.ask(empty, method=method, path="/tokenize")
             assert (reply.status, reply.body, reply.cut) == (200, b"onetwo", False)
             assert gateway.upstream.bodies[-1] == b""
         how = {"all": "read", "none": "leave"}.get(str(observe), "carry")

@@ -33,11 +33,8 @@ async def ask(url: str, *, body: Any = b"{}", headers: dict[str, str] | None = N
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
         session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response,
     ):
-        if response.content_type != "application/json":
-            await response.read()
-            return Answer(response.status, "", 0)
         reply = await response.json()
-        return Answer(response.status, reply["served"], reply["body_bytes"])
+        return Answer(response.status, reply.get("served", ""), reply.get("body_bytes", 0))
 
 
 @dataclass

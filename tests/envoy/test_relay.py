@@ -128,11 +128,11 @@ async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tier
     tiers.pick(replica, through=(FAR,))
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{tiers.envoy.listener_url}/told", data=b"{}") as answer,
+        session.post(f"{tiers.envoy.listener_url}/v1/completions", data=b"{}") as answer,
     ):
         assert answer.status == 200
         assert not [name for name in answer.headers if name.lower().startswith(("x-gateway", "x-epp-relay"))]
-    entry = await tiers.logged("path", "/told")
+    entry = await tiers.logged("path", "/v1/completions")
     assert entry["served"] == replica.address
     assert entry["upstream"] == tiers.relays.addresses(FAR)[0]
 

@@ -98,6 +98,13 @@
 {{- printf "%d.%03ds" (div $ms 1000) (mod $ms 1000) -}}
 {{- end -}}
 
+{{/* Patterns of the paths that the configuration opens beside those of APIs. */}}
+{{- define "gorgo-epp.openPaths" -}}
+{{- range dig "request" "open_paths" (list) .Values.config -}}
+|{{ replace "." "\\." . }}{{ if hasSuffix "/" . }}.*{{ end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether responses tell which model answered. */}}
 {{- define "gorgo-epp.tellsModel" -}}
 {{- if dig "capability" "tell_model" false .Values.config -}}true{{- end -}}
