@@ -40,6 +40,11 @@ while the picker is dead; on gateways whose routes are not ours the picker does.
 """  # noqa: E501 - as below
 
 REST = """
+`GET /v1/models` and `/v1/models/NAME` are answered by the picker, without a key: all public names of the pool, with the largest
+context (`max_model_len`) that an endpoint gives each, and an adapter's `parent`. Left out are engines whose list is not known,
+what a rule rewrites a name to, and what region rules keep from this client. Clients that send `anthropic-version` get
+Anthropic's form. With a dead picker, or while no list is known, one engine answers.
+
 ## Clients
 
 Unmodified but for the address, tested with every API that each has: `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Open paths that no parser reads, by what they are for; ``/*`` stands for all paths below. Sources: the
 #: routes of vLLM, SGLang, TensorRT-LLM, TGI and llama.cpp.
 UNREAD: Mapping[str, tuple[str, ...]] = {
-    "list models": ("/v1/models", "/v1/models/*"),
+    "list models (the picker answers)": ("/v1/models", "/v1/models/*"),
     "count tokens, render prompts": (
         "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/encode", "/apply-template",
         "/v1/chat/completions/render", "/v1/completions/render", "/v1/chat/completions/input_tokens",

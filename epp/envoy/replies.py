@@ -1,6 +1,6 @@
 """Envoy's own answers - too long, no upstream, not understood - in the words of the path's API.
 
-The picker's refusals are local replies of Envoy, too; these have their words, and metadata to tell them by.
+The picker's answers are local replies of Envoy, too; these have their words, and metadata to tell them by.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from epp.envoy.filters import DECISION_NAMESPACE
 if TYPE_CHECKING:
     from epp.apis.types import ErrorBody
 
-REFUSED_KEY = "refused"
-"""Field of the decision's metadata: the rule by which the picker refused."""
+REPLIED_KEY = "replied"
+"""Field of the decision's metadata: the rule by which the picker has answered itself."""
 
 _UNREACHED_FLAGS = ("UF", "UH", "UO", "DF")
 """No connection, no healthy endpoint, no room, no address: Envoy's flags where no endpoint saw the request
@@ -71,7 +71,7 @@ def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
 
 def _of_picker() -> api.hcm.ResponseMapper:
     """Leave the picker's answers as they are."""
-    path = [api.matcher.MetadataMatcherPathSegment(key=REFUSED_KEY)]
+    path = [api.matcher.MetadataMatcherPathSegment(key=REPLIED_KEY)]
     present = api.matcher.ValueMatcher(present_match=True)
     matcher = api.matcher.MetadataMatcher(filter=DECISION_NAMESPACE, path=path, value=present)
     metadata = api.accesslog.MetadataFilter(matcher=matcher, match_if_key_not_found=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.struct_pb2 import Struct, Value
 
-    from epp.extproc.types import Pick, Refusal
+    from epp.extproc.types import LocalReply, Pick
     from epp.pb.core_pb2 import HeaderMap, Metadata
     from epp.pb.ext_proc_pb2 import CommonResponse, HeaderMutation
 
@@ -47,8 +47,8 @@ RESERVED_PREFIXES = (DESTINATION_HEADER, "x-epp-")
 DECISION_HEADER = "x-epp-decision-id"
 DECISION_NAMESPACE = "epp"
 DECISION_KEY = "decision_id"
-#: The rule of a refusal, by which Envoy tells the picker's answers from its own (`epp.envoy.replies`).
-REFUSED_KEY = "refused"
+#: By which rule the picker has answered; Envoy tells its answers from its own by it (`epp.envoy.replies`).
+REPLIED_KEY = "replied"
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 #: Tags of `request_body` and `response_body`.
@@ -188,18 +188,18 @@ def _pieces(body: bytes, *, ends_stream: bool) -> Iterator[tuple[bytes, bool]]:
         yield piece, ends_stream and index == last
 
 
-def immediate(refusal: Refusal) -> ProcessingResponse:
+def immediate(answer: LocalReply) -> ProcessingResponse:
     """Build an answer to the client instead of the upstream's."""
     # Response code details are one field of an access log line and hold no whitespace.
-    response = ImmediateResponse(body=refusal.body, details="_".join(refusal.details.split()))
+    response = ImmediateResponse(body=answer.body, details="_".join(answer.details.split()))
     # A plain number: StatusCode is an open enum, and statuses outside it (499, 529) are in use.
-    response.status.code = refusal.status  # type: ignore[assignment]
-    set_header(response.headers, "content-type", refusal.content_type)
-    for name, value in refusal.headers.items():
+    response.status.code = answer.status  # type: ignore[assignment]
+    set_header(response.headers, "content-type", answer.content_type)
+    for name, value in answer.headers.items():
         set_header(response.headers, name, value)
     reply = ProcessingResponse(immediate_response=response)
     ours = reply.dynamic_metadata.fields[DECISION_NAMESPACE].struct_value.fields
-    ours[REFUSED_KEY].string_value = refusal.details
+    ours[REPLIED_KEY].string_value = answer.details
     return reply
 
 

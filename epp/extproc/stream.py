@@ -53,11 +53,11 @@ from epp.extproc.types import (
     Event,
     Finish,
     HttpRequest,
+    LocalReply,
     Marker,
     Observe,
     Pick,
     PickAt,
-    Refusal,
     ResponseData,
     ResponseStarted,
     ViolationError,
@@ -214,7 +214,7 @@ class Stream:
     def __init__(
         self,
         max_body_bytes: int = MAX_BODY_BYTES,
-        refuse: Callable[[HttpRequest, int], Refusal] = plain_refusal,
+        refuse: Callable[[HttpRequest, int], LocalReply] = plain_refusal,
         *,
         pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
         tell_served: bool = False,
@@ -275,7 +275,7 @@ class Stream:
             outputs += [*self._end(Cause.UNOBSERVED), Finish()]
         return self._audible(outputs)
 
-    def refused(self, refusal: Refusal) -> list[Output]:
+    def refused(self, refusal: LocalReply) -> list[Output]:
         """Answer an `HttpRequest` by answering the client; only the end of the stream matters after it."""
         if self._sides is None or not self._deciding(self._sides[0]):
             return []
@@ -345,7 +345,7 @@ class Stream:
             return outputs
         return [output for output in outputs if not isinstance(output, ProcessingResponse)]
 
-    def _refuse(self, refusal: Refusal) -> list[Output]:
+    def _refuse(self, refusal: LocalReply) -> list[Output]:
         self._mute = True
         return [messages.immediate(refusal), *self._end(Cause.REFUSED)]
 

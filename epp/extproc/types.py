@@ -111,8 +111,16 @@ class Pick(Struct):
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
 
 
-class Refusal(Struct, frozen=True):
-    """An HTTP answer instead of a pick."""
+class LocalReply(Struct, frozen=True):
+    """An HTTP answer instead of a pick: a refusal, or what the picker knows by itself.
+
+    Attributes:
+        status: of the answer.
+        body: likewise.
+        content_type: of the body.
+        headers: further response headers.
+        details: by which rule, for access logs.
+    """
 
     status: int
     body: bytes
@@ -179,6 +187,6 @@ class ViolationError(Exception):
         super().__init__(detail)
 
 
-def plain_refusal(_request: HttpRequest, status: int) -> Refusal:
+def plain_refusal(_request: HttpRequest, status: int) -> LocalReply:
     """Refuse an unread request, 413 for its length or 503 for want of room, in the words of most APIs."""
-    return Refusal(status, b'{"error":{"message":"the request cannot be held","type":"server_error"}}')
+    return LocalReply(status, b'{"error":{"message":"the request cannot be held","type":"server_error"}}')

@@ -52,20 +52,21 @@ class ModelRules:
         rules: the older first.
 
     Attributes:
+        by_model: the rule for each model that rules are for by name.
         names: every model that a rule names; empty when there is nothing to rewrite.
     """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
-        self._by_model: dict[str, Rule] = {}
+        self.by_model: dict[str, Rule] = {}
         self._for_any: Rule | None = None
         self.names = set[str]()
         for rule in rules:
             self.names.update(rule.models, (model for model, _ in rule.targets))
             for model in rule.models:
-                self._by_model.setdefault(model, rule)
+                self.by_model.setdefault(model, rule)
             if not rule.models and self._for_any is None:
                 self._for_any = rule
 
     def find(self, model: str) -> Rule | None:
         """Find the rule for what a client calls a model, ``""`` where it names none."""
-        return self._by_model.get(model, self._for_any)
+        return self.by_model.get(model, self._for_any)

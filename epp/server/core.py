@@ -12,23 +12,34 @@ import re
 from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from msgspec.structs import replace
 
 from epp.apis.decode import invalid
+from epp.apis.listed_models import ANTHROPIC_HEADER, anthropic_models, openai_models
 from epp.apis.paths import SHUT_WORDS, OpenPaths
-from epp.apis.registry import error_words, find_parser, is_upgrade, openai_error, task_of, tried_models
+from epp.apis.registry import (
+    anthropic_error,
+    error_words,
+    find_parser,
+    is_upgrade,
+    openai_error,
+    task_of,
+    tried_models,
+)
 from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import restorer, rewrite
 from epp.config.federation import PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.messages import SERVED_HEADER
-from epp.extproc.types import Pick, PickAt, Refusal
+from epp.extproc.types import LocalReply, Pick, PickAt
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
+from epp.schedule.served_models import served_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.metrics import models_of
 from epp.server.outcomes import EstimatedLeases, Outcomes
@@ -56,6 +67,7 @@ if TYPE_CHECKING:
     from epp.server.tokenizers import Tokenizers
     from epp.server.tracing import Tracing
     from epp.tokens.estimate import EstimateCounter
+    from epp.types import Endpoint
 
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
@@ -81,6 +93,8 @@ _CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
 _STATUS = {"saturated": 429, "room": 429, "hop": 403}
 #: Retrieves, cancels or deletes a stored response.
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
+#: Lists models, or describes one; what is before it is a gateway's.
+_MODELS = re.compile(r"(?:.*?)/v1/models(?:/+(?P<name>[^?]*[^?/]))?/*(?:\?.*)?")
 #: What no header carries: Envoy writes it into the response as it is, where lines end and begin headers.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -181,11 +195,13 @@ class Core:
         self._model_rules = rules
         self._metrics.requests.models.keep(rules.names)
 
-    def read(self, request: HttpRequest) -> ParsedRequest | Refusal | None:
-        """Parse a request; None for what passes through unread, a refusal for what gets no decision."""
+    def read(self, request: HttpRequest) -> ParsedRequest | LocalReply | None:
+        """Parse a request; None for what passes through unread, an answer for what gets no decision."""
         parser = find_parser(request.method, request.path, request.headers)
         if request.path not in self._open_paths:
             return self._refuse(request, 404, SHUT_WORDS, rule="path")
+        if request.method == "GET" and (asked := _MODELS.fullmatch(request.path)):
+            return self._models(request, asked["name"])
         if request.body is not None or not request.whole:
             reason = self._admission.refusal(request.headers, self._clock.mono_s())
             if reason:
@@ -201,6 +217,25 @@ class Core:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         return self.tokenizers.with_first(parsed)
+
+    def _models(self, request: HttpRequest, name: str | None) -> LocalReply | None:
+        """Answer who asks what the pool serves, or of one model; None while no endpoint's names are known."""
+        subset = self._subset(request)
+
+        def may_serve(endpoint: Endpoint, model: str) -> bool:
+            allowed = allowed_regions(self._rules, model=model, path=request.path, headers=request.headers)
+            if subset is not None and endpoint.address not in subset:
+                return False
+            return allowed is None or endpoint.region in allowed
+
+        models = served_models(self.picker.fleet, self._model_rules, may_serve)
+        if models is None:
+            return None
+        name = None if name is None else unquote(name)
+        if name is not None and name not in models:
+            return self._refuse(request, 404, _no_model(name), rule="model", param="model")
+        write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
+        return LocalReply(200, write(models, name), details="models")
 
     def _parse_renamed(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
         """Parse a request, and give it the model of the rule for it, else of its header."""
@@ -229,11 +264,11 @@ class Core:
     def decide(
         self,
         request: HttpRequest,
-        parsed: ParsedRequest | Refusal | None,
+        parsed: ParsedRequest | LocalReply | None,
         counted: TokenCount | None = None,
         *,
         since_s: float,
-    ) -> Pick | Refusal:
+    ) -> Pick | LocalReply:
         """Pick an endpoint for a request, or say why not.
 
         Args:
@@ -242,7 +277,7 @@ class Core:
             counted: what its model's tokenizer says; None when the estimate has to do.
             since_s: when it was there.
         """
-        if isinstance(parsed, Refusal):
+        if isinstance(parsed, LocalReply):
             return parsed
         hop = None
         try:
@@ -260,7 +295,7 @@ class Core:
         except NoEndpointError as error:
             models = models_of(parsed)
             if error.rule == "model":
-                words = f"The model '{models[0]}' does not exist or you do not have access to it."
+                words = _no_model(models[0])
                 return self._refuse(request, 404, words, rule=error.rule, param="model", models=models)
             words = f"no endpoint available: {error.message}"
             status = _STATUS.get(error.rule, 503)
@@ -393,20 +428,21 @@ class Core:
         rule: str,
         param: str | None = None,
         models: tuple[str, str] = ("", ""),
-    ) -> Refusal:
+    ) -> LocalReply:
         self._metrics.requests.refused(status, rule, models, self._admission.priority(request.headers))
         if self.tracing is not None:
             self.tracing.refused(request.headers, status, rule)
-        make = error_words(request.path) or openai_error  # also for what passes through unread
+        usual = anthropic_error if ANTHROPIC_HEADER in request.headers else openai_error
+        make = error_words(request.path) or usual  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}
         if self._regions is not None and PEER_HEADER in request.headers and rule not in _CLIENTS_FAULT:
             headers[UNSERVED_HEADER] = "true"
         if self._protocol.errors == "api":
-            return Refusal(status, make(status, message, param), headers=headers, details=rule)
-        return Refusal(status, error_text(status, message, rule), PLAIN_TEXT, headers, rule)
+            return LocalReply(status, make(status, message, param), headers=headers, details=rule)
+        return LocalReply(status, error_text(status, message, rule), PLAIN_TEXT, headers, rule)
 
-    def refuse_unread(self, request: HttpRequest, status: int) -> Refusal:
+    def refuse_unread(self, request: HttpRequest, status: int) -> LocalReply:
         """Refuse a request that nobody has read: 413 for its length, 503 for want of room."""
         if status == 413:
             words = f"request body is larger than {self._max_body_bytes} bytes"
@@ -424,6 +460,10 @@ class Core:
             self.outcomes.answered(decision_id, where, status, retry_after)
         else:
             self.outcomes.late(decision_id)
+
+
+def _no_model(name: str) -> str:
+    return f"The model '{name}' does not exist or you do not have access to it."
 
 
 def announced_bytes(headers: Mapping[str, str]) -> int:

@@ -31,8 +31,8 @@ from epp.extproc.types import (
     Cause,
     Finish,
     HttpRequest,
+    LocalReply,
     Observe,
-    Refusal,
     ResponseData,
     ResponseStarted,
 )
@@ -91,7 +91,7 @@ class Exchange:
         self._picked_s = self._since_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
-        self._parsed: ParsedRequest | Refusal | None = None
+        self._parsed: ParsedRequest | LocalReply | None = None
         self._count: Count | None = None
         self._counted: TokenCount | None = None
         self._counted_bytes = 0
@@ -113,7 +113,7 @@ class Exchange:
             if isinstance(output, HttpRequest):
                 self._since_s = self._sampler.now_s()
                 self._parsed = parsed = self._core.read(output)
-                if parsed is not None and not isinstance(parsed, Refusal) and self._counts(parsed):
+                if parsed is not None and not isinstance(parsed, LocalReply) and self._counts(parsed):
                     return self._after_count(outputs)
         return self._act(outputs)
 
@@ -200,7 +200,7 @@ class Exchange:
         self._metrics.requests.seen(request, observing=modes is not None and modes.observing)
         pick = self._core.decide(request, self._parsed, self._counted, since_s=self._since_s)
         self._parsed = self._counted = None  # they hold the prompt
-        if isinstance(pick, Refusal):
+        if isinstance(pick, LocalReply):
             return self._stream.refused(pick)
         self._decision_id = pick.decision_id
         self._picked_s = self._sampler.now_s()

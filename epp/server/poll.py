@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from epp.apis.listed_models import parse_models
 from epp.config.address import join_address, split_address
 from epp.config.relays import RELAY_NAME
 from epp.extproc.messages import DESTINATION_HEADER
 from epp.keyed_uniform import keyed_uniform
 from epp.server.keep_alive import KeepAlive, client_tls
-from epp.server.listed_models import parse_models
 from epp.signals.metrics_text import MetricsReader, gpu_utilization, is_exposition
 from epp.signals.retry_after import PEER_PAUSE_S
 from epp.threads import in_daemon_thread
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from epp.apis.listed_models import ListedModel
     from epp.clock import Clock
     from epp.config.pool import EndpointSpec
     from epp.config.relays import Relays
     from epp.config.schema import Probe, Scrape
     from epp.server.keep_alive import Answer, TokenFile
-    from epp.server.listed_models import ListedModel
     from epp.server.metrics import Metrics
     from epp.signals.fleet import Fleet
     from epp.signals.metrics_text import EngineSample
@@ -471,7 +471,7 @@ class SignalFeed:
         if slot is None:
             return
         self._metrics.requests.models.keep(listed)
-        self._fleet.learn_context(slot, max((one.context_tokens or 0 for one in listed.values()), default=0))
+        self._fleet.learn_models(slot, listed)
         if self._serve is not None:
             self._serve(self._roots(slot, listed))
         self._metrics.value("epp_endpoint_model_mismatch", address).value = float(len(unknown))

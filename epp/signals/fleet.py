@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from epp.apis.listed_models import ListedModel
     from epp.prefix_cache.index import PrefixIndex
     from epp.signals.capability import Success
     from epp.signals.peer_load import PeerLoad
@@ -211,7 +212,7 @@ class Fleet:
         self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
         self._last_fresh_s = -math.inf
         self._learned_tokens: dict[int, int] = {}
-        self._contexts: dict[int, int] = {}
+        self._listed: dict[int, Mapping[str, ListedModel]] = {}
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
@@ -288,7 +289,7 @@ class Fleet:
         self.health.admit(slot)
         self.retry_after.forget(slot)
         self.stored.forget(slot)
-        self._contexts.pop(slot, None)
+        self._listed.pop(slot, None)
         self._size_index(slot, endpoint)
         self._cool(slot, now_s)
 
@@ -310,16 +311,21 @@ class Fleet:
         self._learned_tokens[slot] = tokens
         self._size_index(slot, self._members[address][1])
 
-    def learn_context(self, slot: int, tokens: int) -> None:
-        """Take the longest context of the models that an engine lists, 0 where it lists none."""
-        self._contexts[slot] = tokens
+    def learn_models(self, slot: int, listed: Mapping[str, ListedModel]) -> None:
+        """Take the models that an engine lists, by its names."""
+        self._listed[slot] = listed
+
+    def listed_models(self, slot: int) -> Mapping[str, ListedModel]:
+        """Return the models that an engine lists, by its names; empty where that is not known."""
+        return self._listed.get(slot, {})
 
     def context_tokens(self, slot: int) -> int | None:
         """Return the longest prompt plus answer of an endpoint: as listed, else as configured."""
         address = self._slots.address_of(slot)
         if address is None:
             return None
-        return self._contexts.get(slot) or self._members[address][1].context_tokens
+        listed = max((each.context_tokens or 0 for each in self.listed_models(slot).values()), default=0)
+        return listed or self._members[address][1].context_tokens
 
     def warm_share(self, now_s: float, warmup_s: float) -> Floats | None:
         """Return the slow-start share by slot, 0..1; None when everybody is warm.
@@ -449,7 +455,7 @@ class Fleet:
         for store in (self.index, self.retry_after, self.stored, *self._columns):
             store.forget(slot)
         self._learned_tokens.pop(slot, None)
-        self._contexts.pop(slot, None)
+        self._listed.pop(slot, None)
         self._fresh_s[slot] = -math.inf
         self._slots.release(slot)
 

@@ -80,6 +80,13 @@ def test_values_reach_it() -> None:
     )
 
 
+def test_paths_that_the_configuration_opens_are_open_in_envoy() -> None:
+    objects = rendered(
+        *LIST, "endpoints.list[0].address=10.0.0.1:1", "config.request.open_paths={/metrics,/v.1/}"
+    )
+    assert same(objects, open_paths=("/metrics", "/v.1/"))
+
+
 def test_regions_by_name_over_tls() -> None:
     objects = example("one-tier")
     assert [endpoint.tls for endpoint in wanted(objects).endpoints] == [True] * 4

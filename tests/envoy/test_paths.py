@@ -12,7 +12,7 @@ from yarl import URL
 
 from epp.apis.paths import UNREAD, OpenPaths
 from epp.envoy.process import EnvoyProcess
-from epp.extproc.types import HttpRequest, Refusal
+from epp.extproc.types import HttpRequest, LocalReply
 from tests.kit.apis import APIS, SHUT
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
@@ -89,8 +89,8 @@ def test_the_picker_opens_the_same(tmp_path: Path) -> None:
     core = app_of(tmp_path, ManualClock(0.0), request={"open_paths": list(FURTHER)}).core
     for path, is_open in PATHS.items():
         read = core.read(HttpRequest("GET", path, {}, None))
-        assert (path, isinstance(read, Refusal)) == (path, not is_open)
-        if isinstance(read, Refusal):
+        assert (path, isinstance(read, LocalReply)) == (path, not is_open)
+        if isinstance(read, LocalReply):
             assert (read.status, read.details) == (404, "path")
             assert json.loads(read.body)["error"]["message"]
 
@@ -98,7 +98,7 @@ def test_the_picker_opens_the_same(tmp_path: Path) -> None:
 def test_an_upgrade_opens_no_path(tmp_path: Path) -> None:
     core = app_of(tmp_path, ManualClock(0.0)).core
     read = core.read(HttpRequest("GET", "/metrics", {"upgrade": "websocket"}, None, whole=False))
-    assert isinstance(read, Refusal)
+    assert isinstance(read, LocalReply)
 
 
 def test_one_slash_opens_everything() -> None:

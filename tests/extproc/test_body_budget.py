@@ -10,7 +10,7 @@ from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
-from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
+from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
@@ -33,9 +33,9 @@ BUFFERED, PARTIAL = BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL
 HEAD = plain_bytes(header_values(request_headers().request_headers.headers))
 
 
-def words(request: HttpRequest, status: int) -> Refusal:
+def words(request: HttpRequest, status: int) -> LocalReply:
     assert request.body is None
-    return Refusal(status, f"no room on {request.path}".encode())
+    return LocalReply(status, f"no room on {request.path}".encode())
 
 
 def budget(*arguments: Any) -> Share:
@@ -93,9 +93,9 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
 def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
     bodies, asked = budget(), list[HttpRequest]()
 
-    def note(request: HttpRequest, status: int) -> Refusal:
+    def note(request: HttpRequest, status: int) -> LocalReply:
         asked.append(request)
-        return Refusal(status, b"no room")
+        return LocalReply(status, b"no room")
 
     talk = Conversation(Stream(refuse=note, pick_at=lambda _: PickAt.BODY, bodies=bodies))
     talk.send(with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", {"a": 1.0}))

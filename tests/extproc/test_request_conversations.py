@@ -8,7 +8,7 @@ import pytest
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
-from epp.extproc.types import Abort, Cause, HttpRequest, Pick, Refusal
+from epp.extproc.types import Abort, Cause, HttpRequest, LocalReply, Pick
 from tests.kit.conversation import (
     DUPLEX,
     POST,
@@ -166,9 +166,9 @@ def test_a_refusal_is_the_last_word(mode: BodyMode, end: bool) -> None:
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
 def test_a_body_over_the_limit_is_refused_in_the_shells_words(mode: BodyMode) -> None:
-    def words(request: HttpRequest, status: int) -> Refusal:
+    def words(request: HttpRequest, status: int) -> LocalReply:
         assert request.body is None
-        return Refusal(status, f"{request.path} takes 10".encode())
+        return LocalReply(status, f"{request.path} takes 10".encode())
 
     talk = Conversation(Stream(10, refuse=words))
     talk.send(with_modes(request_headers(), mode))

@@ -14,7 +14,7 @@ from collections import Counter
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Output, Stream
-from epp.extproc.types import Abort, Cause, Finish, HttpRequest, Observe, Pick, PickAt, Refusal
+from epp.extproc.types import Abort, Cause, Finish, HttpRequest, LocalReply, Observe, Pick, PickAt
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from tests.kit import conversation as say
 from tests.kit.peer import Peer, Shape, Side
@@ -33,10 +33,10 @@ def shape(rng: random.Random) -> Shape:
     return Shape(pieces, rng.random() < 0.3)
 
 
-def answer_of(rng: random.Random, asked: HttpRequest) -> Pick | Refusal:
+def answer_of(rng: random.Random, asked: HttpRequest) -> Pick | LocalReply:
     """A pick or a refusal."""
     if rng.random() < 0.1:
-        return Refusal(503, b"no")
+        return LocalReply(503, b"no")
     replace = asked.whole and asked.body and rng.random() < 0.3
     observe = rng.choice(list(Observe))
     return Pick("a:1", "d", body=b"another body" * 10 if replace else None, observe_response=observe)
@@ -63,7 +63,7 @@ class Play:
         self.peer, self.stream, self.story = scene(rng)
         self.outputs: list[Output] = []
         self.asked: HttpRequest | None = None
-        self.answer: Pick | Refusal | None = None
+        self.answer: Pick | LocalReply | None = None
         self.leases = 0
 
     def hear(self, heard: list[Output]) -> None:
@@ -91,7 +91,7 @@ class Play:
         if self.asked is None:
             return
         self.answer, self.asked = answer_of(self.rng, self.asked), None
-        if isinstance(self.answer, Refusal):
+        if isinstance(self.answer, LocalReply):
             self.hear(self.stream.refused(self.answer))
         else:
             self.hear(self.stream.picked(self.answer))
@@ -129,7 +129,7 @@ def play(rng: random.Random) -> str:
     return "observed" if one.peer.observing else "played"
 
 
-def check(peer: Peer, answer: Pick | Refusal | None, story: str) -> None:
+def check(peer: Peer, answer: Pick | LocalReply | None, story: str) -> None:
     """What must be true once both have said all that they have to say."""
     if peer.refused:
         return

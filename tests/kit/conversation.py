@@ -23,8 +23,8 @@ from epp.extproc.types import (
     Cause,
     Finish,
     HttpRequest,
+    LocalReply,
     Pick,
-    Refusal,
     ResponseData,
     ResponseStarted,
 )
@@ -38,7 +38,7 @@ Expected: TypeAlias = "Output | str | Callable[[Output], bool]"
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 PICK = Pick("10.0.0.1:8000", "d-1")
-REFUSAL = Refusal(503, b'{"error":{}}', details="epp no endpoint")
+REFUSAL = LocalReply(503, b'{"error":{}}', details="epp no endpoint")
 POST = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 
 
@@ -164,7 +164,7 @@ class Conversation:
         """Answer with a destination."""
         return self._heard(f"picked {pick.destination}", self.stream.picked(pick), expect)
 
-    def refuse(self, refusal: Refusal = REFUSAL, expect: Sequence[Expected] | None = None) -> list[Output]:
+    def refuse(self, refusal: LocalReply = REFUSAL, expect: Sequence[Expected] | None = None) -> list[Output]:
         """Answer the client."""
         return self._heard(f"refused {refusal.status}", self.stream.refused(refusal), expect)
 

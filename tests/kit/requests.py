@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from epp.extproc.types import Pick, Refusal
+from epp.extproc.types import LocalReply, Pick
 from epp.types import RequestInfo
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class Decided:
     pick: Pick
 
 
-def decide(core: Core, request: HttpRequest) -> Decided | Refusal:
+def decide(core: Core, request: HttpRequest) -> Decided | LocalReply:
     """Read and decide a request, its tokens estimated."""
     pick = core.decide(request, core.read(request), since_s=core._clock.mono_s())
-    if isinstance(pick, Refusal):
+    if isinstance(pick, LocalReply):
         return pick
     decision = core.recent.get(pick.decision_id)
     assert decision is not None

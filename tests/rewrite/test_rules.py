@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.extproc.types import HttpRequest, PickAt, Refusal
+from epp.extproc.types import HttpRequest, LocalReply, PickAt
 from epp.schedule.model_rules import ModelRules, Rule
 from epp.types import Endpoint
 from tests.kit.apps import app_of
@@ -108,7 +108,7 @@ def test_an_endpoints_own_name_is_that_of_the_target(tmp_path: Path) -> None:
     assert model_sent(made, chat("anything")) == "org/chat-7b"
     made.core.use_model_rules(ModelRules([Rule("alias", ("anything",), (("gone", 1),))]))
     refusal = decide(made.core, chat("anything"))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, LocalReply)
     assert refusal.status == 404
     assert b"anything" in refusal.body
     assert b"gone" not in refusal.body, "what the client did not name is not its business"
@@ -137,14 +137,14 @@ def test_the_header_names_the_model_where_no_rule_does(tmp_path: Path, name: str
     both = {HEADER: "newer", "x-gateway-model-name-rewrite": "older"}
     assert model_sent(made, chat("free", both)) == "newer"
     refusal = decide(made.core, chat("free", {name: "x" * 513}))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, LocalReply)
     assert refusal.status == 400
 
 
 def test_a_missing_model_is_that_of_a_rule_for_any_or_of_the_header(tmp_path: Path) -> None:
     made = app(tmp_path)
     refusal = decide(made.core, chat(None))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, LocalReply)
     assert refusal.status == 400
     decided = sent(made, chat(None, {HEADER: "default"}))
     assert json.loads(decided.pick.body or b"")["model"] == "default"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.extproc.types import Cause, HttpRequest, PickAt, Refusal
+from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
 from epp.ops.explain import explain
 from epp.schedule.decision import Source, to_record
 from epp.server.access_log import Report, Termination
@@ -48,7 +48,7 @@ class Deployment:
         body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
         headers = {"content-type": "application/json"}
         decided = decide(self.core, HttpRequest("POST", "/v1/chat/completions", headers, body))
-        assert not isinstance(decided, Refusal)
+        assert not isinstance(decided, LocalReply)
         return decided.decision
 
     def ended(self, decision: Decision, **facts: Any) -> None:
@@ -253,7 +253,7 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
 
     def picked(request: HttpRequest) -> Decision:
         decided = decide(core, request)
-        assert not isinstance(decided, Refusal)
+        assert not isinstance(decided, LocalReply)
         return decided.decision
 
     assert core.pick_at(ask("POST", "/v1/responses", store=True)) is PickAt.BODY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.extproc.types import HttpRequest, Refusal
+from epp.extproc.types import HttpRequest, LocalReply
 from epp.types import Endpoint
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
@@ -50,9 +50,9 @@ def picked(made: App, request: HttpRequest) -> list[str]:
     return decided.pick.destination.split(",")
 
 
-def refused(made: App, request: HttpRequest) -> Refusal:
+def refused(made: App, request: HttpRequest) -> LocalReply:
     refusal = decide(made.core, request)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, LocalReply)
     return refusal
 
 

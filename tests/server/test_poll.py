@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
+from epp.apis.listed_models import ListedModel
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.config.schema import Probe, Scrape
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.files import replace_file
 from epp.server.keep_alive import TokenFile
-from epp.server.listed_models import ListedModel
 from epp.server.metrics import Metrics
 from epp.server.poll import (
     MAX_PER_SLOT,

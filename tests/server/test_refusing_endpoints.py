@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause
 from epp.ops.explain import explain
 from epp.records.verify import verify
 from epp.schedule.decision import to_record
-from epp.server.listed_models import ListedModel
 from tests.kit.shown import shown
 from tests.server.test_feedback_core import POOL, WORDS, Deployment, report
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.server.listed_models import parse_models
+from epp.apis.listed_models import parse_models
 
 pytest.importorskip("tokenizers")
 

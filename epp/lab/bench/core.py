@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.errors import EppError
-from epp.extproc.types import Pick, Refusal
+from epp.extproc.types import LocalReply, Pick
 from epp.lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp.lab.bench.rig import decide, request, rig
 from epp.policies.lodestar import Lodestar
@@ -69,7 +69,7 @@ def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float
     core = app.core
     parse_ms = cpu_ms(lambda: [core.read(one) for one in requests], len(requests))
     parsed = [core.read(one) for one in requests]
-    answers: list[Pick | Refusal] = []
+    answers: list[Pick | LocalReply] = []
 
     def decide_all() -> None:
         since_s = time.monotonic()
@@ -206,13 +206,13 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
 async def _read_and_decide(app: App, body: bytes) -> None:
     asked, since_s = request(body), time.monotonic()
     parsed, counted = await _read(app, asked)
-    if counted is None or isinstance(app.core.decide(asked, parsed, counted, since_s=since_s), Refusal):
+    if counted is None or isinstance(app.core.decide(asked, parsed, counted, since_s=since_s), LocalReply):
         raise EppError("a prompt was estimated or refused")
 
 
 async def _read(app: App, asked: HttpRequest) -> tuple[ParsedRequest, TokenCount | None]:
     parsed = app.core.read(asked)
-    if parsed is None or isinstance(parsed, Refusal):
+    if parsed is None or isinstance(parsed, LocalReply):
         raise EppError("a request was refused")
     counting = app.core.tokenizers.start(parsed)
     return parsed, None if counting is None else await counting

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from epp.config.load import parse_config
-from epp.extproc.types import HttpRequest, Refusal
+from epp.extproc.types import HttpRequest, LocalReply
 from epp.lab.bench.processes import pool_of
 from epp.server.app import App
 from epp.server.process import SystemClock
@@ -75,6 +75,6 @@ def decide(app: App, body: bytes) -> None:
     """Decide a request and end it, so that its endpoint has the prompt cached."""
     asked, since_s = request(body), time.monotonic()
     pick = app.core.decide(asked, app.core.read(asked), since_s=since_s)
-    if isinstance(pick, Refusal):
+    if isinstance(pick, LocalReply):
         raise TypeError(f"a request was refused: {pick}")
     app.picker.end(pick.decision_id, "stream-end", time.monotonic())

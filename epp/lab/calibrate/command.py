@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import numpy as np
 
+from epp.apis.listed_models import parse_models
 from epp.errors import EppError
 from epp.lab.calibrate.fit import Fit, Measured, fit, probes
 from epp.lab.compare.gateways import parse_gateways
@@ -24,7 +25,6 @@ from epp.lab.compare.results import encode
 from epp.lab.progress import progress
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
-from epp.server.listed_models import parse_models
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
+from epp.apis.listed_models import parse_models
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
@@ -29,7 +30,6 @@ from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, pars
 from epp.ops.doctor.picker import Page
 from epp.ops.doctor.traffic import measure
 from epp.records.files import DAMAGED, read_records, record_files
-from epp.server.listed_models import parse_models
 from epp.server.poll import check_served, target_of
 from epp.server.resolve import Resolver
 from epp.signals.metrics_text import is_exposition, parse_metrics

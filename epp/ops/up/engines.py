@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from epp.apis.listed_models import parse_models
 from epp.config.address import normalise_address
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.errors import ConfigError
 from epp.ops.doctor.fetch import ask_endpoint, ask_metrics
 from epp.server.files import replace_file
-from epp.server.listed_models import parse_models
 from epp.server.poll import target_of
 from epp.signals.metrics_text import parse_metrics
 

@@ -1,0 +1,97 @@
+"""Lists of models as ``/v1/models`` has them: an engine's is read, the pool's is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Header of Anthropic's clients, who expect lists of another form.
+ANTHROPIC_HEADER = "anthropic-version"
+
+
+class ListedModel(NamedTuple):
+    """A model as its engine lists it.
+
+    Attributes:
+        context_tokens: context length, prompt and answer together, where the engine tells it: vLLM and SGLang
+            do, as ``max_model_len``.
+        root: what the engine was started with, a hub id or a folder; empty when not known.
+        parent: the base model of an adapter; empty for others.
+        owner: who lists it, mostly the engine's name; empty when not known.
+    """
+
+    context_tokens: int | None = None
+    root: str = ""
+    parent: str = ""
+    owner: str = ""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: object = None
+    root: object = None
+    parent: object = None
+    owned_by: object = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_DECODER = msgspec.json.Decoder(_Models)
+
+
+def parse_models(body: bytes) -> dict[str, ListedModel]:
+    """Read the names that requests may give, adapters among them; empty when the body tells none."""
+    try:
+        models = _DECODER.decode(body).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {
+        model.id: ListedModel(
+            _tokens(model.max_model_len), _text(model.root), _text(model.parent), _text(model.owned_by)
+        )
+        for model in models
+    }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _tokens(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 and value is not True else None
+
+
+def openai_models(models: Mapping[str, ListedModel], name: str | None) -> bytes:
+    """Write the list, or one of its models, as OpenAI's API and engines have it."""
+    cards = {
+        each: {"id": each, "object": "model", "created": 0, "owned_by": model.owner or "unknown"}
+        | ({"parent": model.parent} if model.parent else {})
+        | ({"max_model_len": model.context_tokens} if model.context_tokens else {})
+        for each, model in models.items()
+    }
+    return msgspec.json.encode(
+        {"object": "list", "data": list(cards.values())} if name is None else cards[name]
+    )
+
+
+def anthropic_models(models: Mapping[str, ListedModel], name: str | None) -> bytes:
+    """Write the list, all on one page, or one of its models as Anthropic's API has it."""
+    cards: dict[str, dict[str, Any]] = {
+        each: {
+            "type": "model",
+            "id": each,
+            "display_name": each,
+            "created_at": "1970-01-01T00:00:00Z",  # not known
+            "max_input_tokens": model.context_tokens,
+        }
+        for each, model in models.items()
+    }
+    ends = {"first_id": next(iter(cards), None), "last_id": next(reversed(cards), None)}
+    page = {"data": list(cards.values()), "has_more": False, **ends}
+    return msgspec.json.encode(page if name is None else cards[name])
