@@ -161,5 +161,7 @@ class HostLink(Link):
         self._question(data[1:], partial(self._mailbox.send, asker, _ANSWER))
 
     def _publish(self, to: str, data: bytes) -> None:
-        for index in [int(to.partition("-")[0])] if to else self._mailbox.others:
+        for index in self._mailbox.others:
+            if to.partition("-")[0] not in ("", str(index)):
+                continue
             self.dropped += not self._mailbox.send(index, SHARED, data)

@@ -34,6 +34,7 @@ class Link(ABC):
         clock: the time.
         origin: name of this process, another one at each start.
         term: the highest that this picker knew before it started; None of one that never leads.
+        second: pickers that name prompts by another key, and are understood but for that; None for none.
 
     Attributes:
         group: whom this picker understands.
@@ -46,7 +47,14 @@ class Link(ABC):
     """
 
     def __init__(
-        self, group: Group, fleet: Fleet, clock: Clock, origin: str, *, term: int | None = None
+        self,
+        group: Group,
+        fleet: Fleet,
+        clock: Clock,
+        origin: str,
+        *,
+        term: int | None = None,
+        second: Group | None = None,
     ) -> None:
         self.group, self._clock, self._origin = group, clock, origin
         self._timer: asyncio.Handle | None = None
@@ -60,7 +68,14 @@ class Link(ABC):
         if term is None:
             self.leading.resign()
         self.sharing = Sharing(
-            fleet, group, origin, clock, publish=self._publish, wake=self._wake, leading=self.leading
+            fleet,
+            group,
+            origin,
+            clock,
+            publish=self._publish,
+            wake=self._wake,
+            leading=self.leading,
+            second=second,
         )
 
     @property
@@ -111,10 +126,14 @@ class Link(ABC):
                 self.leading.tick(self._clock.mono_s(), connected=self.connected)
                 self.sharing.flush()
                 self._questions = 0
+                self._tick()
                 await asyncio.sleep(WHOLE_S)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+
+    def _tick(self) -> None:  # noqa: B027  # of subclasses that count by the second
+        """Let a second pass."""
 
     def _wake(self, in_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -32,6 +32,8 @@ LEAST_BLOCK_TOKENS, MOST_BLOCK_TOKENS = 1.0 / 16.0, 1e6
 _RUN, _HASH_BYTES = struct.Struct("<QQI"), 8
 
 _Name = Annotated[str, msgspec.Meta(max_length=300)]
+#: Name of a process, which is part of subjects.
+Origin = Annotated[str, msgspec.Meta(max_length=300, pattern=r"\A[A-Za-z0-9_-]*\Z")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Hashes = Annotated[bytes, msgspec.Meta(max_length=_HASH_BYTES * MAX_BLOCKS)]
 _UnixS = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
@@ -125,7 +127,7 @@ class Lead(msgspec.Struct, array_like=True, frozen=True):
     """
 
     term: _Count
-    leader: _Name
+    leader: Origin
     wall_s: _UnixS
 
 
@@ -170,7 +172,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     """
 
     group: Group
-    origin: _Name
+    origin: Origin
     sequence: _Sequence
     changed_s: _UnixS = 0.0
     whole: bool = False

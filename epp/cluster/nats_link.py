@@ -1,7 +1,7 @@
 """The pickers of a pool over core NATS: one subject for all, one for each.
 
 Owns the connection and its reconnects. No request waits for anything here: what cannot be sent is dropped,
-and the next message heals it.
+and the next message heals it. All that is sent is signed (`epp.cluster.seal`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
+import secrets as random
 import socket
 import ssl
 import zlib
@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import Error
+from nats.errors import Error, SlowConsumerError
+from nkeys import NkeysError
 
 from epp.cluster.link import Link
 from epp.cluster.messages import FileContent
+from epp.cluster.seal import RefusedError, Seal, key_of
 from epp.errors import ConfigError, UnreadableError
 from epp.schedule.decision import SCHEMA_VERSION
-from epp.wire import read, unpack
+from epp.wire import read, text, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -52,7 +54,65 @@ _OUTBOX, _PENDING_BYTES = 256, 4 * 1024 * 1024
 _CONTENT_BYTES = 16 * 1024 * 1024
 #: Messages that wait, from which on records are dropped: promises go first.
 _RECORDS_OUTBOX = 64
+#: Messages taken in one turn of the event loop, and those of a subject that may wait for their turn.
+_A_TURN, _WAITING, _WAITING_BYTES = 32, 4096, 16 * 1024 * 1024
 _CONTENTS, _RECORDS = msgspec.msgpack.Decoder(FileContent), msgspec.msgpack.Decoder(tuple[int, bytes])
+
+
+class Channel:
+    """Subjects of a connection whose messages are signed under keys of their own.
+
+    Args:
+        prefix: of its subjects.
+        keys: the one to sign under, and others that are believed, too.
+        origin: name of this process.
+        link: has the connection.
+
+    Attributes:
+        seal: signs and believes.
+        takes: what takes a message, with its sender's name, by subject.
+    """
+
+    def __init__(self, prefix: str, keys: Sequence[bytes], origin: str, link: NatsLink) -> None:
+        self._link = link
+        self.greetings = f"{prefix}.hello.{origin}"
+        self.seal = Seal(
+            keys, origin, lambda name, greeting: self.publish(f"{prefix}.hello.{name}", greeting)
+        )
+        self.takes: dict[str, Callable[[str, bytes], bytes | None]] = {}
+
+    def publish(self, subject: str, data: bytes, most: int = _OUTBOX) -> None:
+        """Send to all who listen, or drop it where ``most`` messages wait."""
+        self._link.put(subject, self.seal.sign(subject, data), most)
+
+    def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
+        """Hear a subject once connected; what ``take`` returns is the answer, None for none."""
+        self.takes[subject] = lambda _, data: take(data)
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        """Ask whoever listens to a subject; empty where nobody answers."""
+        request = self.seal.sign(subject, data)
+        answer = await self._link.request(subject, request, timeout_s)
+        try:
+            return self.seal.open_answer(request, answer) if answer else b""
+        except RefusedError:
+            return b""
+
+    async def received(self, message: Msg) -> None:
+        """Take a message.
+
+        Raises:
+            RefusedError: it is not to be believed.
+            UnreadableError: it is none.
+        """
+        subject = message.subject
+        if subject == self.greetings:
+            self.seal.greeted(subject, message.data)
+            return
+        origin, content = self.seal.open(subject, message.data)
+        answer = self.takes[subject](origin, content)
+        if answer is not None and message.reply:
+            await message.respond(self.seal.answer(message.data, answer))
 
 
 class NatsLink(Link):
@@ -65,7 +125,9 @@ class NatsLink(Link):
         clock: the time.
         base: folder that relative paths are relative to.
         source: name of the configuration file.
+        secrets: of `prefix.secret_file`, and of the second file where there is one.
         decision: a recent decision of this picker as JSON, by id; empty where it is unknown.
+        second: the group of pickers whose hashes are keyed by the second secret.
         term: the highest that this picker knew before it started; None of one that never leads.
 
     Attributes:
@@ -85,21 +147,28 @@ class NatsLink(Link):
         *,
         base: Path,
         source: str,
+        secrets: Sequence[bytes],
         decision: Callable[[str], bytes],
+        second: Group | None = None,
         term: int | None = None,
     ) -> None:
         host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
-        super().__init__(group, fleet, clock, f"{host}-{secrets.token_hex(8)}", term=term)
+        super().__init__(group, fleet, clock, f"{host}-{random.token_hex(8)}", term=term, second=second)
         self._options = _options(settings, base, source)
         self._subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
-        self._takes: dict[str, Callable[[bytes], bytes | None]] = {
-            f"{self._subject}.all": self.sharing.receive,
-            f"{self._subject}.to.{self._origin}": self.sharing.receive,
-            f"{self._subject}.answers.{self._origin}": self._answer,
-            f"{self._subject}.file": self._content,
-            f"{self._subject}.records.{self._origin}": self._lines,
-            f"{self._subject}.decision": lambda name: decision(name.decode(errors="replace")) or None,
-        }
+        self._channels: list[Channel] = []
+        self._pool = self.channel(self._subject, [key_of(secret, b"epp cluster") for secret in secrets])
+        for name, take in {
+            "all": self.sharing.receive,
+            f"to.{self._origin}": self.sharing.receive,
+            f"answers.{self._origin}": self._answer,
+            "file": self._content,
+            f"records.{self._origin}": self._lines,
+            "decision": lambda name: decision(text(name)) or None,
+        }.items():
+            self._pool.listen(f"{self._subject}.{name}", take)
+        self._pool.takes[f"{self._subject}.page"] = self._asked
+        self._received_count = 0
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
         self._problem = ""
@@ -112,10 +181,17 @@ class NatsLink(Link):
         """Whether NATS is there."""
         return self._client is not None and self._client.is_connected
 
-    def _publish(self, to: str, data: bytes) -> None:
-        self._put(f"{self._subject}.{f'to.{to}' if to else 'all'}", data)
+    def channel(self, prefix: str, keys: Sequence[bytes]) -> Channel:
+        """Make further subjects, of which is heard what is listened to before `run`."""
+        made = Channel(prefix, keys, self._origin, self)
+        self._channels.append(made)
+        return made
 
-    def _put(self, subject: str, data: bytes, most: int = _OUTBOX) -> None:
+    def _publish(self, to: str, data: bytes) -> None:
+        self._pool.publish(f"{self._subject}.{f'to.{to}' if to else 'all'}", data)
+
+    def put(self, subject: str, data: bytes, most: int) -> None:
+        """Send a signed message, or drop it where so many wait."""
         if not self.connected or self._outbox.qsize() >= most:
             self.dropped += 1
         else:
@@ -126,7 +202,7 @@ class NatsLink(Link):
         if (lead := self.leading.said(self._clock.wall_s())) is not None:
             packed = None if content is None else zlib.compress(content, 1)
             told = FileContent(self.group, lead, name, packed)
-            self._put(f"{self._subject}.file", msgspec.msgpack.encode(told))
+            self._pool.publish(f"{self._subject}.file", msgspec.msgpack.encode(told))
 
     def publish_records(self, lines: bytes) -> None:
         """Send the leader records, where this picker follows one; from the thread that writes them."""
@@ -137,18 +213,10 @@ class NatsLink(Link):
     def _records_to_leader(self, lines: bytes) -> None:
         if self.leading.follows:
             data = msgspec.msgpack.encode((SCHEMA_VERSION, lines))
-            self._put(f"{self._subject}.records.{self.leading.leader}", data, _RECORDS_OUTBOX)
-
-    def listen(self, subject: str, take: Callable[[bytes], bytes | None]) -> None:
-        """Hear a further subject once connected; what ``take`` returns is the answer, None for none."""
-        self._takes[subject] = take
-
-    def publish(self, subject: str, data: bytes) -> None:
-        """Send a message on a further subject, or drop it."""
-        self._put(subject, data)
+            self._pool.publish(f"{self._subject}.records.{self.leading.leader}", data, _RECORDS_OUTBOX)
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
-        """Ask whoever listens to a subject; empty where nobody answers."""
+        """Ask whoever listens to a subject, signed; empty where nobody answers."""
         if self._client is None or not self.connected:
             return b""
         try:
@@ -160,15 +228,12 @@ class NatsLink(Link):
     async def run(self) -> None:
         """Connect, and share until cancelled."""
         self._loop = asyncio.get_running_loop()
-        connecting = asyncio.create_task(self._connect())
-        sending = asyncio.create_task(self._send())
         try:
-            await self._share()
+            async with asyncio.TaskGroup() as tasks:
+                for work in (self._connect(), self._send(), self._share()):
+                    tasks.create_task(work)
         finally:
             self._loop = None
-            connecting.cancel()
-            sending.cancel()
-            await asyncio.gather(connecting, sending, return_exceptions=True)
             await self._leave()
 
     async def _leave(self) -> None:
@@ -191,10 +256,15 @@ class NatsLink(Link):
                     disconnected_cb=self._lost,
                     reconnected_cb=self._again,
                 )
-                await client.subscribe(f"{self._subject}.page.*", cb=self._received_question)
-                for subject, take in self._takes.items():
-                    await client.subscribe(subject, cb=partial(self._received, take))
-            except (OSError, Error, TimeoutError, ssl.SSLError) as error:
+                for channel in self._channels:
+                    for subject in (channel.greetings, *channel.takes):
+                        await client.subscribe(
+                            subject,
+                            cb=partial(self._received, channel),
+                            pending_msgs_limit=_WAITING,
+                            pending_bytes_limit=_WAITING_BYTES,
+                        )
+            except (OSError, Error, TimeoutError, NkeysError) as error:
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -214,18 +284,28 @@ class NatsLink(Link):
                 except (Error, OSError):
                     self.dropped += 1
 
-    async def _received(self, take: Callable[[bytes], bytes | None], message: Msg) -> None:
+    async def _received(self, channel: Channel, message: Msg) -> None:
+        self._received_count += 1
+        if self._received_count % _A_TURN == 0:
+            await asyncio.sleep(0)
+        ignored = self.sharing.counts.ignored
         try:
-            answer = take(message.data)
+            await channel.received(message)
+        except RefusedError as error:
+            ignored[error.reason] += 1
         except UnreadableError:
-            self.sharing.counts.ignored["unreadable"] += 1
-        else:
-            if answer is not None:
-                await message.respond(answer)
+            ignored["unreadable"] += 1
+        except Exception:
+            log.exception("a message of another picker was not taken, by a fault of this one")
+            ignored["fault"] += 1
+
+    def _tick(self) -> None:
+        for channel in self._channels:
+            channel.seal.tick()
 
     def _content(self, data: bytes) -> None:
         leading, told = self.leading, read(_CONTENTS, data)
-        if told.group != self.group:
+        if not self.sharing.fits(told.group):
             return  # its other messages are counted
         if told.lead.term >= leading.term:
             leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
@@ -244,17 +324,19 @@ class NatsLink(Link):
 
     async def find(self, decision_id: str) -> bytes:
         """Ask the others for a decision; JSON, empty where none answers in `_FIND_S`."""
-        return await self.request(f"{self._subject}.decision", decision_id.encode(), _FIND_S)
+        return await self._pool.request(f"{self._subject}.decision", decision_id.encode(), _FIND_S)
 
     def ask(self, question: bytes) -> None:
         """Ask the live pages of all others something."""
-        self._put(f"{self._subject}.page.{self._origin}", question)
+        self._pool.publish(f"{self._subject}.page", question)
 
-    async def _received_question(self, message: Msg) -> None:
-        asker = message.subject.rpartition(".")[2]
-        self._question(message.data, partial(self._put, f"{self._subject}.answers.{asker}"))
+    def _asked(self, origin: str, question: bytes) -> None:
+        self._question(question, partial(self._pool.publish, f"{self._subject}.answers.{origin}"))
 
     async def _failed(self, error: Exception) -> None:
+        if isinstance(error, SlowConsumerError):
+            self.sharing.counts.ignored["too many at once"] += 1
+            return
         problem = str(error) or type(error).__name__
         if problem != self._problem:  # it is tried twice a second
             log.warning("no NATS, this picker decides alone: %s", problem)

@@ -90,6 +90,7 @@ class Sharing:
         wake: asks for a `flush` within so many seconds; more than one at a time may be asked for.
         load: whether promises are shared, beside prefixes.
         leading: hears who leads; None where nobody does.
+        second: pickers that name prompts by another key, and are understood but for that; None for none.
 
     Attributes:
         counts: what became of messages.
@@ -107,7 +108,9 @@ class Sharing:
         wake: Callable[[float], None],
         load: bool = True,
         leading: Leading | None = None,
+        second: Group | None = None,
     ) -> None:
+        self._second = second
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
         self._publish, self._wake = publish, wake
         self._peer_load = PeerLoad(fleet.slot_of)
@@ -237,6 +240,10 @@ class Sharing:
         self.counts.sent_bytes += len(data)
         self._publish(to, data)
 
+    def fits(self, group: Group) -> bool:
+        """Tell whether pickers of a group are understood."""
+        return group in (self._group, self._second)
+
     def receive(self, data: bytes) -> None:
         """Take a message; what does not read or fit is counted and ignored."""
         try:
@@ -244,7 +251,7 @@ class Sharing:
         except UnreadableError:
             self.counts.ignored["unreadable"] += 1
             return
-        if message is None or message.group != self._group:
+        if message is None or not self.fits(message.group):
             self.counts.ignored["format" if message is None else _unlike(message.group, self._group)] += 1
             return
         if message.origin == self._origin:
@@ -284,7 +291,8 @@ class Sharing:
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
-        wants = [fact for fact in message.facts if not self._hold(fact, now_s)]
+        named = message.group == self._group
+        wants = [fact for fact in message.facts if (named or fact.stored) and not self._hold(fact, now_s)]
         if wants and self.warm:  # a joiner gets all of it anyway
             self._say(message.origin, wants=wants)
         if message.last and not self.warm:

@@ -210,7 +210,10 @@ class Prefix(Section, frozen=True):
     """The prefix index.
 
     Attributes:
-        secret_file: file whose bytes key all block hashes; a random key when empty.
+        secret_file: file whose bytes key all block hashes, and sign what pickers tell each other; a random
+            key when empty.
+        second_secret_file: a file that other pickers may have instead, while secrets are changed
+            (docs/cluster.md#change-the-secret).
         block_bytes: bytes of canonical prompt per block.
         capacity_tokens: size of an endpoint's KV cache until the engine reports it.
         state_slots: recurrent states that an engine of a hybrid model keeps; 0 for other models.
@@ -218,6 +221,7 @@ class Prefix(Section, frozen=True):
     """
 
     secret_file: str = ""
+    second_secret_file: str = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=32, le=65536)] = 256
     capacity_tokens: PositiveInt = 500_000
     state_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0

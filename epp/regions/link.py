@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from epp.regions.remote import RemoteRegions
     from epp.signals.fleet import Fleet
 
-_SUBJECT = "epp.regions.1"
 #: Longest wait for a whole sketch.
 _ANSWER_S = 2.0
 
@@ -47,7 +46,7 @@ class RegionLink:
         remote: what is known of the peers.
         bus: carries messages.
         clock: the time.
-        pool: name of the pool.
+        subject: begins those of the pool.
         peers: the other regions.
         region: the own one.
         origin: name of this process, another one at each start.
@@ -66,7 +65,7 @@ class RegionLink:
         bus: Bus,
         clock: Clock,
         *,
-        pool: str,
+        subject: str,
         peers: Collection[str],
         region: str,
         origin: str,
@@ -77,7 +76,7 @@ class RegionLink:
         self.peers = peers
         self._make = partial(Summaries, fleet, region=region, origin=origin, key_id=key_id)
         self._summaries: Summaries | None = None
-        self._all, self._sketch = f"{_SUBJECT}.{pool}.summary", f"{_SUBJECT}.{pool}.sketch"
+        self._all, self._sketch = f"{subject}.summary", f"{subject}.sketch"
         self._asking: set[asyncio.Task[None]] = set()
         self.bytes = {("sent",): 0.0, ("received",): 0.0}
         bus.listen(self._all, self._hear)

@@ -33,7 +33,7 @@ from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
-from epp.server.process import DecisionIds, Tasks, hash_secret, index_of
+from epp.server.process import DecisionIds, Tasks, hash_secrets, index_of
 from epp.server.relays import RelayPaths
 from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
@@ -43,7 +43,7 @@ from epp.threads import in_daemon_thread, kept
 from epp.tokens.estimate import EstimateCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from epp.clock import Clock
@@ -91,7 +91,9 @@ class App:
         self._decision_ids = DecisionIds(host.index)
         self.metrics = Metrics()
         self.tasks = Tasks()
-        hasher = BlockHasher(hash_secret(config, base, source), config.prefix.block_bytes)
+        self._secrets = hash_secrets(config, base, source)
+        hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
+        hasher = hashers[0]
         self._recorder = self._build_recorder(hasher)
         self._index = index_of(config.prefix, hasher)
         self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
@@ -134,7 +136,7 @@ class App:
             regions=regions,
         )
         self._cluster = self._build_cluster()
-        self._peers, self._lead = self._build_peers(hasher)
+        self._peers, self._lead = self._build_peers(hashers)
         self._restore = self._build_restore(hasher)
         self._reload = Reload(config, source, self.picker, self.core, shedding)
         self._files = self._watched_files()
@@ -227,10 +229,10 @@ class App:
         key_id, metrics = hasher.key_id, self.metrics
         return Regions(config, self._base, source, clock, fleet=fleet, key_id=key_id, metrics=metrics)
 
-    def _build_peers(self, hasher: BlockHasher) -> tuple[Link | None, LeadFeed | None]:
+    def _build_peers(self, hashers: Sequence[BlockHasher]) -> tuple[Link | None, LeadFeed | None]:
         config = self._config
 
-        def group() -> Group:
+        def group(hasher: BlockHasher) -> Group:
             from epp.cluster.messages import Group  # noqa: PLC0415  # only where there are others
 
             kubernetes = config.pool.kubernetes
@@ -239,7 +241,7 @@ class App:
             return Group(own, config.policy.name, hasher.key_id)
 
         if not config.cluster.url:
-            return self._host.link(group, self.picker.fleet, self._clock), None
+            return self._host.link(lambda: group(hashers[0]), self.picker.fleet, self._clock), None
         try:
             from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
         except ImportError:
@@ -251,12 +253,14 @@ class App:
         records, led = self._base / config.records.folder, lead.is_led(config)
         link = NatsLink(
             config.cluster,
-            group(),
+            group(hashers[0]),
             self.picker.fleet,
             self._clock,
             base=self._base,
             source=self._source,
+            secrets=self._secrets,
             decision=self._decision_json,
+            second=next(map(group, hashers[1:]), None),
             term=lead.read_lead(records).term if led else None,
         )
         if self._regions is not None:

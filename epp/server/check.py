@@ -20,7 +20,7 @@ from epp.schedule.weights import effective_bounds
 from epp.server.cluster import require_library
 from epp.server.files import read_file
 from epp.server.learned import shadows
-from epp.server.process import hash_secret
+from epp.server.process import hash_secrets
 from epp.server.tls import Certificates
 from epp.server.tokenizers import load_models
 
@@ -57,7 +57,7 @@ def all_errors(
                 parse(text, str(path), **arguments)
 
     if config.prefix.secret_file:
-        run(hash_secret, config, base, source)
+        run(hash_secrets, config, base, source)
     policy = config.policy
     if stated(found, "policy", "name"):
         run(partial(create, source=source), policy.name, policy.params)

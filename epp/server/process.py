@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from epp.errors import ConfigError
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
+from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 MAX_WORKERS = 256
 #: Key of block hashes of this process and those forked from it, where the deployment has none.
 _OWN_SECRET = secrets.token_bytes(32)
+
+
+_SECRET_BYTES, _MAKE = 16, "create it, e.g. 32 random bytes"
 
 
 class SystemClock:
@@ -68,11 +72,13 @@ class DecisionIds:
         return 0 < count <= self._last and decision_id == f"{self._prefix}-{count:x}"
 
 
-def hash_secret(config: Config, base: Path, source: str) -> bytes:
-    """Read the key of block hashes, `prefix.secret_file`; a random one where it is not set, which is logged.
+def hash_secrets(config: Config, base: Path, source: str) -> list[bytes]:
+    """Read the keys of block hashes: `prefix.secret_file` and, where there is one, the second file's.
+
+    Without `prefix.secret_file` it is a random one, which is logged.
 
     Raises:
-        ConfigError: the file cannot be read, or holds fewer than 16 bytes.
+        ConfigError: as `read_secret` says.
     """
     key, name = "prefix.secret_file", config.prefix.secret_file
     if not name:
@@ -80,13 +86,29 @@ def hash_secret(config: Config, base: Path, source: str) -> bytes:
         if config.records.folder:
             lost.append("the prefix index cannot be restored from records")
         log.warning("%s is not set, so this process hashes by a key of its own: %s", key, "; ".join(lost))
-        return _OWN_SECRET
+        return [_OWN_SECRET]
+    files = {key: name, "prefix.second_secret_file": config.prefix.second_secret_file}
+    return [read_secret(base / name, key, source) for key, name in files.items() if name]
+
+
+def read_secret(path: Path, key: str, source: str) -> bytes:
+    """Read a secret, whose file's name may say more than a log should.
+
+    Args:
+        path: its file.
+        key: of the configuration.
+        source: name of the configuration file, for errors.
+
+    Raises:
+        ConfigError: it cannot be read, or holds fewer than 16 bytes.
+    """
     try:
-        secret = (base / name).read_bytes().strip()
+        secret = (read_file(path) or b"").strip()
     except OSError as error:
-        raise ConfigError(source, key, str(error), "create it, e.g. 32 random bytes") from error
-    if len(secret) < 16:
-        raise ConfigError(source, key, f"{name} holds fewer than 16 bytes")
+        raise ConfigError(source, key, f"the file cannot be read: {error.strerror}", _MAKE) from None
+    if len(secret) < _SECRET_BYTES:
+        problem = f"there is no file of at least {_SECRET_BYTES} bytes"
+        raise ConfigError(source, key, problem, _MAKE)
     return secret
 
 

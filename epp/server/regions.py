@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from epp.cluster.seal import key_of
 from epp.config.federation import AWAY_KEY, DOMAIN, FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.pool import EndpointSpec
 from epp.config.relays import READY_PATH
-from epp.errors import ConfigError, NoEndpointError
+from epp.errors import NoEndpointError
 from epp.regions.hop import HopRefusedError, Hops
 from epp.regions.link import RegionLink
 from epp.regions.remote import RemoteRegions
 from epp.server.poll import Target, through
+from epp.server.process import read_secret
 from epp.types import PEER_CLASS
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.signals.fleet import Fleet
     from epp.types import RequestInfo
-
-_KEY_BYTES = 16
 
 
 class Regions:
@@ -73,7 +73,8 @@ class Regions:
         federation = config.federation
         self._region, self._relays = federation.region, config.relays
         self._fleet, self._metrics, self._clock, self._key_id = fleet, metrics, clock, key_id
-        self._hops = Hops(self._region, _key(base, federation.key_file, source), federation.max_hops)
+        self._key = read_secret(base / federation.key_file, "federation.key_file", source)
+        self._hops = Hops(self._region, self._key, federation.max_hops)
         addresses = federation.forwards(config.relays.regions)
         self.peers = {address: region for region, address in addresses.items()}
         self.link: RegionLink
@@ -158,12 +159,13 @@ class Regions:
 
     def connect(self, nats: NatsLink, pool: str) -> None:
         """Tell peers of a pool of this region, over the connection to the own region's pickers."""
+        subject = f"epp.regions.1.{re.sub(r'[^A-Za-z0-9_-]', '_', pool)}"
         self.link = RegionLink(
             self._fleet,
             self._remote,
-            nats,
+            nats.channel(subject, [key_of(self._key, b"epp regions")]),
             self._clock,
-            pool=re.sub(r"[^A-Za-z0-9_-]", "_", pool),
+            subject=subject,
             peers=tuple(self.peers.values()),
             region=self._region,
             origin=nats.leading.name,
@@ -173,15 +175,3 @@ class Regions:
 
     def _now_ms(self) -> int:
         return round(self._clock.wall_s() * 1e3)
-
-
-def _key(base: Path, name: str, source: str) -> bytes:
-    try:
-        key = (base / name).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            source, "federation.key_file", str(error), "create it, e.g. 32 random bytes"
-        ) from error
-    if len(key) < _KEY_BYTES:
-        raise ConfigError(source, "federation.key_file", f"{name} holds fewer than {_KEY_BYTES} bytes")
-    return key

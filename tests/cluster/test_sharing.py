@@ -163,7 +163,8 @@ def test_a_timer_that_is_due_at_once_is_asked_for_again() -> None:
 
     async def wake() -> int:
         settings, fleet = Cluster(url="nats://127.0.0.1:1"), picker_of(prefix="a").fleet
-        link = NatsLink(settings, GROUP, fleet, ManualClock(), base=Path(), source="", decision=lambda _: b"")
+        options: dict[str, Any] = {"base": Path(), "source": "", "secrets": [b"s"], "decision": lambda _: b""}
+        link = NatsLink(settings, GROUP, fleet, ManualClock(), **options)
         for in_s in (0.02, 0.0, 0.0, 0.0001):
             link._wake(in_s)
         await asyncio.sleep(0.005)

@@ -68,7 +68,7 @@ class Picker:
             self.remote,
             Bus(wire),
             clock,
-            pool="p",
+            subject="epp.p",
             peers=(peer,),
             region=region,
             origin=origin,

@@ -182,7 +182,7 @@ def peers(context: Context) -> Findings:
         return
     for result, count in page.by("epp_cluster_messages_total", "result").items():
         reason = result.removeprefix("ignored: ")
-        if reason not in (result, "a lead that is over") and count:
+        if reason not in (result, "a lead that is over", "unproven") and count:
             yield warning(
                 f"{count:.0f} messages of other pickers were ignored: {reason}",
                 "they are not heard",
