@@ -182,6 +182,8 @@ class RequestInfo(Struct, frozen=True):
         rewritten_from: the client's name for the model when a rule gave the request another, else None.
         text_bytes: canonical bytes of a prompt that is text alone, from which a ratio is learned; 0 for
             others and where the tokens were counted.
+        optional: bytes of its parts that engines may leave out, by kind (`epp.apis.rendering`).
+        dropped: which of these are not in `text_bytes`.
         regions: regions allowed, None for any.
         subset: addresses of the endpoints that the gateway allows, None for any.
         namespace: key of (model, cache salt, tenant): prompts of different namespaces share nothing.
@@ -226,6 +228,8 @@ class RequestInfo(Struct, frozen=True):
     context_tokens: int | None = None
     rewritten_from: str | None = None
     text_bytes: int = 0
+    optional: Mapping[str, int] = {}
+    dropped: frozenset[str] = frozenset()
     regions: frozenset[str] | None = None
     subset: Collection[str] | None = None
     namespace: int = 0

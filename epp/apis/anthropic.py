@@ -16,7 +16,6 @@ import msgspec
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.canonical import spell
 from epp.apis.chat_messages import add_part, function_call, function_tool
 from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import ANTHROPIC_RATES
@@ -44,6 +43,7 @@ class CountTokens(Body, kw_only=True):
     messages: list[_Message]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     output_config: Any = None
     chat_template_kwargs: Any = None
 
@@ -71,10 +71,12 @@ class Messages(CountTokens, kw_only=True):
         if self.max_tokens < 1:
             raise invalid("'max_tokens' must be at least 1", "max_tokens")
         add_arguments(framed, self.chat_template_kwargs, self.output_config)
-        for tool in self.tools or ():
-            framed.add_described(b"T", function_tool(_rendered(tool), "input_schema"))
+        tools = [function_tool(_rendered(tool), "input_schema") for tool in self.tools or ()]
+        framed.add_tools(tools, self.tool_choice)
         _add_system(framed, self.system)
-        for message in self.messages:
+        last = next((at for at in reversed(range(len(self.messages))) if _speaks(self.messages[at])), 0)
+        for number, message in enumerate(self.messages):
+            framed.is_past = number < last
             role = _ROLES.get(message.role, message.role)
             if role == "system":
                 _add_system(framed, message.content)
@@ -83,6 +85,14 @@ class Messages(CountTokens, kw_only=True):
             else:
                 _add_blocks(framed, role, message.content)
         return output_limit(max_tokens=self.max_tokens)
+
+
+def _speaks(message: _Message) -> bool:
+    """Return whether a user speaks in a message, which may hold results of tools alone."""
+    if _ROLES.get(message.role, message.role) != "user":
+        return False
+    content = message.content
+    return isinstance(content, str) or any(block.get("type") != "tool_result" for block in content)
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
@@ -116,21 +126,20 @@ def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
     framed.add_text(b"R", "tool")
     content = block.get("content")
     if isinstance(content, str):
-        framed.add_text(b"C", content)
+        framed.add_piece(content, "")
     elif isinstance(content, list):
         for inner in content:
             if not isinstance(inner, dict):
                 raise invalid("a tool result's content must be blocks", "messages")
             _add_block(framed, inner)
-    name = block.get("tool_use_id")
-    framed.add_text(b"I", name if isinstance(name, str) else "")
+    framed.add_id(block.get("tool_use_id"))
 
 
 def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
     kind, source = block.get("type"), block.get("source")
     if kind == "tool_use":
-        arguments = spell(block.get("input") or {}).decode()
-        framed.add_described(b"K", function_call(block.get("id"), block.get("name"), arguments))
+        call = function_call(block.get("id"), block.get("name"), block.get("input"))
+        framed.add_call(b"K", call)
     elif (
         isinstance(source, dict)
         and isinstance(text := source.get("data"), str)

@@ -1,48 +1,32 @@
 """What clients give a model's chat template beside the chat, and which of it stands first in the prompt.
 
-Owns the bounds on arguments and the families of models whose templates put one of them before all else: chats
-that differ there share not even their system prompt. Most templates put them behind the chat or at its turns.
-There they are no part of the hash: a conversation that goes on with another setting is cached all the same.
-Which families do was read in their public templates. Where a model's own template is at hand, that tells for
-models of other names, too (`epp.tokens.template`).
+Owns the bounds on arguments. Chats that differ in an argument that a template puts before all else share not
+even their system prompt. Most templates put them behind the chat or at its turns. There they are no part of
+the hash: a conversation that goes on with another setting is cached all the same. Which stand first tells the
+model's rendering (`epp.apis.rendering`).
 """
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from epp.apis.canonical import exact_tokens
+from epp.apis.canonical import spell
+from epp.apis.rendering import EFFORT, THINKING
 
 if TYPE_CHECKING:
     from epp.apis.media import PromptFrames
-    from epp.apis.types import FirstArguments, ParsedRequest, TemplateArguments
 
-EFFORT, THINKING = "reasoning_effort", "enable_thinking"
 _NO_EFFORT = "none"
-_TAG, _FRAME = b"E", b"\xffE"
+_TAG = b"E"
 #: Bounds on what a client may hand to a template.
 _MOST_ARGUMENTS, _ARGUMENT_CHARS = 16, 256
-#: Arguments that stand first by the model's name, each with what says the same as nothing.
-_FIRST: dict[str, FirstArguments] = {
-    "gpt-?oss": {EFFORT: ("medium",)},
-    "gemma-?4": {THINKING: (False,)},
-    "smollm-?3": {THINKING: (True,)},
-    "glm-?5": {EFFORT: ("max",)},
-    r"step-?3\.7": {EFFORT: ()},
-    "deepseek-?v4": {EFFORT: ()},
-    "kimi-?k3": {EFFORT: ("max",), "thinking_effort": ("max",), "thinking": (True,)},
-}
-_FAMILIES = tuple((re.compile(name, re.IGNORECASE), first) for name, first in _FIRST.items())
 
 
 def add_arguments(framed: PromptFrames, given: object, *efforts: object, **more: object) -> None:
     """Add what engines pass on to the template, and frame first what its prompts begin with.
 
-    Texts, numbers and truth values are; others are left out.
+    Texts, numbers, truth values, lists and objects are.
 
     Args:
         framed: of which nothing is framed yet.
@@ -51,6 +35,9 @@ def add_arguments(framed: PromptFrames, given: object, *efforts: object, **more:
             ``effort``. The first that does counts before `given`; it tells whether to think at all, too,
             where `given` does not.
         more: other arguments by name, None where the body does not say.
+
+    Raises:
+        ClientError: 400, an argument is nested too deeply.
     """
     asked: dict[object, object] = {name: value for name, value in more.items() if value is not None}
     if isinstance(given, dict):
@@ -63,28 +50,27 @@ def add_arguments(framed: PromptFrames, given: object, *efforts: object, **more:
     kept = (
         (name, value)
         for name, value in asked.items()
-        if isinstance(name, str)
-        and isinstance(value, str | int | float)
-        and len(name) <= _ARGUMENT_CHARS
-        and len(str(value)) <= _ARGUMENT_CHARS
+        if isinstance(name, str) and len(name) <= _ARGUMENT_CHARS and _passes(value)
     )
     # The others are not even looked at: they may be a million.
     framed.arguments = arguments = tuple(islice(kept, _MOST_ARGUMENTS))
-    if arguments:
-        first = next((first for name, first in _FAMILIES if name.search(framed.model)), {})
-        if spelled := _spelled(first, arguments):
-            framed.add_text(_TAG, spelled)
+    if arguments and (spelled := _spelled(framed, arguments)):
+        framed.add_text(_TAG, spelled)
 
 
-def with_first(request: ParsedRequest, first: FirstArguments) -> ParsedRequest:
-    """Return the request with its arguments that stand first framed, if they are not by the model's name."""
-    known, spelled = request.canonical.startswith(_FRAME), _spelled(first, request.template_arguments)
-    if known or not spelled or exact_tokens(request.canonical) is not None:
-        return request
-    return replace(request, canonical=_FRAME + spelled.encode("utf-8", "replace") + request.canonical)
+def _passes(value: object) -> bool:
+    if isinstance(value, str | int | float):
+        return len(str(value)) <= _ARGUMENT_CHARS
+    return isinstance(value, list | dict)
 
 
-def _spelled(first: FirstArguments, arguments: TemplateArguments) -> str:
+def _spelled(framed: PromptFrames, arguments: tuple[tuple[str, object], ...]) -> str:
     """Return those of the arguments that stand first as one text, in whatever order they came."""
-    kept = ((name, value) for name, value in arguments if name in first and value not in first[name])
-    return " ".join(sorted(f"{value} {name}" for name, value in kept))
+    rendering, kept = framed.rendering, list[str]()
+    for name, value in arguments:
+        if isinstance(value, list | dict):
+            if value and (rendering.lists_first or name in rendering.first):
+                kept.append(f"{spell(value).decode()} {name}")
+        elif name in rendering.first and value not in rendering.first[name]:
+            kept.append(f"{value} {name}")
+    return " ".join(sorted(kept))

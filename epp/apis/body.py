@@ -12,10 +12,12 @@ import msgspec
 
 from epp.apis.decode import decode, decoder, invalid, whole
 from epp.apis.media import OPENAI_RATES, PromptFrames, Rates
+from epp.apis.rendering import by_name
 from epp.apis.types import ParsedRequest
 from epp.types import MAX_MODEL_CHARS
 
 if TYPE_CHECKING:
+    from epp.apis.rendering import Renderings
     from epp.apis.types import Headers
 
 _SESSION_HEADERS = (
@@ -100,14 +102,14 @@ class Body(msgspec.Struct, kw_only=True):
     truncation_side: Any = None
 
     @classmethod
-    def parse(cls, body: bytes, headers: Headers) -> ParsedRequest:
+    def parse(cls, body: bytes, headers: Headers, renderings: Renderings = by_name) -> ParsedRequest:
         """Read a body of this API.
 
         Raises:
             ClientError: 400, it is none.
         """
         asked: Body = decode(_decoder_of(cls), body)
-        framed = asked.frames()
+        framed = asked.frames(renderings)
         limit, options, choices = asked.frame(framed), asked.stream_options, asked.choices()
         previous = asked.previous_response_id if cls.stored else ""
         side = asked.truncation_side
@@ -123,12 +125,14 @@ class Body(msgspec.Struct, kw_only=True):
             template_arguments=framed.arguments,
             text_only=framed.text_only,
             choices=choices,
-            sequences=counted(choices, asked.best_of),
+            sequences=choices if asked.best_of is None else counted(choices, asked.best_of),
             prompts=framed.prompts,
             readable_tokens=asked.readable_tokens(),
             kept_tokens=asked.kept_tokens(),
             keeps_start=side == "right" if side in ("left", "right") else cls.keeps_start,
             cacheable=asked.cacheable(),
+            rendering=framed.rendering,
+            optional=framed.optional,
             previous_response=previous if isinstance(previous, str) else "",
             stores=cls.stored and asked.store is not False,
         )
@@ -143,7 +147,7 @@ class Body(msgspec.Struct, kw_only=True):
 
     def choices(self) -> int:
         """Return how many answers to each prompt are asked for; beams are as many as those."""
-        return counted(self.n, self.n_cmpl)
+        return 1 if self.n is None and self.n_cmpl is None else counted(self.n, self.n_cmpl)
 
     def readable_tokens(self) -> int | None:
         """Return how much of a prompt the engine may take from its prefix cache, None for all.
@@ -160,7 +164,7 @@ class Body(msgspec.Struct, kw_only=True):
         """Return whether the engine puts prompts into its prefix cache."""
         return True
 
-    def frames(self) -> PromptFrames:
+    def frames(self, renderings: Renderings = by_name) -> PromptFrames:
         """Begin the prompt.
 
         Raises:
@@ -171,7 +175,7 @@ class Body(msgspec.Struct, kw_only=True):
             raise invalid("'model' must not be empty", "model")
         if len(model) > MAX_MODEL_CHARS:
             raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
-        return PromptFrames(model, self.rates)
+        return PromptFrames(model, self.rates, renderings(model))
 
     def _session(self, headers: Headers) -> str:
         """Return the first hint that is a text and not empty: of the headers, then of the body.

@@ -54,11 +54,12 @@ class Frames:
         prompts: how many prompts there are, by those that come as texts or as token ids.
     """
 
-    __slots__ = ("_parts", "_values", "prompts", "text_only")
+    __slots__ = ("_joined_at", "_parts", "_values", "prompts", "text_only")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._values = 0
+        self._joined_at = -1
         self.text_only = True
         self.prompts = 1
 
@@ -66,9 +67,28 @@ class Frames:
         """Add a piece of text; unpaired surrogates, which no decoded body holds, become question marks."""
         self._parts += (_TEXT_MARK, tag, text.encode("utf-8", "replace"))
 
+    def add_bytes(self, tag: bytes, content: bytes) -> None:
+        """Add a piece of text that is encoded already."""
+        self._parts += (_TEXT_MARK, tag, content)
+
     def add_said(self, role: str, text: str) -> None:
-        """Add who speaks (``R``) and what is said (``C``), at once: what most messages are."""
-        self._parts += (_ROLE, role.encode("utf-8", "replace"), _SAID, text.encode("utf-8", "replace"))
+        """Add who speaks (``R``) and what is said (``C``), at once: what most messages are.
+
+        Nothing said is the same to engines as no content.
+        """
+        if text:
+            self._parts += (_ROLE, role.encode("utf-8", "replace"), _SAID, text.encode("utf-8", "replace"))
+        else:
+            self._parts += (_ROLE, role.encode("utf-8", "replace"))
+
+    def add_piece(self, text: str, separator: str) -> None:
+        """Add a piece of what is said, to the piece before where that is the last of all frames."""
+        joins = self._joined_at == len(self._parts)
+        if joins:
+            self._parts += ((separator + text).encode("utf-8", "replace"),)
+        elif text:
+            self._parts += (_SAID, text.encode("utf-8", "replace"))
+        self._joined_at = len(self._parts) if joins or text else -1
 
     def count_values(self, count: int = 1) -> None:
         """Count texts or values against the bound.
@@ -99,11 +119,7 @@ class Frames:
             ClientError: as `add_json`.
         """
         self.count_values()
-        if isinstance(value, dict):
-            value = _known_first(value)
-            if isinstance(function := value.get("function"), dict):
-                value["function"] = _known_first(function)
-        self._parts += (_TEXT_MARK, tag, spell(value))
+        self._parts += (_TEXT_MARK, tag, described(value))
 
     def add_media(self, identity: bytes, tokens: int) -> None:
         """Add an image, a recording, a file: its identity, as long as its tokens and not as its megabytes.
@@ -200,6 +216,19 @@ def spell(value: object, encoder: msgspec.json.Encoder = _AS_IT_CAME) -> bytes:
         return encoder.encode(value)
     except RecursionError:
         raise invalid("nested too deeply") from None
+
+
+def described(value: object) -> bytes:
+    """Spell a tool as `Frames.add_described` does.
+
+    Raises:
+        ClientError: 400, it is nested too deeply.
+    """
+    if isinstance(value, dict):
+        value = _known_first(value)
+        if isinstance(function := value.get("function"), dict):
+            value["function"] = _known_first(function)
+    return spell(value)
 
 
 def _known_first(value: dict[str, Any]) -> dict[str, Any]:

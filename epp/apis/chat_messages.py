@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from epp.apis.media import PromptFrames
 
 #: Parts that are text: their frames' tag, and the fields that may hold it. All others are media.
@@ -56,22 +58,39 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         if message.name:
             framed.add_text(b"N", message.name)
         if reasoning:
-            framed.add_text(b"G", reasoning)
+            framed.add_reasoning(reasoning)
         for part in [content] if isinstance(content, str) else content or ():
             add_part(framed, part)
     if message.tools and isinstance(message.tools, list):  # declared as the chat goes on
         for tool in message.tools:
             framed.add_described(b"L", tool)
     if message.tool_call_id:
-        framed.add_text(b"I", message.tool_call_id)
+        framed.add_id(message.tool_call_id)
     for call in message.tool_calls or ():
-        framed.add_described(b"K", call)
+        framed.add_call(b"K", call)
     if message.function_call:
-        framed.add_described(b"F", message.function_call)
+        framed.add_call(b"F", message.function_call)
     if message.refusal:
         framed.add_text(b"X", message.refusal)
     if message.audio:
         framed.add_part(message.audio, "audio")
+
+
+def add_messages(framed: PromptFrames, messages: Sequence[Message]) -> None:
+    """Frame a chat's messages.
+
+    Raises:
+        ClientError: as `add_message`.
+    """
+    last = len(messages) - 1
+    while last and messages[last].role != "user":
+        last -= 1
+    framed.is_past = True
+    for message in messages[:last]:
+        add_message(framed, message)
+    framed.is_past = False
+    for message in messages[last:]:
+        add_message(framed, message)
 
 
 def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
@@ -82,12 +101,17 @@ def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:
     """
     if isinstance(part, str):
         framed.count_values()
-        framed.add_text(b"C", part)
+        framed.add_piece(part, framed.rendering.separator)
         return
     tag, fields = _text_part(part)
     for field in fields:
         if isinstance(text := part.get(field), str):
-            framed.add_text(tag, text)
+            if tag == b"C":
+                framed.add_piece(text, framed.rendering.separator)
+            elif tag == b"G":
+                framed.add_reasoning(text)
+            else:
+                framed.add_text(tag, text)
             return
     framed.add_part(part)
 
@@ -117,5 +141,5 @@ def function_tool(tool: object, parameters: str = "parameters") -> object:
 
 
 def function_call(call_id: object, name: object, arguments: object) -> dict[str, Any]:
-    """Return a call as the chat API has it, its arguments a text of JSON."""
+    """Return a call as the chat API has it, its arguments a text of JSON or what that means."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

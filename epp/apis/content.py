@@ -6,14 +6,13 @@ form has dropped is not there: of media only their tokens are known.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from epp.apis.canonical import MEDIA_BYTES_PER_TOKEN
-from epp.apis.decode import decoder, has_too_many_values
+from epp.apis.decode import decoder
 
 _MARK = b"\xff"
 _DECODE = decoder(Any).decode
@@ -47,8 +46,8 @@ class PromptContent:
 def prompt_content(canonical: bytes) -> PromptContent:
     """Return the parts of a prompt that is not given as token ids.
 
-    Several text parts of a message are joined by line feeds and a tool call's arguments become an object,
-    as engines do before they render (vLLM's ``string`` content format).
+    Texts of a message that media stand between are joined by line feeds, as engines do before they render
+    (vLLM's ``string`` content format).
 
     Raises:
         ValueError: the bytes are no chat and no text: pairs to be scored, what an engine keeps elsewhere.
@@ -68,6 +67,8 @@ def prompt_content(canonical: bytes) -> PromptContent:
         for message in content.messages:
             for key in set(_TEXTS.values()).intersection(message):  # at once: there may be a hundred thousand
                 message[key] = "\n".join(message[key]) if message[key] else None
+            if thought := message.get("reasoning_content"):
+                message["reasoning"] = thought  # templates read either
     except (UnicodeDecodeError, msgspec.DecodeError, IndexError, KeyError, RecursionError) as error:
         raise ValueError(f"not canonical: {error}") from error
     return content
@@ -93,14 +94,4 @@ def _add(content: PromptContent, tag: bytes, data: bytes) -> None:
         elif tag == b"F":
             message["function_call"] = _DECODE(data)
         else:
-            message.setdefault(_VALUES[tag], []).append(_call(_DECODE(data)))
-
-
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
-        if has_too_many_values(arguments.encode()):  # those of a text were not counted with the body's
-            return call
-        with suppress(msgspec.DecodeError):
-            function["arguments"] = _DECODE(arguments)
-    return call
+            message.setdefault(_VALUES[tag], []).append(_DECODE(data))

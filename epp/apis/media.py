@@ -16,13 +16,15 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import unpack_from
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import xxhash
 
-from epp.apis.canonical import Frames, media_words
+from epp.apis.calls import plain_call, plain_function
+from epp.apis.canonical import Frames, described, media_words, spell
 from epp.apis.decode import invalid
+from epp.apis.rendering import PAST_REASONING, REASONING, UNCHOSEN_TOOLS, Rendering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,6 +134,10 @@ _PAYLOADS = (
     "file_id",
     "image",
 )
+#: What signs the URLs of objects in S3, Google Cloud Storage, Azure, CloudFront, OSS and COS.
+_SIGNATURE = re.compile(
+    r"(?:^|&)(?:x-amz-signature|x-goog-signature|x-oss-signature|q-signature|sig|signature)=", re.IGNORECASE
+)
 #: Names of uploaded files are shorter, files are not.
 _LONGEST_NAME = 64
 _MAX_DEPTH = 3
@@ -206,25 +212,90 @@ def rates_for(model: str, usual: Rates) -> Rates:
     return _QWEN_32 if "qwen3" in model.lower() else _QWEN_28
 
 
+_PLAIN_RENDERING = Rendering()
+
+
 class PromptFrames(Frames):
     """Canonical bytes of one request, with what its media cost.
 
     Args:
         model: the model's public name.
         usual: rates of the request's API, for models that are not known by name.
+        rendering: the model's.
 
     Attributes:
         model: as given.
+        rendering: as given.
         arguments: what the client gives the model's chat template beside the chat.
+        is_past: a user speaks behind what is framed now.
+        optional: bytes of the parts that engines may leave out, by kind, whether they are framed or not.
     """
 
-    __slots__ = ("_described", "_left", "_rates", "arguments", "model")
+    __slots__ = (
+        "_described",
+        "_left",
+        "_rates",
+        "arguments",
+        "is_past",
+        "model",
+        "optional",
+        "rendering",
+    )
 
-    def __init__(self, model: str, usual: Rates = OPENAI_RATES) -> None:
+    def __init__(
+        self, model: str, usual: Rates = OPENAI_RATES, rendering: Rendering = _PLAIN_RENDERING
+    ) -> None:
         super().__init__()
-        self.model, self._rates = model, rates_for(model, usual)
+        self.model, self._rates, self.rendering = model, rates_for(model, usual), rendering
+        self.is_past, self.optional = False, dict[str, int]()
         self._described, self._left = 0, MAX_REQUEST_TOKENS
         self.arguments: TemplateArguments = ()
+
+    def _add_optional(self, kind: str, tag: bytes, content: bytes) -> None:
+        self.optional[kind] = self.optional.get(kind, 0) + len(content)
+        if kind not in self.rendering.dropped:
+            self.add_bytes(tag, content)
+
+    def add_reasoning(self, text: str) -> None:
+        """Add what was thought (``G``), unless prompts of the model lack it."""
+        kind = PAST_REASONING if self.is_past else REASONING
+        self._add_optional(kind, b"G", text.encode("utf-8", "replace"))
+
+    def add_tools(self, tools: Iterable[object], choice: object) -> None:
+        """Add tools (``T``), but for those that the choice rules out where engines leave them out.
+
+        Args:
+            tools: as the chat API has them.
+            choice: ``tool_choice``: ``none``, or an object that names one, in the words of any API.
+
+        Raises:
+            ClientError: as `add_described`.
+        """
+        named = choice if isinstance(choice, dict) else {}
+        function = named.get("function")
+        name = function.get("name") if isinstance(function, dict) else named.get("name")
+        none = "none" in (choice, named.get("type"))
+        for tool in tools:
+            if none or (isinstance(name, str) and _name(tool) != name):
+                self.count_values()
+                self._add_optional(UNCHOSEN_TOOLS, b"T", described(tool))
+            else:
+                self.add_described(b"T", tool)
+
+    def add_call(self, tag: bytes, call: dict[str, Any]) -> None:
+        """Add a call (``K``), or a function's alone (``F``).
+
+        Raises:
+            ClientError: as `add_json`.
+        """
+        self.count_values()
+        plain = plain_function(call) if tag == b"F" else plain_call(call, with_id=self.rendering.prints_ids)
+        self.add_bytes(tag, spell(plain))
+
+    def add_id(self, text: object) -> None:
+        """Add the id of the call that a result is of (``I``), where prompts hold it."""
+        if self.rendering.prints_ids:
+            self.add_text(b"I", text if isinstance(text, str) else "")
 
     def add_part(self, part: object, kind: str = "") -> None:
         """Add a part that is not text, as its API spells it.
@@ -272,6 +343,11 @@ class PromptFrames(Frames):
         return _identity(kind, part, payload), tokens
 
 
+def _name(tool: object) -> object:
+    function = tool.get("function", tool) if isinstance(tool, dict) else tool
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def _payload(part: object, depth: int) -> str:
     """Return the thing itself, found at the places where APIs keep it; empty when it is nowhere."""
     if isinstance(part, str):
@@ -285,13 +361,19 @@ def _payload(part: object, depth: int) -> str:
 
 def _identity(kind: str, part: object, payload: str) -> bytes:
     """Return a name of 32 hexadecimal digits for kind, content and everything beside it."""
-    content = payload.partition(",")[2] if payload.startswith("data:") else payload
+    content = payload.partition(",")[2] if payload.startswith("data:") else _object(payload)
     name = xxhash.xxh3_128(content.encode("utf-8", "replace"))
     try:
         name.update(_ENCODER.encode([kind, _beside(part, payload)]))
     except RecursionError:
         raise invalid("nested too deeply") from None
     return name.hexdigest().encode()
+
+
+def _object(address: str) -> str:
+    """Return an object's address without the query of a presigned URL, which is made anew each time."""
+    head, _, query = address.partition("?")
+    return head if query and "://" in head[:16] and _SIGNATURE.search(query) else address
 
 
 def _beside(part: object, payload: str) -> object:

@@ -2,9 +2,10 @@
 
 What a template puts before the messages (the template itself, documents, tools) comes before them in the
 canonical bytes, then the messages in order; `epp.apis.canonical` has the framing. Fields that only shape
-the answer (``tool_choice``, ``response_format``) are no part of it; nor are those that templates read
+the answer (``response_format``) are no part of it; nor are those that templates read
 (``chat_template_kwargs``, ``reasoning_effort``), which mostly change the end, but they go with the request.
-Where a model's prompts begin with one of them, so they do here (`epp.apis.arguments`).
+Where a model's prompts begin with one of them, so they do here (`epp.apis.arguments`). What engines normalise
+before they render is written one way: arguments of calls, content that is null or empty, text parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.chat_messages import Message, add_message, media_parts
+from epp.apis.chat_messages import Message, add_messages, media_parts
 from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Chat(_Generating, kw_only=True):
     prompt_token_ids: list[int] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
+    tool_choice: Any = None
     documents: list[Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Any = None
@@ -78,12 +80,12 @@ class Chat(_Generating, kw_only=True):
             framed.add_text(b"H", self.chat_template)
         for document in self.documents or ():
             framed.add_json(b"D", document)
-        for tool in (*(self.tools or ()), *(self.functions or ())):
+        tools = [*(self.tools or ()), *(self.functions or ())]
+        for tool in tools:
             if isinstance(tool, dict):
                 tool.pop("cache_control", None)  # a mark for caching, which engines drop
-            framed.add_described(b"T", tool)
-        for message in messages:
-            add_message(framed, message)
+        framed.add_tools(tools, self.tool_choice)
+        add_messages(framed, messages)
         return self.limit()
 
 

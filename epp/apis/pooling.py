@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.apis.body import Body
-from epp.apis.chat_messages import Message, add_message, add_part
+from epp.apis.chat_messages import Message, add_messages, add_part
 from epp.apis.decode import invalid
 from epp.apis.openai import add_prompts
 
@@ -48,8 +48,7 @@ class Embeddings(Body, kw_only=True):
         if self.messages:
             if self.chat_template:
                 framed.add_text(b"H", self.chat_template)
-            for message in self.messages:
-                add_message(framed, message)
+            add_messages(framed, self.messages)
         elif isinstance(self.input, list) and self.input and isinstance(self.input[0], dict):
             _add_items(framed, self.input)
         elif self.input is not None:

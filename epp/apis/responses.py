@@ -33,6 +33,7 @@ class Responses(Body, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
+    tool_choice: Any = None
     max_output_tokens: Whole | None = None
     prompt: dict[str, Any] | None = None
     previous_input_messages: list[Any] | None = None
@@ -50,8 +51,7 @@ class Responses(Body, kw_only=True):
         if not self.input and self.input != "" and self.prompt is None:
             raise invalid("'input' must not be empty", "input")
         add_arguments(framed, self.chat_template_kwargs, self.reasoning)
-        for tool in self.tools or ():
-            framed.add_described(b"T", function_tool(tool))
+        framed.add_tools(map(function_tool, self.tools or ()), self.tool_choice)
         if self.prompt is not None:  # a stored template: instructions and messages that lie elsewhere
             framed.add_json(b"J", self.prompt)
         items.add(self.instructions, "system", "instructions")
@@ -84,7 +84,10 @@ class _Items:
         """
         if isinstance(given, str):
             self._message(role, given, field)
-        for number, item in enumerate(given if isinstance(given, list) else ()):
+        items = given if isinstance(given, list) else []
+        last = next((at for at in reversed(range(len(items))) if items[at].get("role") == "user"), 0)
+        for number, item in enumerate(items):
+            self.framed.is_past = number < last
             self._add(item, f"{field}[{number}]")
 
     def _message(self, role: str, content: object, where: str) -> None:
@@ -110,11 +113,10 @@ class _Items:
         elif kind == "function_call":
             self._speaks("assistant")
             call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
-            self.framed.add_described(b"K", call)
+            self.framed.add_call(b"K", call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._message("tool", item.get("output"), f"{where}.output")
-            call_id = item.get("call_id")
-            self.framed.add_text(b"I", call_id if isinstance(call_id, str) else "")
+            self.framed.add_id(item.get("call_id"))
         elif kind == "reasoning":
             self._speaks("assistant")
             self._reasoning(item)
@@ -138,7 +140,7 @@ class _Items:
             )
             if texts := [text for text in said if isinstance(text, str)]:
                 for text in texts:
-                    self.framed.add_text(b"G", text)
+                    self.framed.add_reasoning(text)
                 return
         self.framed.add_json(b"J", _rendered(item))
 

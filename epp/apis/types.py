@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
+
+from epp.apis.rendering import Rendering, by_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.apis.rendering import OptionalBytes, Renderings
+
 #: By lower-cased name.
 Headers = Mapping[str, str]
-TemplateArguments = tuple[tuple[str, str | float | bool], ...]
+TemplateArguments = tuple[tuple[str, Any], ...]
 #: Arguments that a template puts before the chat, each with values that say the same as none.
 FirstArguments = Mapping[str, Collection[str | float | bool | None]]
 
@@ -42,6 +46,8 @@ class ParsedRequest(Struct, frozen=True):
             where it cuts none.
         keeps_start: the engine keeps the beginning of what it cuts, else the end.
         cacheable: the engine puts the prompt into its prefix cache.
+        rendering: of the model that it was parsed for.
+        optional: bytes of the parts that engines may leave out, also where they are not in the prompt.
         rewritten_from: the client's name for the model when a rule gave the request another, ``""`` where the
             client names none; else None.
         previous_response: id of the stored response that it goes on from, ``""`` for none.
@@ -65,6 +71,8 @@ class ParsedRequest(Struct, frozen=True):
     kept_tokens: int | None = None
     keeps_start: bool = False
     cacheable: bool = True
+    rendering: Rendering = Rendering()
+    optional: OptionalBytes = {}
     rewritten_from: str | None = None
     previous_response: str = ""
     stores: bool = False
@@ -74,20 +82,27 @@ class ParsedRequest(Struct, frozen=True):
 ErrorBody = Callable[[int, str, str | None], bytes]
 
 
+class Parse(Protocol):
+    """An API's function from bodies to requests."""
+
+    def __call__(self, body: bytes, headers: Headers, renderings: Renderings = by_name) -> ParsedRequest:
+        """Read a body, given lower-cased headers and how models' prompts are rendered."""
+        ...
+
+
 class Parser(Struct, frozen=True):
     """One API.
 
     Attributes:
         name: in records and metrics.
-        parse: body and lower-cased headers to canonical form; raises `ClientError` where the body is not what
-            this API accepts.
+        parse: to canonical form; raises `ClientError` where the body is not what this API accepts.
         error_body: an error as this API's clients expect it (JSON bytes).
         paths: without query; see `epp.apis.registry` for how they are matched.
         methods: that carry such a body.
     """
 
     name: str
-    parse: Callable[[bytes, Headers], ParsedRequest]
+    parse: Parse
     error_body: ErrorBody
     paths: tuple[str, ...]
     methods: frozenset[str]

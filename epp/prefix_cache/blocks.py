@@ -117,6 +117,8 @@ class BlockHasher:
             readable_tokens=request.readable_tokens,
             rewritten_from=request.rewritten_from,
             text_bytes=size if request.text_only else 0,
+            optional=request.optional,
+            dropped=request.rendering.dropped,
             language=language_of(canonical),
             namespace=namespace,
             blocks=blocks,

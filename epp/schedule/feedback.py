@@ -167,7 +167,7 @@ def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
 
 
 def learn_from(
-    entry: InFlight, outcome: Outcome, fleet: Fleet, learn: Callable[[str, int, int], None] | None
+    entry: InFlight, outcome: Outcome, fleet: Fleet, learn: Callable[[RequestInfo, int], None] | None
 ) -> None:
     """Hand what is known of a finished request to whoever learns from it.
 
@@ -175,14 +175,14 @@ def learn_from(
         entry: the request.
         outcome: how it ended.
         fleet: its signals learn.
-        learn: told of model, canonical bytes and the engine's count of tokens.
+        learn: told of the request and the engine's count of tokens.
     """
     request, usage = entry.request, outcome.usage
     if not request.prompt_tokens or outcome.empty:
         return
     # SGLang's own API counts the prompt anew for each choice.
     if usage.prompt_tokens is not None and request.text_bytes and request.choices == 1 and learn is not None:
-        learn(request.model, request.text_bytes, usage.prompt_tokens)
+        learn(request, usage.prompt_tokens)
     slot = fleet.slot_of(outcome.where)
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
         return

@@ -82,7 +82,7 @@ class Picker:
         settings: constants.
         new_id: makes decision ids.
         name_block: a block's name as it may be recorded; live pickers pass the keyed one of their hasher.
-        learn: called with a model, canonical bytes and the tokens that an engine counted in them.
+        learn: called with a request and the tokens that an engine counted in its prompt.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Picker:
         settings: PickerSettings,
         new_id: Callable[[], str],
         name_block: Callable[[int], str] = "{:016x}".format,
-        learn: Callable[[str, int, int], None] | None = None,
+        learn: Callable[[RequestInfo, int], None] | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy = policy

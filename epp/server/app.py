@@ -41,6 +41,7 @@ from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.threads import in_daemon_thread, kept
 from epp.tokens.estimate import EstimateCounter
+from epp.tokens.optional_parts import OptionalParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from epp.server.regions import Regions
     from epp.server.restore import IndexRestore
     from epp.server.tracing import Tracing
+    from epp.types import RequestInfo
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,14 @@ HOUSEKEEPING_S = 1.05
 #: Longest wait at the end for the collector of spans.
 FLUSH_S = 2.0
 _ALONE = Host()
+
+
+def _learn_tokens(
+    counter: EstimateCounter, optional: OptionalParts, request: RequestInfo, prompt_tokens: int
+) -> None:
+    model = request.model
+    counted = optional.observe(request, prompt_tokens, counter.bytes_per_token(model))
+    counter.observe(model, counted, prompt_tokens)
 
 
 class App:
@@ -96,12 +106,14 @@ class App:
         hasher = hashers[0]
         self._recorder = self._build_recorder(hasher)
         self._index = index_of(config.prefix, hasher)
-        self.picker = self._build_picker(source, hasher, counter := EstimateCounter())
+        counter, optional = EstimateCounter(), OptionalParts()
+        self.picker = self._build_picker(source, hasher, counter, optional)
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
             models,
             config.tokens.budget_ms,
+            optional=optional,
             block_bytes=config.prefix.block_bytes,
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
@@ -280,7 +292,9 @@ class App:
     def _priority(self, objective: str) -> int:
         return self._cluster.priority(objective) if self._cluster is not None else 0
 
-    def _build_picker(self, source: str, hasher: BlockHasher, counter: EstimateCounter) -> Picker:
+    def _build_picker(
+        self, source: str, hasher: BlockHasher, counter: EstimateCounter, optional: OptionalParts
+    ) -> Picker:
         section = self._config.policy
         policy = create(section.name, section.params, source=source)
         weights = WeightBook(
@@ -298,7 +312,7 @@ class App:
             settings=PickerSettings.of(self._config),
             new_id=self._decision_ids,
             name_block=hasher.export_id,
-            learn=counter.observe,
+            learn=partial(_learn_tokens, counter, optional),
         )
 
     def _build_recorder(self, hasher: BlockHasher) -> FileRecorder | None:

@@ -52,6 +52,7 @@ from epp.types import MAX_MODEL_CHARS, RequestInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp.apis.rendering import Renderings
     from epp.apis.types import Headers, ParsedRequest, Parser, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
@@ -211,12 +212,12 @@ class Core:
         renames = self._model_rules.names or not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         try:
             parse = partial(self._parse_renamed, parser) if renames else parser.parse
-            parsed = parse(request.body or b"", request.headers)
+            parsed = parse(request.body or b"", request.headers, self.tokenizers.rendering)
         except ClientError as error:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        return self.tokenizers.with_first(parsed)
+        return parsed
 
     def _models(self, request: HttpRequest, name: str | None) -> LocalReply | None:
         """Answer who asks what the pool serves, or of one model; None while no endpoint's names are known."""
@@ -237,16 +238,19 @@ class Core:
         write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
         return LocalReply(200, write(models, name), details="models")
 
-    def _parse_renamed(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
+    def _parse_renamed(
+        self, parser: Parser, body: bytes, headers: Headers, renderings: Renderings
+    ) -> ParsedRequest:
         """Parse a request, and give it the model of the rule for it, else of its header."""
         missing: ClientError | None = None
         try:
-            parsed = parser.parse(body, headers)
+            parsed = parser.parse(body, headers, renderings)
         except ClientError as error:
             if error.param != "model":
                 raise
             missing = error  # the client names none: a rule for any model, or the header, may
-            parsed = replace(parser.parse(rewrite(body, model="none"), headers), model="")
+            body = rewrite(body, model="none")
+            parsed = replace(parser.parse(body, headers, renderings), model="")
         header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
         model, target = parsed.model, headers.get(header, "")
         if len(target) > MAX_MODEL_CHARS:
@@ -259,7 +263,11 @@ class Core:
             self._metrics.requests.rewritten(rule.name, model, target or model)
         if missing and not target:
             raise missing
-        return replace(parsed, model=target, rewritten_from=model) if target not in ("", model) else parsed
+        if target in ("", model):
+            return parsed
+        if renderings(target) != parsed.rendering:
+            parsed = parser.parse(body, headers, lambda _: renderings(target))
+        return replace(parsed, model=target, rewritten_from=model)
 
     def decide(
         self,

@@ -18,8 +18,10 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from epp.apis.arguments import with_first
+from msgspec.structs import replace
+
 from epp.apis.canonical import exact_tokens
+from epp.apis.rendering import UNCHOSEN_TOOLS, by_name
 from epp.apis.types import NotCountableError
 from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError, gather, raise_all
@@ -27,9 +29,11 @@ from epp.errors import ConfigError, gather, raise_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping
 
+    from epp.apis.rendering import Rendering
     from epp.apis.types import ParsedRequest, TokenCount
     from epp.config.schema import Tokens
     from epp.tokens.model import TokenizerModel
+    from epp.tokens.optional_parts import OptionalParts
 
 
 log = logging.getLogger(__name__)
@@ -77,6 +81,7 @@ class Tokenizers:
         block_bytes: bytes of canonical prompt per block.
         threads: threads that tokenize.
         on_estimate: called with the reason, one of `REASONS`, when the estimate has to do.
+        optional: what engines leave out.
     """
 
     def __init__(
@@ -84,21 +89,28 @@ class Tokenizers:
         models: Mapping[str, TokenizerModel],
         budget_ms: float,
         *,
+        optional: OptionalParts,
         block_bytes: int,
         threads: int = THREADS,
         on_estimate: Callable[[str], None],
     ) -> None:
         self._models, self._block_bytes = models, block_bytes
         self._budget_s = budget_ms / 1000.0
-        self._on_estimate = on_estimate
+        self._on_estimate, self._optional = on_estimate, optional
         self._limit, self._running = threads * (1 + WAITING_PER_THREAD), 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._failed: set[str] = set()
 
-    def with_first(self, request: ParsedRequest) -> ParsedRequest:
-        """Mark a request by the arguments that its model's template puts before the chat."""
-        model = self._models.get(request.model)
-        return request if model is None else with_first(request, model.first_arguments)
+    def rendering(self, model: str) -> Rendering:
+        """Tell how a model's prompts are rendered: by its template, else by its name and what was learned."""
+        found, dropped = self._models.get(model), self._optional.dropped(model)
+        if found is None or found.rendering is None:
+            known = by_name(model)
+        else:
+            known = found.rendering
+            # Of the choice of tools the engine decides, not the template.
+            dropped = known.dropped | (dropped & {UNCHOSEN_TOOLS})
+        return replace(known, dropped=dropped) if dropped != known.dropped else known
 
     def start(self, request: ParsedRequest) -> Count | None:
         """Begin to count; None at once when the model has no tokenizer here or there is nothing to count."""

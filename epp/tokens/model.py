@@ -162,7 +162,8 @@ class TokenizerModel:
             tokenizer.encode_batch_fast(["a"], add_special_tokens=add)[0].ids for add in (False, True)
         )
         self._added = len(around) - len(plain)  # what is put around a text that is no chat, e.g. <s>
-        self.first_arguments = {} if template is None else template.first_arguments()
+        #: How its template renders chats; None of a model that takes none.
+        self.rendering = None if template is None else template.rendering()
         self._markers = safe_markers(tokenizer, markers)
         self._counts: dict[int, int] = {}  # of chunks, by their hashes
         self._lock = Lock()

@@ -5,7 +5,8 @@ the ``tojson`` filter, ``raise_exception``, ``strftime_now``, loop controls and 
 Jinja is all of it that rendering needs; transformers would bring seconds of start-up and much more code.
 A client's own template is never rendered: a loop in it would be ours to run.
 
-Tells, too, which of a client's arguments a template puts before the chat: it renders one with and without.
+Tells, too, what of a chat a template prints, and which of a client's arguments it puts before the chat: it
+renders some chats with and without.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import json
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from epp.apis.content import PromptContent
+from epp.apis.rendering import PAST_REASONING, REASONING, Rendering
 from epp.apis.types import NotCountableError
 
 if TYPE_CHECKING:
@@ -33,9 +35,18 @@ if TYPE_CHECKING:
 #: What arguments of public templates may be, and the chats that are rendered with them; some templates take
 #: no system prompt.
 _VALUES = (True, False, "none", "low", "medium", "high", "max", 512)
+_LIST = ["code_interpreter"]
 _FIRST_SAID = "the first that is said"
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-_USER = {"role": "user", "content": _FIRST_SAID}
+_USER: dict[str, Any] = {"role": "user", "content": _FIRST_SAID}
+#: Two texts side by side, an id, and thoughts, before the last that a user says and since then.
+_PIECES = [{"type": "text", "text": "one piece"}, {"type": "text", "text": "another piece"}]
+_CALL_ID, _THOUGHT = "a1b2c3d4e", "a thought of its own"  # Mistral's templates take ids of nine characters
+_CALL = {"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": {}}}
+_THINKING = {"role": "assistant", "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
+_RESULT = {"role": "tool", "tool_call_id": _CALL_ID, "content": "d"}
+_PAST: list[dict[str, Any]] = [_USER, _THINKING | {"content": "c"}, _USER]
+_SINCE: list[dict[str, Any]] = [_USER, _THINKING | {"content": "", "tool_calls": [_CALL]}, _RESULT]
 _CHATS = tuple(
     PromptContent(messages=messages, tools=tools)
     for messages in ([{"role": "system", "content": _FIRST_SAID}, _USER], [_USER])
@@ -116,6 +127,27 @@ class ChatTemplate:
             # A template is a program of somebody else's: on a strange chat it can fail in any way.
             raise NotCountableError("template") from error
 
+    def rendering(self) -> Rendering:
+        """Tell how the template renders chats."""
+        kinds = ((PAST_REASONING, _PAST), (REASONING, _SINCE))
+        dropped = [kind for kind, chat in kinds if _THOUGHT not in self._tried(chat, _THOUGHT)]
+        pieces = self._tried([{"role": "user", "content": _PIECES}], "")
+        between, found, _ = pieces.partition("one piece")[2].partition("another piece")
+        return Rendering(
+            self.first_arguments(),
+            lists_first=False,
+            prints_ids=_CALL_ID in self._tried(_SINCE, ""),
+            # A template that takes texts prints the list itself, or refuses it.
+            separator=between if found and not between.strip() else "\n",
+            dropped=frozenset(dropped),
+        )
+
+    def _tried(self, messages: list[dict[str, Any]], otherwise: str) -> str:
+        """Return a chat's text, or something else where the template refuses it."""
+        with suppress(NotCountableError):
+            return self.render(PromptContent(messages=messages, tools=[_TOOL]))
+        return otherwise
+
     def first_arguments(self) -> FirstArguments:
         """Return arguments that change what stands before the first message, each with values that do not.
 
@@ -125,7 +157,7 @@ class ChatTemplate:
         first = {}
         for name in sorted(self._read - self._reserved - {"add_generation_prompt"}):
             same = frozenset(value for value in _VALUES if not self._stands_first(heads, name, value))
-            if len(same) < len(set(_VALUES)):
+            if len(same) < len(set(_VALUES)) or self._stands_first(heads, name, _LIST):
                 first[name] = same
         return first
 
@@ -137,9 +169,7 @@ class ChatTemplate:
                 if said:
                     yield chat, head + said
 
-    def _stands_first(
-        self, heads: Sequence[tuple[PromptContent, str]], name: str, value: str | float | bool
-    ) -> bool:
+    def _stands_first(self, heads: Sequence[tuple[PromptContent, str]], name: str, value: object) -> bool:
         for chat, head in heads:
             with suppress(NotCountableError):  # of this value
                 if not self.render(chat, ((name, value),)).startswith(head):

@@ -78,7 +78,7 @@ def test_without_usage_the_pieces_stand_for_tokens_and_the_source_says_so() -> N
 
 def test_bytes_per_token_are_learned_from_whoever_tells() -> None:
     told: list[tuple[str, int, int]] = []
-    picker = picker_of(learn=lambda *facts: told.append(facts))
+    picker = picker_of(learn=lambda asked, tokens: told.append((asked.model, asked.text_bytes, tokens)))
     served(picker, ask_of(1, text_bytes=9000), Usage(3000, 5, None), 0.0)
     served(picker, ask_of(2, text_bytes=9000), NO_USAGE, 2.0)
     served(picker, ask_of(3, text_bytes=0), Usage(3000, 5, None), 4.0)

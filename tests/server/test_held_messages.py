@@ -13,6 +13,7 @@ from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.server.health import EXT_PROC
 from epp.server.tokenizers import Tokenizers
+from epp.tokens.optional_parts import OptionalParts
 from epp.transport.connection import STREAM_BYTES
 from epp.transport.frames import window_update
 from epp.transport.status import Status
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from epp.apis.types import FirstArguments, TokenCount
+    from epp.apis.types import TokenCount
 
 #: Of all bodies; messages may hold as much again as the longest one beside it.
 BUDGET, LONGEST = 700_000, 600_000
@@ -101,7 +102,7 @@ async def test_half_a_message_finds_no_room_and_its_client_is_told_in_the_words_
 class Counted:
     """Counts tokens when it is let."""
 
-    first_arguments: FirstArguments = {}
+    rendering = None
 
     def __init__(self) -> None:
         self.let, self.begun = threading.Event(), 0
@@ -137,7 +138,14 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
     serving: Serving, peer: RawPeer
 ) -> None:
     model: Any = Counted()
-    counting = Tokenizers({"m": model}, 30_000.0, block_bytes=256, threads=1, on_estimate=lambda _: None)
+    counting = Tokenizers(
+        {"m": model},
+        30_000.0,
+        optional=OptionalParts(),
+        block_bytes=256,
+        threads=1,
+        on_estimate=lambda _: None,
+    )
     serving.app.core.tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
     chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())

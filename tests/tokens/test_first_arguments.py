@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from epp.apis.arguments import with_first
 from epp.apis.openai import Chat
+from epp.apis.rendering import Rendering, by_name
 from epp.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -48,22 +48,30 @@ def test_a_template_tells_what_it_puts_first(source: str) -> None:
         assert set(ChatTemplate(source, LOOP).first_arguments()) | set(beside_tools) == set(first)
 
 
-def chat(model: str, **arguments: Any) -> ParsedRequest:
+def chat(model: str, rendering: Rendering | None = None, **arguments: Any) -> ParsedRequest:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-    return Chat.parse(json.dumps(body | {"chat_template_kwargs": arguments}).encode(), {})
+    data = json.dumps(body | {"chat_template_kwargs": arguments}).encode()
+    return Chat.parse(data, {}, by_name if rendering is None else lambda _: rendering)
 
 
 def test_prompts_part_at_what_stands_first() -> None:
-    first = {"thinking": (False,), "level": ()}
+    first = Rendering({"thinking": (False,), "level": (), "kinds": ()}, lists_first=False)
     plain = chat("prod")
-    for same in (plain, chat("prod", thinking=False), chat("prod", other=5)):
-        assert with_first(same, first).canonical == plain.canonical
-    asked = chat("prod", thinking=True, level=2)
-    told = with_first(asked, first)
+    same: dict[str, Any]
+    for same in ({}, {"thinking": False}, {"other": 5}, {"others": ["a"]}, {"kinds": []}):
+        assert chat("prod", first, **same).canonical == plain.canonical
+    asked, told = chat("prod", thinking=True, level=2), chat("prod", first, thinking=True, level=2)
     assert told.canonical.endswith(plain.canonical)
     assert told.canonical != plain.canonical
     assert told.template_arguments == asked.template_arguments
-    assert with_first(chat("prod", level=2, thinking=True), first).canonical == told.canonical
-    assert with_first(chat("prod", level=3, thinking=True), first).canonical[:4] != told.canonical[:4]
-    by_name = chat("gpt-oss", reasoning_effort="low")
-    assert with_first(by_name, {"reasoning_effort": ()}) == by_name
+    assert chat("prod", first, level=2, thinking=True).canonical == told.canonical
+    assert chat("prod", first, level=3, thinking=True).canonical[:4] != told.canonical[:4]
+    kinds = [chat("prod", first, kinds=kind).canonical for kind in (["a"], ["b"], {"a": 1})]
+    assert len({plain.canonical, *kinds}) == 4
+
+
+def test_lists_stand_first_where_no_template_is_at_hand() -> None:
+    """They are tools and documents mostly, which templates put there."""
+    one, other = chat("prod", tools_built_in=["a"]), chat("prod", tools_built_in=["b"])
+    assert one.canonical[:8] != other.canonical[:8]
+    assert one.template_arguments == (("tools_built_in", ["a"]),)

@@ -163,7 +163,8 @@ class TestConfiguration:
             {},
         )  # fmt: skip
         assert {name for name, _ in asked.template_arguments} >= {"thinking", "effort", "reasoning_effort"}
-        assert not {"list", "long"} & {name for name, _ in asked.template_arguments}
+        assert "long" not in dict(asked.template_arguments)
+        assert dict(asked.template_arguments)["list"] == [1]
         rendered = counted.rendered(prompt_content(asked.canonical), asked.template_arguments)
         assert rendered == [b"1 <s> False 0.5 [0, 1] go"]
         silent = counted.rendered(prompt_content(asked.canonical), (("add_generation_prompt", False),))

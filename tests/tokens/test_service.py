@@ -7,14 +7,16 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
+from epp.apis.rendering import PAST_REASONING, Rendering
 from epp.apis.types import NotCountableError, ParsedRequest, TokenCount
 from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
+from epp.tokens.optional_parts import OptionalParts
 from tests.kit.logs import own_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epp.apis.types import FirstArguments, TemplateArguments
+    from epp.apis.types import TemplateArguments
     from epp.tokens.model import TokenizerModel
 
 import pytest
@@ -27,7 +29,7 @@ class PanicError(BaseException):
 class Model:
     """Counts when it is let."""
 
-    first_arguments: FirstArguments = {"thinking": (False,)}
+    rendering = Rendering({"thinking": (False,)}, dropped=frozenset({PAST_REASONING}))
 
     def __init__(self) -> None:
         self.let = threading.Event()
@@ -50,6 +52,7 @@ class Bench:
         self.tokenizers = Tokenizers(
             {"m": cast("TokenizerModel", self.model)},
             budget_ms,
+            optional=OptionalParts(),
             block_bytes=256,
             threads=1,
             on_estimate=lambda reason: self.reasons.update([reason]),

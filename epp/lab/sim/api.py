@@ -44,8 +44,8 @@ _IDS_MARK, _BETWEEN_IDS = b"\xffI", b"\xff\xff\xff\xff"
 
 def _speaking() -> bytes:
     frames = Frames()
-    frames.add_said("assistant", "")
-    return frames.bytes()
+    frames.add_said("assistant", ".")
+    return frames.bytes()[:-1]
 
 
 _ASSISTANT: Final = _speaking()
