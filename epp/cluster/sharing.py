@@ -313,7 +313,7 @@ class Sharing:
         fleet = self._fleet
         for address, length_s in message.ejected.items():
             if (slot := fleet.slot_of(address)) is not None:
-                fleet.health.eject_until(slot, now_s + length_s)
+                fleet.health.eject_until(slot, now_s + length_s, now_s)
         for address, length_s in message.paused.items():
             if (slot := fleet.slot_of(address)) is not None:
                 fleet.retry_after.pause_for(slot, length_s, now_s)

@@ -253,7 +253,8 @@ class Probe(Section, frozen=True):
     """RTT and health probes over one warm connection per endpoint.
 
     Attributes:
-        interval_s: seconds between probes of one endpoint; 0 turns probing off.
+        interval_s: seconds between probes of one endpoint; 0 turns probing off. An endpoint that answered a
+            probe or request within three of them goes before one that did not.
         timeout_s: longest wait for a probe's or a scrape's answer.
         path: path of probes; an answer below 500 counts as alive.
         eject_s: first ejection, after three failures in a row; doubles to ten times this.

@@ -203,11 +203,10 @@ def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[di
     promised, engine = fleet.promised(slots)[:3], fleet.engine.block(now_s)[1:3, slots]
     columns = np.vstack([*promised, *engine, fleet.rtt.rtt_ms(now_s)[slots]]).T.tolist()
     most = max([_BUSY, *(running for _, _, running, *_ in columns)])
-    fleet.health.eligible(now_s)  # moves those whose back-off is over
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, address = fleet.health.state(slot).value, endpoint.address
+        state, address = fleet.health.state(slot, now_s).value, endpoint.address
         if state != "ejected":
             paused = fleet.retry_after.left_s(slot, now_s) > 0.0
             state = "draining" if endpoint.draining else "retry-after" if paused else state

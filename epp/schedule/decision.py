@@ -79,11 +79,12 @@ class Decision(Struct, frozen=True):
         seed: seed of the draws.
         tie_band: relative band of equals.
         ranking: costs and terms.
-        shares: slow-start share of each candidate, None when nobody was warming up.
+        shares: slow-start share of each candidate, 0 for those without proof that they answer while others
+            have it; None when all are 1.
         chosen: index of the pick.
         fallbacks: indices of the further choices, in order.
         tied: number of candidates among which the draw chose.
-        held_back: indices of the candidates that slow start kept out of this decision.
+        held_back: indices of the candidates whose share kept them out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
         params: the policy's parameters that differ from their defaults.

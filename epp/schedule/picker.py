@@ -24,7 +24,7 @@ from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
-from epp.schedule.select import select, with_local
+from epp.schedule.select import LEAST_SHARE, select, with_local
 from epp.signals.fleet import Fleet
 from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
@@ -225,7 +225,7 @@ class Picker:
     def _candidates(self, request: RequestInfo, now_s: float) -> Candidates:
         """Find who may serve a request now."""
         fleet, about = self.fleet, request.previous_response
-        healthy, paused = fleet.health.eligible(now_s), fleet.retry_after.until_s(now_s)
+        healthy, paused = fleet.health.standing(now_s).healthy, fleet.retry_after.until_s(now_s)
         holder = fleet.stored.slot(about, now_s) if about else None
         return self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
 
@@ -316,11 +316,15 @@ class Picker:
         return self.weights.choose(wall_s, together)
 
     def _shares(self, slots: Slots, now_s: float) -> Floats | None:
-        shares = self.fleet.warm_share(now_s, self._settings.warmup_s)
-        if shares is None:
+        """Return each candidate's share as `select` takes it."""
+        warm = self.fleet.warm_share(now_s, self._settings.warmup_s)
+        proven = self.fleet.health.standing(now_s).proven
+        if warm is None and proven is None:
             return None
-        ours = shares[slots]
-        return ours if bool((ours < 1.0).any()) else None
+        shares = np.ones(len(slots)) if warm is None else warm[slots]
+        if proven is not None and (proof := proven[slots]).any():
+            shares = np.where(proof, np.maximum(shares, LEAST_SHARE), 0.0)
+        return shares if bool((shares < 1.0).any()) else None
 
     def _reserve(self, decision: Decision, slot: int, now_s: float) -> None:
         self._sequence += 1

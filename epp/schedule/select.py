@@ -3,10 +3,12 @@
 Pure functions over columns. The order of events, which `epp.schedule.propensities` describes exactly:
 
 1. Every endpoint that is warming up is admitted with its share (0..1), by its own keyed draw; the others
-   always are. When nobody is admitted, everybody is.
+   always are. One whose share is 0, because it has no proof that it answers while others have, never is. When
+   nobody is admitted, everybody with a share is.
 2. The best admitted cost opens a band; every admitted endpoint within it is equally likely.
-3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted. Where
-   engines have different names for the model only those follow that use the pick's: a body is written once.
+3. Fallbacks are the other admitted endpoints by cost, then the endpoints that were not admitted, those with
+   a share first. Where engines have different names for the model only those follow that use the pick's: a
+   body is written once.
 4. Where the pick is a peer region and so are all fallbacks, the last of them gives way to the cheapest local
    endpoint: a region that refuses or cannot be reached costs no more than its round trip.
 """
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Up to so many endpoints a loop is cheaper than the calls into columns that it would take.
 _FEW = 64
+#: The least share of an endpoint with proof, beside others without.
+LEAST_SHARE = 1e-9
 #: Costs this close are equal whatever the band: sums of the same terms in another order.
 ROUNDING = 1e-9
 
@@ -41,7 +45,7 @@ class Selection(Struct, frozen=True):
         chosen: the pick.
         fallbacks: further choices in order.
         tied: how many endpoints the draw was among.
-        held_back: endpoints kept out of this decision by slow start.
+        held_back: endpoints kept out of this decision by slow start, or because they have no proof.
     """
 
     chosen: int
@@ -70,7 +74,7 @@ def select(
 
     Args:
         costs: finite cost of each, non-empty.
-        shares: slow-start share of each in 0..1, None when nobody is warming up.
+        shares: slow-start share of each in 0..1, 0 for those without proof; None when all are 1.
         names: endpoint addresses, the salts of the admission draws.
         tie_band: relative width of the band of equals.
         fallbacks: how many further choices to name.
@@ -87,6 +91,7 @@ def select(
         if not admitted.all():
             held_back = tuple(np.flatnonzero(~admitted).tolist())
             admitted_costs = np.where(admitted, costs, np.inf)
+            costs = np.where(shares > 0.0, costs, np.inf)  # the last fallbacks
     limit = band_limit(float(admitted_costs.min()), tie_band)
     tied = np.flatnonzero(admitted_costs <= limit)
     chosen = int(tied[0])
@@ -114,9 +119,8 @@ def with_local(selection: Selection, costs: Floats, fleet: Snapshot) -> Selectio
     }
     if not local or not local.isdisjoint((selection.chosen, *selection.fallbacks)):
         return selection
-    return replace(
-        selection, fallbacks=(*selection.fallbacks[:-1], min(local, key=costs.tolist().__getitem__))
-    )
+    cheapest = min(local, key=lambda row: (row in selection.held_back, costs[row]))
+    return replace(selection, fallbacks=(*selection.fallbacks[:-1], cheapest))
 
 
 def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:
@@ -133,9 +137,12 @@ def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: in
 
 def _admit(shares: Floats, names: Sequence[str], seed: int, key: str) -> Flags:
     admitted = shares >= 1.0
-    for index in np.flatnonzero(~admitted).tolist():
+    for index in np.flatnonzero(~admitted & (shares > 0.0)).tolist():
         admitted[index] = keyed_uniform(seed, key, f"warmup {names[index]}") < shares[index]
-    return admitted if admitted.any() else np.ones(len(shares), dtype=np.bool_)
+    if admitted.any():
+        return admitted
+    with_share = shares > 0.0
+    return with_share if with_share.any() else ~with_share
 
 
 def _cheapest(admitted_costs: Floats, costs: Floats, chosen: int, count: int) -> list[int]:

@@ -122,9 +122,9 @@ def queues(state: PickerState) -> Samples:
 
 def ready(state: PickerState) -> Samples:
     """Count the endpoints that may be picked."""
-    healthy = state.fleet.health.eligible(state.mono_s())
+    serves = state.fleet.health.standing(state.mono_s()).serves
     taking = [slot for slot, endpoint in state.fleet.members if not endpoint.draining]
-    return [((state.pool,), float(sum(healthy is None or bool(healthy[slot]) for slot in taking)))]
+    return [((state.pool,), float(sum(map(serves, taking))))]
 
 
 def load(row: int) -> Callable[[PickerState], Samples]:
@@ -141,9 +141,10 @@ def load(row: int) -> Callable[[PickerState], Samples]:
 def unavailable(state: PickerState) -> Samples:
     """Read why endpoints get no new requests."""
     fleet, now_s = state.fleet, state.mono_s()
-    fleet.health.eligible(now_s)  # moves those whose back-off is over
+    proven = fleet.health.standing(now_s).proven
     for slot, endpoint in list(fleet.members):
-        yield (endpoint.address, "ejected"), float(fleet.health.state(slot) is State.EJECTED)
+        yield (endpoint.address, "ejected"), float(fleet.health.state(slot, now_s) is State.EJECTED)
+        yield (endpoint.address, "unproven"), float(proven is not None and not proven[slot])
         yield (endpoint.address, "draining"), float(endpoint.draining)
         yield (endpoint.address, "retry-after"), float(fleet.retry_after.left_s(slot, now_s) > 0.0)
 

@@ -312,14 +312,15 @@ TABLE: tuple[Row, ...] = (
     _of_picker(
         "epp_endpoint_unavailable",
         "endpoint reason",
-        "1 for each reason why an endpoint gets no new requests: ejected, draining, retry-after.",
+        "1 for each reason why an endpoint gets no new requests: ejected, draining, retry-after, unproven "
+        "(no good probe or answer of late, while others have one).",
         read.unavailable,
     ),
     _of_picker(
         "epp_health_panicking",
         "",
-        "1 while ejections are ignored.",
-        read.one(lambda s: s.fleet.health.panicking),
+        "1 while ejections are ignored: nearly all endpoints are ejected, and no other answers probes.",
+        read.one(lambda s: s.fleet.health.standing(s.mono_s()).panicking),
     ),
     counter(
         "epp_endpoint_events_total",

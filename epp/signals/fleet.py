@@ -174,7 +174,8 @@ class Fleet:
     Args:
         index: the prefix index, cleared and sized with the endpoints.
         stale_after_s: age from which engine metrics are unknown.
-        probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer.
+        probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer; 0 for no
+            probes.
         eject_s: length of a first ejection.
     """
 
@@ -190,7 +191,7 @@ class Fleet:
         self.ledger = LoadLedger()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
         self.engine = EngineMetrics(stale_after_s)
-        self.health = HealthTracker(eject_s)
+        self.health = HealthTracker(eject_s, probe_interval_s)
         self.calibration = HitRatios()
         self.rates = RateTable()
         self.answers = AnswerLengths()
@@ -333,12 +334,12 @@ class Fleet:
         The share grows linearly over ``warmup_s`` from the moment at which an endpoint joined, restarted or
         returned from an ejection.
         """
-        if warmup_s <= 0 or now_s - max(self._last_fresh_s, self.health.last_return_s) >= warmup_s:
+        last_s = max(self._last_fresh_s, self.health.standing(now_s).last_return_s)
+        if warmup_s <= 0 or now_s - last_s >= warmup_s:
             return None
-        fresh = self._fresh_s.copy()
-        for slot, _ in self._members.values():
-            fresh[slot] = max(fresh[slot], self.health.returned_at_s(slot))
-        return np.clip((now_s - fresh) / warmup_s, 0.0, 1.0)
+        fresh_s = np.maximum(self._fresh_s, self.health.returned_at_s(now_s))
+        shares: Floats = np.clip((now_s - fresh_s) / warmup_s, 0.0, 1.0)
+        return shares
 
     def snapshot(
         self,
@@ -399,13 +400,12 @@ class Fleet:
 
     def serving(self, now_s: float) -> Slots:
         """Find the slots of the own engines that may serve now."""
-        healthy, paused = self.health.eligible(now_s), self.retry_after.until_s(now_s) or {}
+        standing, paused = self.health.standing(now_s), self.retry_after.until_s(now_s) or {}
         return np.array(
             [
                 slot
                 for slot, endpoint in self.members
-                if not (endpoint.draining or slot in paused or self.is_peer(slot))
-                and (healthy is None or healthy[slot])
+                if not (endpoint.draining or slot in paused or self.is_peer(slot)) and standing.serves(slot)
             ],
             np.intp,
         )

@@ -6,11 +6,14 @@ Owns one small state machine per slot::
                                       ^                                      |
                                       +--------------- failure --------------+
 
-An endpoint on trial takes requests again, few at first: slow start counts from `returned_at_s`. Probes and
+An endpoint on trial takes requests again, few at first: slow start counts from the trial's begin. Probes and
 requests are counted apart, so that an endpoint whose health page answers while its completions fail is still
 ejected. Requests are counted over time as well: one that fails most of them is ejected, too. While probes of
-an ejected endpoint keep failing its trial does not begin; without probes time alone begins it. Above the
-panic share ejections are ignored: then the fault is more likely here than there.
+an ejected endpoint keep failing its trial does not begin; without probes time alone begins it.
+
+An endpoint has proof while a good probe or answer of it is younger than three probe intervals. One with proof
+goes before one without. Above the panic share of ejected endpoints, where no other has proof, ejections are
+ignored: then the fault is more likely here than there.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.types import Flags
+    from epp.types import Flags, Floats
 
 #: Where a report comes from: an active probe, or a request of a client.
 Kind = Literal["probe", "outcome"]
@@ -40,8 +44,10 @@ _ERROR_SHARE, _ERRORS = 0.5, 5.0
 _WINDOW_S = 15.0
 #: The longest ejection is as many times the first; healthy for so long, an endpoint starts from the first.
 _LONGEST = 10.0
-#: Share of ejected endpoints above which ejections are ignored.
+#: Share of ejected endpoints above which ejections are ignored, where no other has proof.
 _PANIC_SHARE = 0.8
+#: For how many probe intervals a good probe or answer is proof.
+_PROOF_INTERVALS = 3.0
 
 
 class State(Enum):
@@ -54,13 +60,11 @@ class State(Enum):
 
 @dataclass(slots=True)
 class _Health:
-    state: State = State.HEALTHY
+    out: bool = False  # ejected, or on trial
     failures: dict[Kind, int] = field(default_factory=dict)
     cause: Kind = "probe"
     ejections: int = 0  # in a row
-    back_off_until_s: float = -math.inf
-    until_s: float = -math.inf  # the trial begins; never before the back-off is over
-    returned_at_s: float = -math.inf
+    back_off_until_s: float = -math.inf  # the trial never begins before
     failed: float = 0.0  # requests of late, fading
     answered: float = 0.0
     counted_s: float = 0.0
@@ -78,62 +82,83 @@ class _Health:
         return self.failed >= max(_ERRORS, _ERROR_SHARE * (self.failed + self.answered))
 
 
+class Standing(Struct, frozen=True):
+    """What is so of all endpoints at one moment; its masks are by slot and not to be written.
+
+    Attributes:
+        healthy: who is not ejected; None when nobody is kept out, because of panic or none is ejected.
+        proven: who has proof; None when that is everybody, or nobody.
+        panicking: whether ejections are being ignored.
+        last_return_s: when the last trial began of those that are not ejected.
+        until_s: when it is no longer so, unless somebody is heard of before.
+    """
+
+    healthy: Flags | None
+    proven: Flags | None
+    panicking: bool
+    last_return_s: float
+    until_s: float
+
+    def serves(self, slot: int) -> bool:
+        """Tell whether a slot gets requests where others like it have proof."""
+        return all(mask is None or bool(mask[slot]) for mask in (self.healthy, self.proven))
+
+
 class HealthTracker:
     """Health by slot. Reports on slots that were not admitted are ignored.
 
     Args:
         eject_s: length of the first ejection; doubles with each one that follows soon. Also how long a trial
             waits after the last failed probe.
+        probe_interval_s: time between probes of an endpoint; 0 for no probes, then nobody has proof.
     """
 
-    def __init__(self, eject_s: float = 5.0) -> None:
-        self._eject_s = eject_s
+    def __init__(self, eject_s: float = 5.0, probe_interval_s: float = 0.0) -> None:
+        self._eject_s, self._proof_s = eject_s, _PROOF_INTERVALS * probe_interval_s
         self._slots: dict[int, _Health] = {}
-        self._ejected: set[int] = set()
-        self._next_trial_s = math.inf
-        self._mask: Flags = np.ones(0, np.bool_)
+        self._until_s = np.zeros(0)  # when the last ejection of each ends or ended; -inf for none
+        self._proved_s = np.zeros(0)  # when each answered last
+        self._standing: Standing | None = None  # kept until something changes it
         #: Called with a slot that is ejected here, and until when; None for nobody.
         self.on_eject: Callable[[int, float], None] | None = None
-        #: Whether ejections are being ignored.
-        self.panicking = False
-        #: When the last trial of any endpoint began.
-        self.last_return_s = -math.inf
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._mask = grown(self._mask, capacity, True)
+        self._until_s = grown(self._until_s, capacity, -math.inf)
+        self._proved_s = grown(self._proved_s, capacity, -math.inf)
+        self._standing = None
 
     def admit(self, slot: int) -> None:
-        """Take a new endpoint: healthy until shown otherwise."""
+        """Take a new endpoint: healthy until shown otherwise, and without proof."""
+        self.forget(slot)
         self._slots[slot] = _Health()
-        self._set_ejected(slot, False)
 
     def forget(self, slot: int) -> None:
         """Forget an endpoint that left."""
         self._slots.pop(slot, None)
-        self._set_ejected(slot, False)
+        self._until_s[slot] = self._proved_s[slot] = -math.inf
+        self._standing = None
 
     def success(self, slot: int, now_s: float, kind: Kind = "probe") -> bool:
         """Note that the endpoint answered. Returns True when that ends a trial: it is back."""
         health = self._slots.get(slot)
         if health is None:
             return False
+        if 0.0 < self._proof_s <= now_s - self._proved_s[slot]:
+            self._standing = None
+        self._proved_s[slot] = now_s
         if kind == "outcome":
             health.count(now_s, failed=False)
         if health.failures:
             health.failures.pop(kind, None)
-        if health.state is State.HEALTHY:
+        if not health.out:
             return False
-        if health.state is State.EJECTED:
-            if kind == health.cause == "probe":
-                health.until_s = health.back_off_until_s
-                self._next_trial_s = min(self._next_trial_s, health.until_s)
-            if now_s < health.until_s:
-                return False
-            self._begin_trial(slot, health, now_s)
-        if kind not in (health.cause, "outcome"):
+        if kind == health.cause == "probe" and now_s < self._until_s[slot]:
+            self._until_s[slot] = max(health.back_off_until_s, now_s)
+            self._standing = None
+        if now_s < self._until_s[slot] or kind not in (health.cause, "outcome"):
             return False
-        health.state = State.HEALTHY
+        health.out = False
         return True
 
     def failure(self, slot: int, kind: Kind, now_s: float) -> bool:
@@ -141,53 +166,62 @@ class HealthTracker:
         health = self._slots.get(slot)
         if health is None:
             return False
-        if health.state is State.EJECTED and now_s >= health.until_s:
-            self._begin_trial(slot, health, now_s)
-        if health.state is State.EJECTED:
+        if health.out and now_s < self._until_s[slot]:
             if kind == health.cause == "probe":  # outcomes now are of requests sent before
-                health.until_s = max(health.until_s, now_s + self._eject_s)
+                self._until_s[slot] = max(self._until_s[slot], now_s + self._eject_s)
             return False
         count = health.failures[kind] = health.failures.get(kind, 0) + 1
         if kind == "outcome":
             health.count(now_s, failed=True)
-        on_trial = health.state is State.TRIAL and kind in (health.cause, "outcome")
+        on_trial = health.out and kind in (health.cause, "outcome")
         in_a_row = count >= _FAILURES[kind]
         if on_trial or in_a_row or (kind == "outcome" and health.failing):
             self._eject(slot, health, kind, now_s)
             return True
         return False
 
-    def eject_until(self, slot: int, until_s: float) -> None:
+    def eject_until(self, slot: int, until_s: float, now_s: float) -> None:
         """Eject an endpoint that another picker has ejected; it is tried again as any other."""
         health = self._slots.get(slot)
-        if health is not None and health.state is not State.EJECTED:
+        if health is not None and self.state(slot, now_s) is not State.EJECTED:
             self._keep_out(slot, health, "probe", until_s)
 
-    def eligible(self, now_s: float) -> Flags | None:
-        """Return a mask by slot, None when nobody is kept out (or panic lets everybody in).
+    def standing(self, now_s: float) -> Standing:
+        """Return who may serve now, and who has proof."""
+        standing = self._standing
+        if standing is None or now_s >= standing.until_s:
+            standing = self._standing = self._stand(now_s)
+        return standing
 
-        Not to be written; valid until the next call.
-        """
-        if not self._ejected:
-            return None
-        if now_s >= self._next_trial_s:
-            for slot in sorted(self._ejected):
-                if now_s >= self._slots[slot].until_s:
-                    self._begin_trial(slot, self._slots[slot], now_s)
-            self._next_trial_s = min((self._slots[slot].until_s for slot in self._ejected), default=math.inf)
-        return self._mask if self._ejected and not self.panicking else None
-
-    def state(self, slot: int) -> State:
+    def state(self, slot: int, now_s: float) -> State:
         """Return the state of an admitted slot."""
-        return self._slots[slot].state
+        if not self._slots[slot].out:
+            return State.HEALTHY
+        return State.EJECTED if now_s < self._until_s[slot] else State.TRIAL
 
-    def returned_at_s(self, slot: int) -> float:
-        """Return when an admitted slot's last trial began, minus infinity when it never was ejected."""
-        return self._slots[slot].returned_at_s
+    def returned_at_s(self, now_s: float) -> Floats:
+        """Return when the last trial of each slot began, minus infinity for none and for the ejected."""
+        return np.where(self._until_s <= now_s, self._until_s, -math.inf)
+
+    def _stand(self, now_s: float) -> Standing:
+        ejected, proven = self._until_s > now_s, now_s - self._proved_s < self._proof_s
+        slots = np.array(list(self._slots), np.intp)
+        out, proof, until_s = ejected[slots], proven[slots], self._until_s[slots]
+        count = int(out.sum())
+        most = count > 0 and (count == len(slots) or count > _PANIC_SHARE * len(slots))
+        panicking = most and not (proof & ~out).any()
+        lapses_s = self._proved_s[slots[proof]] + self._proof_s
+        return Standing(
+            healthy=None if panicking or not count else ~ejected,
+            proven=proven if 0 < proof.sum() < len(slots) else None,
+            panicking=panicking,
+            last_return_s=float(until_s[~out].max(initial=-math.inf)),
+            until_s=float(np.concatenate((until_s[out], lapses_s)).min(initial=math.inf)),
+        )
 
     def _eject(self, slot: int, health: _Health, kind: Kind, now_s: float) -> None:
         longest_s = _LONGEST * self._eject_s
-        if now_s - health.returned_at_s > longest_s:
+        if now_s - self._until_s[slot] > longest_s:
             health.ejections = 0
         # The exponent is capped: two to the power of a large count is no float.
         length_s = min(self._eject_s * 2.0 ** min(health.ejections, 32), longest_s)
@@ -196,21 +230,9 @@ class HealthTracker:
         health.failed = health.answered = 0.0
         self._keep_out(slot, health, kind, now_s + length_s)
         if self.on_eject is not None:
-            self.on_eject(slot, health.until_s)
+            self.on_eject(slot, now_s + length_s)
 
     def _keep_out(self, slot: int, health: _Health, cause: Kind, until_s: float) -> None:
-        health.state, health.cause = State.EJECTED, cause
-        health.back_off_until_s = health.until_s = until_s
-        self._next_trial_s = min(self._next_trial_s, until_s)
-        self._set_ejected(slot, True)
-
-    def _begin_trial(self, slot: int, health: _Health, now_s: float) -> None:
-        health.state = State.TRIAL
-        health.returned_at_s = self.last_return_s = now_s
-        self._set_ejected(slot, False)
-
-    def _set_ejected(self, slot: int, ejected: bool) -> None:
-        self._mask[slot] = not ejected
-        (self._ejected.add if ejected else self._ejected.discard)(slot)
-        out, members = len(self._ejected), len(self._slots)
-        self.panicking = out > 0 and (out >= members or out > _PANIC_SHARE * members)
+        health.out, health.cause = True, cause
+        health.back_off_until_s = self._until_s[slot] = until_s
+        self._standing = None

@@ -11,7 +11,8 @@ import asyncio
 import math
 import sys
 
-from tests.attacks.floods import FLOODS
+from tests.attacks.checks import CHECKS, Check
+from tests.attacks.floods import FLOODS, Flood
 from tests.attacks.pickers import BEHIND, alone, behind
 from tests.attacks.rig import BUDGET_BYTES, CONSTANT_BYTES, MIB, SLOW_MS, Rig, Row
 
@@ -62,7 +63,7 @@ def line(row: Row) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.attacks", description=__doc__)
-    parser.add_argument("--only", default=",".join(FLOODS), help="names of attacks, joined by commas")
+    parser.add_argument("--only", default="", help="names of attacks, joined by commas; all for none")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack (%(default)s)")
     parser.add_argument("--connections", type=int, default=8, help="of the attackers (%(default)s)")
     parser.add_argument("--tls", action="store_true", help="the picker's listener speaks TLS")
@@ -74,12 +75,14 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Attack, print, judge; 1 where a limit was broken."""
     arguments = _arguments()
-    names = arguments.only.split(",")
-    if unknown := [name for name in names if name not in FLOODS]:
-        sys.exit(f"no attack {', '.join(unknown)}; there are {', '.join(FLOODS)}")
+    attacks: dict[str, Flood | Check] = {**FLOODS, **({} if arguments.behind else CHECKS)}
+    wanted = arguments.only.split(",") if arguments.only else list(attacks)
+    if unknown := [name for name in wanted if name not in attacks]:
+        sys.exit(f"no attack {', '.join(unknown)}; there are {', '.join(attacks)}")
     if arguments.list:
-        print("\n".join(f"{name:20}{flood.what}" for name, flood in FLOODS.items()))
+        print("\n".join(f"{name:20}{attack.what}" for name, attack in attacks.items()))
         return 0
+    names, checks = ([name for name in wanted if name in table] for table in (FLOODS, CHECKS))
     print(__doc__)
     rows: list[Row] = []
 
@@ -101,14 +104,20 @@ def main() -> int:
         for name in ["", *names]:
             attack(rig, name)
 
-    if arguments.behind:
+    if not names:
+        pass
+    elif arguments.behind:
         asyncio.run(behind(arguments.behind, attack_all))
     else:
         for name in ["", *names]:
             with alone(tls=arguments.tls) as rig:
                 attack(rig, name)
     broken = [row.name for row in rows if problems(row)]
-    print(f"{len(broken)} of {len(rows)} broke a limit: {', '.join(broken) or 'none'}")
+    for name in checks:
+        figure, problem = CHECKS[name].run()
+        print(f"{name:20}{figure}  {problem or 'ok'}", flush=True)
+        broken += [name] if problem else []
+    print(f"{len(broken)} of {len(rows) + len(checks)} broke a limit: {', '.join(broken) or 'none'}")
     return bool(broken)
 
 

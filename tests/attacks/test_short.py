@@ -11,6 +11,7 @@ import pytest
 
 from tests.attacks.__main__ import header, line, memory_problem
 from tests.attacks.floods import FLOODS
+from tests.attacks.panic import statuses
 from tests.attacks.pickers import ISTIO, alone, gateway
 from tests.kit.envoy import require_envoy
 
@@ -36,6 +37,12 @@ def test_peers_that_behave_are_served(rig: Rig, capsys: pytest.CaptureFixture[st
     assert not memory_problem(row)
     assert not row.cut_short
     assert row.tally["made"] >= 8, "nothing was attacked"
+
+
+@pytest.mark.envoy
+async def test_no_request_fails_though_nearly_all_of_the_pool_is_dead() -> None:
+    require_envoy()
+    assert set(await statuses(120, dead=60)) == {200}
 
 
 @pytest.mark.envoy

@@ -295,12 +295,12 @@ def test_who_is_ejected_or_asks_to_be_left_alone_is_so_everywhere_at_once(bus: B
     assert fleets["a"].retry_after.pause(1, 1.0, "id", now_s)
     bus.run(0.03)
     for name in "bc":
-        eligible = fleets[name].health.eligible(bus.clock.mono_s())
+        eligible = fleets[name].health.standing(bus.clock.mono_s()).healthy
         assert eligible is not None
         assert eligible[:3].tolist() == [False, True, True]
         assert fleets[name].retry_after.until_s(bus.clock.mono_s()) == fleets["a"].retry_after.until_s(now_s)
     bus.run(6.0)
-    assert {fleet.health.eligible(bus.clock.mono_s()) is None for fleet in fleets.values()} == {True}
+    assert {fleet.health.standing(bus.clock.mono_s()).healthy is None for fleet in fleets.values()} == {True}
 
 
 def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:

@@ -226,15 +226,19 @@ class Serving:
             self.http = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
             )
-            for spec in self.specs() if self.picker.config["probe"]["interval_s"] else ():
-                await self.picker.until_metric(
-                    "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=spec.address
-                )
+            await self.until_probed()
             self._exit = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
+
+    async def until_probed(self) -> None:
+        """Wait for a good probe of each endpoint."""
+        for spec in self.specs() if self.picker.config["probe"]["interval_s"] else ():
+            await self.picker.until_metric(
+                "epp_endpoint_rtt_seconds", lambda value: value > 0, endpoint=spec.address
+            )
 
     def write_pool(self, specs: Sequence[EndpointSpec]) -> None:
         """Replace the endpoints file."""

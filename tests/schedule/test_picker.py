@@ -51,6 +51,39 @@ def test_the_next_turn_goes_where_the_prefix_is() -> None:
     assert second.uncached_tokens == 4 * 64
 
 
+def test_who_answered_a_probe_goes_before_who_did_not_however_cheap() -> None:
+    pool = [Endpoint(f"{name}:1", models=frozenset({"m" if name in "abc" else "other"})) for name in "abcd"]
+    picker = build(pool=pool)
+
+    def picked(model: str = "m") -> list[tuple[str, int]]:
+        decisions = [picker.pick(asked(prompt=prompt_of(n), model=model), 1.0, 1.0) for n in range(20)]
+        return [(decision.endpoint, len(decision.fallbacks)) for decision in decisions]
+
+    assert len({endpoint for endpoint, _ in picked()}) == 3, "nobody has answered yet"
+    for slot in range(2):
+        picker.fleet.health.success(slot, 1.0)
+        picker.fleet.rtt.observe(slot, 500.0, 1.0)
+    assert {endpoint for endpoint, _ in picked()} == {"a:1", "b:1"}
+    assert {endpoint for endpoint, _ in picked("other")} == {"d:1"}, "of this model nobody has answered"
+    picker.fleet.restart("a:1", 1.0)
+    assert set(picked()) == {("b:1", 2)}, "who has not answered may still follow it"
+    picker.set_pool([*pool, Endpoint("new:1")], 1.0)
+    assert {endpoint for endpoint, _ in picked()} == {"b:1"}
+    for slot, _ in picker.fleet.members:
+        picker.fleet.health.success(slot, 40.0)
+    late = [picker.pick(asked(prompt=prompt_of(n)), 40.0, 40.0).endpoint for n in range(40)]
+    assert {"a:1", "c:1", "new:1"} <= set(late)
+
+
+def test_a_decision_among_some_without_proof_is_found_again_from_its_record() -> None:
+    picker = build()
+    picker.fleet.health.success(2, 0.0)
+    decision = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)
+    assert (decision.endpoint, decision.held_back) == ("c:1", (0, 1))
+    assert rerun(decision, picker.policy, 0.01).chosen == decision.chosen
+    assert decision.probabilities().tolist() == [0.0, 0.0, 1.0]
+
+
 def test_what_is_reserved_is_given_back_in_two_steps() -> None:
     picker = build()
     decision = picker.pick(asked(prompt=prompt_of(1)), 0.0, 0.0)

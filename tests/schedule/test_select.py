@@ -77,3 +77,16 @@ def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
     assert (bound.chosen, bound.tied, bound.held_back) == (free.chosen, free.tied, free.held_back)
     alike = tuple(row for row in free.fallbacks if served[row] == served[free.chosen])
     assert bound.fallbacks == alike[:fallbacks]
+
+
+def test_who_has_no_share_beside_others_is_never_chosen_and_comes_last() -> None:
+    """A share of 0 is of an endpoint without proof that it answers."""
+    costs, shares = [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 1e-9, 1e-9]
+    selections = [pick(costs, key=str(number), shares=shares, fallbacks=3) for number in range(200)]
+    assert {selection.chosen for selection in selections} == {2}, (
+        "nobody is admitted: then who has a share is"
+    )
+    assert {selection.fallbacks for selection in selections} == {(3, 0, 1)}
+    alone = pick([1.0, 2.0], shares=[0.0, 1.0])
+    assert (alone.chosen, alone.fallbacks) == (1, (0,)), "better one without proof than none"
+    assert pick(costs, shares=[0.0] * 4).chosen == 0

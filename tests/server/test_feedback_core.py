@@ -151,7 +151,7 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
         decision = deployment.decide([question])
         if decision.endpoint == first.endpoint:
             deployment.ended(decision, **({} if number % 4 == 0 else facts))
-    assert (deployment.fleet.health.state(slot) is State.EJECTED) is bool(why)
+    assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is bool(why)
     told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
     assert own_lines(caplog) == [told] * bool(why)
 
@@ -165,7 +165,9 @@ def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: D
         deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
         for _ in range(2):  # an Envoy with two access logs
             deployment.core.outcomes.finished(report(decision, status=503))
-        assert (deployment.fleet.health.state(slot) is State.EJECTED) is (number == 5), number
+        assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is (
+            number == 5
+        ), number
 
 
 def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_showed(

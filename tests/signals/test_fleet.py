@@ -171,7 +171,7 @@ def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
     assert fleet.slot_of("a:8000") is None
     assert fleet.address_of(slot) is None
     assert index.forgotten == [slot]
-    assert fleet.health.eligible(1.0) is None
+    assert fleet.health.standing(1.0).healthy is None
 
     fleet.apply(pool("b", "new"), 2.0)
     assert slots(fleet, "new") == [slot], "the slot is used again"
@@ -222,7 +222,7 @@ def test_a_restart_clears_cache_and_leases_keeps_the_network_and_cools() -> None
     assert seen.running_requests.tolist() == [0]
     assert seen.rtt_ms.tolist() == [20]
     assert seen.engine_running.tolist() == [1], "what the new process says of itself stays"
-    assert fleet.health.eligible(101.0) is None
+    assert fleet.health.standing(101.0).healthy is None
     share = fleet.warm_share(101.0, 30.0)
     assert share is not None
     assert share[slot] == 0.0
