@@ -29,7 +29,10 @@ TAIL = """
 A gateway may put a prefix before a versioned path (`/tenant/v1/messages`); any other must be the whole path. A body comes by
 POST (`/generate`: or PUT). It is read when its content type is JSON or not given and it is not encoded. Other bodies and
 methods pass unread and are balanced. So are **WebSockets** (`/v1/realtime`, `/v1/responses`): they are picked once, by their
-headers, and stay with that endpoint.
+headers, and stay with that endpoint. HTTP/1.0 is served, as nginx and ApacheBench speak it, and 256 headers are taken.
+
+Errors are in the API's words, whoever makes them: the picker, or Envoy itself (413, 503, 504). A request that Envoy cannot read
+(400, 431) gets OpenAI's.
 
 ## Open and shut paths
 

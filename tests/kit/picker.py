@@ -199,7 +199,7 @@ class Serving:
         concurrency: int = 1,
         **config: Any,
     ) -> None:
-        self._concurrency = concurrency
+        self.variant, self._concurrency = variant, concurrency
         eds_path = "" if variant is Variant.ORIGINAL_DST else str(folder / "eds.json")
         self.folder, self._changes = folder, {"variant": variant, "eds_path": eds_path, **(envoy or {})}
         self.replicas = [] if upstreams else [SimReplica(replica) for replica in replicas]
