@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Self
 
-from epp.envoy.launch import stop, tied_to_parent
+from epp.envoy.launch import ending, stop, tied_to_parent
 from epp.errors import EppError
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Child:
         Raises:
             EppError: with the end of its log.
         """
-        if self._process is None or self._process.returncode is not None:
-            raise EppError(f"{self._name} ended early\n{self.log()[-_LOG_TAIL_BYTES:]}")
+        if how := ending(self._process):
+            raise EppError(f"{self._name} ended early: {how}\n{self.log()[-_LOG_TAIL_BYTES:]}".rstrip())
 
     def log(self) -> str:
         """Read what it has printed so far."""

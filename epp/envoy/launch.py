@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 
 _LAUNCHER = """
@@ -24,6 +25,16 @@ def tied_to_parent(binary: str, *arguments: str) -> tuple[str, ...]:
     that has threads, as gRPC's has.
     """
     return (sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), binary, *arguments)
+
+
+def ending(process: asyncio.subprocess.Process | None) -> str | None:
+    """Say how a process ended, None while it runs."""
+    if process is None:
+        return "not started"
+    status = process.returncode
+    if status is None:
+        return None
+    return f"status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 async def stop(process: asyncio.subprocess.Process | None, within_s: float) -> None:

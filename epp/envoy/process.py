@@ -20,7 +20,7 @@ import aiohttp
 
 from epp.config.address import join_address, reachable
 from epp.config.eds import eds_content
-from epp.envoy.launch import stop, tied_to_parent
+from epp.envoy.launch import ending, stop, tied_to_parent
 from epp.envoy.listener import CLIENTS
 from epp.envoy.render import render, render_relay, write
 from epp.errors import EppError
@@ -191,8 +191,8 @@ class EnvoyProcess:
         Raises:
             EnvoyError: with the end of its log.
         """
-        if self._process is None or self._process.returncode is not None:
-            raise EnvoyError(f"envoy ended early\n{self._log_tail()}")
+        if how := ending(self._process):
+            raise EnvoyError(f"envoy ended early: {how}\n{self._log_tail()}".rstrip())
 
     def write_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Replace the EDS file (settings with `eds_path` only)."""

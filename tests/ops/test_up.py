@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import sys
+import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.lab.sim.http import SimReplica
 from epp.ops.doctor.picker import Page
-from epp.ops.up.command import Line, claim_port
+from epp.ops.up.command import Kept, Line, claim_port, own_folder
 from epp.ops.up.engines import Look, look, spec_of
 from tests.kit.envoy import require_envoy
 from tests.kit.ports import free_ports
@@ -85,11 +87,9 @@ async def test_an_engine_is_asked_for_its_own_models_alone(tmp_path: Path) -> No
         ("up", signal.SIGINT, 0),
         ("up", signal.SIGTERM, 0),
         ("up", signal.SIGKILL, -signal.SIGKILL),
-        ("picker", signal.SIGKILL, 2),
-        ("envoy", signal.SIGKILL, 2),
     ],
 )
-async def test_no_process_is_left_whichever_ends(
+async def test_no_process_is_left_when_it_ends(
     tmp_path: Path, process: str, number: int, status: int
 ) -> None:
     async with running_up(tmp_path, f"127.0.0.1:{free_ports()}") as up:
@@ -98,8 +98,89 @@ async def test_no_process_is_left_whichever_ends(
         os.kill(pids[process], number)
         assert await up.wait() == status
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()))
-        assert (f"epp: {process} ended early" in up.log()) == (status == 2)
         assert "Traceback" not in up.log()
+
+
+@pytest.mark.parametrize("process", ["picker", "envoy"])
+async def test_what_dies_is_started_again_and_what_dies_twice_soon_ends_all(
+    tmp_path: Path, process: str
+) -> None:
+    async with running_fleet([quick_config("a")]) as (a,), running_up(tmp_path, a.url) as up:
+        before = up.children()
+        os.kill(before[process], signal.SIGKILL)
+        await up.until(lambda: len(up.children()) == 2 and up.children()[process] != before[process])
+        assert f"{process} ended early: killed by SIGKILL\n" in up.log()
+        assert "It is started again" in up.log()
+
+        async def answers() -> bool:
+            with suppress(aiohttp.ClientError):
+                return await up.ask() == (200, "a")
+            return False
+
+        await until(answers)
+        (page,) = re.findall(r"\S+/ui\b", up.log())
+
+        async def shown() -> bool:
+            with suppress(aiohttp.ClientError):
+                async with aiohttp.ClientSession() as http, http.get(page) as answer:
+                    return answer.status == 200
+            return False
+
+        await until(shown)
+        after = up.children()
+        assert len(before.items() & after.items()) == 1, "the other goes on"
+        os.kill(after[process], signal.SIGKILL)
+        assert await up.wait() == 2
+        assert f"epp: {process} ended early: killed by SIGKILL" in up.log()
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in after.values()))
+
+
+async def test_a_process_may_end_again_after_ten_seconds(tmp_path: Path) -> None:
+    said = list[str]()
+    async with Child("once", ["-c", "raise SystemExit(3)"], tmp_path, (sys.executable,)) as child:
+        kept = Kept(child, said.append)
+        for now_s in (100.0, 110.0):
+            await child.wait()
+            await kept.check(now_s)
+        await child.wait()
+        with pytest.raises(EppError, match="once ended early: status 3"):
+            await kept.check(119.9)
+    assert len(said) == 2
+
+
+def test_folders_of_runs_that_were_killed_are_removed_and_those_of_others_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, foreign = tmp_path / "epp-up-left", tmp_path / "epp-up-foreign"
+    for folder in (left, foreign):
+        folder.mkdir()
+    (left / "lock").touch()
+    with ExitStack() as one, ExitStack() as other:
+        first = own_folder(one)
+        assert not left.exists()
+        second = own_folder(other)
+        assert first != second
+        assert {first, second, foreign} == set(tmp_path.iterdir())
+        one.close()
+        assert {second, foreign} == set(tmp_path.iterdir())
+
+
+async def test_the_folder_of_a_killed_run_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    engine = f"127.0.0.1:{free_ports()}"
+    async with running_up(tmp_path, engine) as up:
+        (left,) = temporary.glob("epp-up-*")
+        up.kill()
+        await up.wait()
+    assert left.exists()
+    async with running_up(tmp_path, engine):
+        assert left not in temporary.iterdir()
+    assert list(temporary.glob("epp-up-*")) == []
 
 
 async def test_a_signal_while_it_starts_leaves_no_process(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
+import fcntl
+import math
 import os
 import shlex
+import shutil
 import socket
 import tempfile
 import time
@@ -35,14 +37,21 @@ from epp.server.process import Tasks, stop_signals
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from epp.config.schema import Config
     from epp.envoy.settings import EnvoySettings
 
 LOOPBACK = "127.0.0.1"
 LISTEN = f"{LOOPBACK}:8080"
+#: First ports that are tried for the picker's listeners; `epp explain` and its like ask at 9090. One that is
+#: started again listens where the one before did.
+_PICKER_PORTS = {"grpc": 9002, "http": 9090, "first_token": 9003}
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
+#: A process that ends twice within this ends everything.
+_AGAIN_S = 10.0
+#: Name of temporary folders, and of the file in each that its run has locked.
+_FOLDER, _LOCK = "epp-up-", "lock"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP; with ``--write`` only write.
 
     Raises:
-        EppError: an argument cannot be used, the port is taken, Envoy is missing, or picker or Envoy ended.
+        EppError: an argument cannot be used, the port is taken, Envoy is missing, or picker or Envoy ended
+            twice.
     """
     folder = arguments.write
     find_envoy()  # now, and not when the rest has started
@@ -94,13 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         print(uvloop.run(put_down(wanted, folder.absolute())))
         return 0
-    with ExitStack() as claims, tempfile.TemporaryDirectory(prefix="epp-up-") as temporary:
-        wanted = _wanted(arguments)
+    with ExitStack() as claims:
+        wanted, folder = _wanted(arguments), own_folder(claims)
         port = claim_port(claims, wanted.host, wanted.port, others=not arguments.listen)
-        # Where `epp explain` and its like are used to find the picker.
-        http_port = claim_port(claims, LOOPBACK, 9090, others=True)
+        listen = {
+            name: join_address(LOOPBACK, claim_port(claims, LOOPBACK, first, others=True))
+            for name, first in _PICKER_PORTS.items()
+        }
         console = Console(highlight=False, soft_wrap=True)
-        uvloop.run(_until_signal(serve(wanted._replace(port=port), http_port, Path(temporary), console)))
+        uvloop.run(_until_signal(serve(wanted._replace(port=port), listen, folder, console)))
     return 0
 
 
@@ -111,6 +123,23 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
     if name and not os.environ.get(name):
         raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
     return Wanted(specs, host, port, os.environ[name] if name else "")
+
+
+def own_folder(claims: ExitStack) -> Path:
+    """Make a temporary folder until ``claims`` closes; remove those of runs that were killed.
+
+    A run holds the lock of its folder's file, which the kernel gives back however the run ends.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        # Somebody's that runs, or another user's.
+        with suppress(OSError), (left / _LOCK).open("rb+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
+    folder = Path(claims.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER)))
+    made = folder / "new"  # renamed once it is locked: before that nobody finds it
+    fcntl.flock(claims.enter_context(made.open("wb")), fcntl.LOCK_EX)
+    made.rename(folder / _LOCK)
+    return folder
 
 
 def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
@@ -192,18 +221,17 @@ async def _until_signal(work: Coroutine[None, None, NoReturn]) -> None:
         await task
 
 
-async def serve(wanted: Wanted, http_port: int, folder: Path, console: Console) -> NoReturn:
-    """Run everything, the picker's page on a port, and show what it does, until cancelled.
+async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console: Console) -> NoReturn:
+    """Run everything, the picker on these addresses, and show what it does, until cancelled.
 
     Raises:
-        EppError: picker or Envoy did not come up, or ended; with the end of its log.
+        EppError: picker or Envoy did not come up, or ended twice within ten seconds; with the end of its log.
     """
 
     def say(words: str) -> None:
         console.print(words, markup=False)
 
     ready = folder / "ready.json"
-    listen = {**dict.fromkeys(("grpc", "first_token"), f"{LOOPBACK}:0"), "http": f"{LOOPBACK}:{http_port}"}
     config = write_config(folder, wanted.key, listen)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
@@ -219,24 +247,50 @@ async def serve(wanted: Wanted, http_port: int, folder: Path, console: Console) 
         picker = Child("picker", [*words, "--log-level", "warning"], folder)
         await started.enter_async_context(picker)
         await picker.until(ready.exists)
-        listening = json.loads(ready.read_bytes())
-        config = msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, **listening))
         settings = replace(_settings(config, wanted, folder), admin_port=0)
         envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
-        url, picker_url = envoy.listener_url, f"http://{config.listen.http}"
+        url, picker_url = envoy.listener_url, f"http://{listen['http']}"
         say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
         say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
         say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
         with console.status("") as status:
-            line = Line()
+            line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
             while True:
-                picker.check()
-                envoy.check()
+                for process in kept:
+                    await process.check(time.monotonic())
                 if console.is_terminal:
                     with suppress(aiohttp.ClientError):
                         async with http.get(f"{picker_url}/metrics") as answer:
                             status.update(line.of(Page(await answer.text()), time.monotonic()))
                 await asyncio.sleep(_LINE_S)
+
+
+class Kept:
+    """A process that is started again when it ends.
+
+    Args:
+        process: that runs.
+        say: called with why it is started again.
+    """
+
+    def __init__(self, process: Child | EnvoyProcess, say: Callable[[str], None]) -> None:
+        self._process, self._say = process, say
+        self._ended_s = -math.inf
+
+    async def check(self, now_s: float) -> None:
+        """Start it again if it has ended.
+
+        Raises:
+            EppError: it ended for the second time within ten seconds, or does not start.
+        """
+        try:
+            self._process.check()
+        except EppError as error:
+            if now_s - self._ended_s < _AGAIN_S:
+                raise
+            self._ended_s = now_s
+            self._say(f"{error}\nIt is started again; if it ends within {_AGAIN_S:g} s, everything ends.")
+            await self._process.__aenter__()
 
 
 class Line:
