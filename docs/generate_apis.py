@@ -18,7 +18,8 @@ HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test k
 # APIs
 
 The picker reads model, prompt, output limit, session key and cache salt of each. It refuses other bodies with
-a 400 in the shape that the API's clients expect. A *yes* is a test; *-* is what the API does not have.
+a 400 in the shape that the API's clients expect. Where the pool serves one model, a body needs to name none.
+A *yes* is a test; *-* is what the API does not have.
 
 """
 
@@ -77,7 +78,14 @@ and the attribution that Claude Code puts before its system prompt.
   unknown id is priced as any other.
 * **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where the model's template puts them
   before the chat. That is known by name for gpt-oss, GLM 5, DeepSeek V4, Step 3.7, Kimi K3, Gemma 4 and SmolLM3, and by the
-  template for every model with a [tokenizer](tokenizers.md).
+  template for every model with a [tokenizer](tokenizers.md). Lists and objects do so in any model without one.
+* **Requests that read no prefix cache** are priced as a full prefill everywhere and teach no hit ratio; what they leave in the cache
+  counts: `prompt_logprobs`, `echo` (with `logprobs` in completions), `cache_prompt: false` (llama.cpp), `return_logprob` with
+  `logprob_start_len` (SGLang; a hit reaches up to there), token-wise tasks of `/pooling`, `skip_reading_prefix_cache`.
+* **Cut prompts** (`truncate_prompt_tokens`, `truncation_side`) cost what is left of them. A cut beginning leaves nothing to share;
+  where the end is cut (usual for embeddings), the rest is hashed. With -1, or `truncation: auto`, any endpoint's context will do.
+* **Several prompts** in one body are looked up one by one, up to 64; each needs its own context. They, `n`, `best_of` and beams
+  count as so many running requests.
 * **Chats as token ids** (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`): these are the prompt; of the messages only
   the media count.
 * **Media**: in vLLM's generate at the places that `features` tells, in SGLang's where the text names them (`<image>`), else first.

@@ -63,12 +63,12 @@ class Messages(CountTokens, kw_only=True):
 
     api = "anthropic-messages"
     tells_usage = True
-    max_tokens: Whole
+    max_tokens: Whole | None = None
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame messages."""
         super().frame(framed)
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise invalid("'max_tokens' must be at least 1", "max_tokens")
         add_arguments(framed, self.chat_template_kwargs, self.output_config)
         tools = [function_tool(_rendered(tool), "input_schema") for tool in self.tools or ()]

@@ -31,6 +31,23 @@ _SESSION_HEADERS = (
 Salt = str | list[str | None] | None
 #: Sequences of one request that are counted; the APIs that engines follow take 128.
 _MOST_SEQUENCES = 1024
+#: Fields that some engines do not know, and do not check: what is of another type there is as if it were not.
+_OPTIONAL = frozenset(
+    {
+        "cache_salt",
+        "chat_template",
+        "documents",
+        "extra_key",
+        "functions",
+        "input_ids",
+        "lora_path",
+        "lora_request",
+        "prompt_embeds",
+        "prompt_token_ids",
+        "session_params",
+        "stream_options",
+    }
+)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -62,7 +79,7 @@ class Body(msgspec.Struct, kw_only=True):
     Attributes:
         api: name of the parser.
         rates: what media cost in this API.
-        named: whether the model must be named.
+        named: whether the API asks for the model's name; where one is served, engines do without.
         keeps_start: an engine that cuts prompts keeps their beginning, where the client does not say.
         tells_usage: every stream tells its usage, whether the client asks for it or not.
         stored: the engine may store its responses, for others to go on from.
@@ -108,7 +125,7 @@ class Body(msgspec.Struct, kw_only=True):
         Raises:
             ClientError: 400, it is none.
         """
-        asked: Body = decode(_decoder_of(cls), body)
+        asked: Body = decode(_decoder_of(cls), body, _OPTIONAL)
         framed = asked.frames(renderings)
         limit, options, choices = asked.frame(framed), asked.stream_options, asked.choices()
         previous = asked.previous_response_id if cls.stored else ""
@@ -131,6 +148,7 @@ class Body(msgspec.Struct, kw_only=True):
             kept_tokens=asked.kept_tokens(),
             keeps_start=side == "right" if side in ("left", "right") else cls.keeps_start,
             cacheable=asked.cacheable(),
+            named=cls.named,
             rendering=framed.rendering,
             optional=framed.optional,
             previous_response=previous if isinstance(previous, str) else "",
@@ -168,11 +186,9 @@ class Body(msgspec.Struct, kw_only=True):
         """Begin the prompt.
 
         Raises:
-            ClientError: 400, the model's name is missing or too long.
+            ClientError: 400, the model's name is too long.
         """
         model = self.model or ""
-        if self.named and not model:
-            raise invalid("'model' must not be empty", "model")
         if len(model) > MAX_MODEL_CHARS:
             raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
         return PromptFrames(model, self.rates, renderings(model))

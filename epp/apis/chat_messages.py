@@ -29,18 +29,18 @@ _NO_TEXT: tuple[bytes, tuple[str, ...]] = (b"", ())
 
 
 class Message(msgspec.Struct):
-    """One message; what engines give no meaning is left out."""
+    """One message; what engines give no meaning is left out, by its name or by its type."""
 
     role: str
     content: str | list[str | dict[str, Any]] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
+    name: Any = None
+    tool_call_id: Any = None
     tool_calls: list[dict[str, Any]] | None = None
-    function_call: dict[str, Any] | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    audio: dict[str, Any] | None = None
+    function_call: Any = None
+    refusal: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    audio: Any = None
     tools: Any = None
 
 
@@ -55,9 +55,9 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         framed.add_said(message.role, content)
     else:
         framed.add_text(b"R", message.role)
-        if message.name:
+        if isinstance(message.name, str) and message.name:
             framed.add_text(b"N", message.name)
-        if reasoning:
+        if isinstance(reasoning, str) and reasoning:
             framed.add_reasoning(reasoning)
         for part in [content] if isinstance(content, str) else content or ():
             add_part(framed, part)
@@ -68,11 +68,11 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         framed.add_id(message.tool_call_id)
     for call in message.tool_calls or ():
         framed.add_call(b"K", call)
-    if message.function_call:
+    if isinstance(message.function_call, dict) and message.function_call:
         framed.add_call(b"F", message.function_call)
-    if message.refusal:
+    if isinstance(message.refusal, str) and message.refusal:
         framed.add_text(b"X", message.refusal)
-    if message.audio:
+    if isinstance(message.audio, dict) and message.audio:
         framed.add_part(message.audio, "audio")
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from epp.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 #: Larger limits say no more than this, and stay exact in every number format that they pass through.
 _MAX_LIMIT = 1 << 53
@@ -27,6 +30,12 @@ MAX_BODY_VALUES = 600_000
 #: Values of any kind, by the commas between them; the token ids of the longest prompts are fewer.
 MAX_BODY_NUMBERS = 4_000_000
 _T = TypeVar("_T")
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MEMBER = re.compile(r"`\$\.(\w+)")
+
+
+def _no_number(_name: str) -> None:
+    """Stand for a constant of Python's `json` that is no JSON."""
 
 
 def invalid(problem: str, param: str | None = None) -> ClientError:
@@ -63,8 +72,13 @@ def _exceeds(data: bytes, texts: int) -> bool:
     return values > MAX_BODY_VALUES or data.count(b",") > MAX_BODY_NUMBERS
 
 
-def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+def decode(decoder: msgspec.json.Decoder[_T], body: bytes, optional: Collection[str] = ()) -> _T:
     """Decode a body as its API's type.
+
+    Args:
+        decoder: of the type.
+        body: the body.
+        optional: members that are left out where their type is another.
 
     Raises:
         ClientError: 400; `param` names the field where one can be named.
@@ -72,7 +86,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     if has_too_many_values(body):
         raise invalid(f"more than {MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers")
     try:
-        return decode_repaired(decoder, unmarked(body))
+        return _decode_without(optional, decoder, unmarked(body))
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         missing = re.search(r"missing required field `([^`]+)`", problem)
@@ -84,8 +98,20 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
 
 
+def _decode_without(optional: Collection[str], decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    try:
+        return decode_repaired(decoder, body)
+    except msgspec.ValidationError as error:
+        name = _MEMBER.match(str(error).partition(" - at ")[2])
+        if name is None or name[1] not in optional:
+            raise
+    members = decode_repaired(_MEMBERS, body)
+    del members[name[1]]
+    return _decode_without(optional, decoder, msgspec.json.encode(members))
+
+
 def decode_repaired(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    r"""Decode a body, lone surrogates in it (``"\ud800"``) as question marks.
+    r"""Decode a body, lone surrogates in it (``"\ud800"``) as question marks, ``NaN`` and infinities as null.
 
     Python's `json`, by which engines read bodies, takes them; msgspec does not.
     """
@@ -95,7 +121,7 @@ def decode_repaired(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise
     except msgspec.DecodeError as error:
         try:
-            other = json.dumps(json.loads(body), ensure_ascii=False)
+            other = json.dumps(json.loads(body, parse_constant=_no_number), ensure_ascii=False)
         except ValueError:
             raise error from None
         return decoder.decode(other.encode("utf-8", "replace"))

@@ -26,13 +26,14 @@ holds for both.
 
 from __future__ import annotations
 
+import json
 import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from epp.apis.decode import decode_repaired, unmarked
+from epp.apis.decode import unmarked
 from epp.errors import ClientError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
         ClientError: 400, the body is not a JSON object.
     """
     try:
-        members = decode_repaired(_MEMBERS, unmarked(body))
+        members = _members(unmarked(body))
         if model is not None:
             members["model"] = msgspec.Raw(_ENCODE(model))
         if include_usage:
@@ -67,6 +68,22 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
         return _ENCODE(members)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
+
+
+def _members(body: bytes) -> dict[str, msgspec.Raw]:
+    """Cut a body into its members; what Python's `json` alone takes (``NaN``, lone surrogates) stays."""
+    try:
+        return _MEMBERS.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            whole = json.loads(body)
+        except ValueError:
+            raise error from None
+        if not isinstance(whole, dict):
+            raise
+        return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in whole.items()}
 
 
 def _ask_for_usage(members: dict[str, msgspec.Raw]) -> None:

@@ -26,7 +26,7 @@ class ParsedRequest(Struct, frozen=True):
 
     Attributes:
         api: name of the parser, e.g. ``openai-chat``.
-        model: public model name, ``""`` when absent and allowed to be.
+        model: public model name, ``""`` when absent.
         canonical: the prompt as bytes - tools, system, messages in order - such that two requests whose
             engines would see a common token prefix share a common byte prefix. Lives only as long as the
             request; nothing keeps it.
@@ -46,6 +46,7 @@ class ParsedRequest(Struct, frozen=True):
             where it cuts none.
         keeps_start: the engine keeps the beginning of what it cuts, else the end.
         cacheable: the engine puts the prompt into its prefix cache.
+        named: the API asks for the model's name.
         rendering: of the model that it was parsed for.
         optional: bytes of the parts that engines may leave out, also where they are not in the prompt.
         rewritten_from: the client's name for the model when a rule gave the request another, ``""`` where the
@@ -71,6 +72,7 @@ class ParsedRequest(Struct, frozen=True):
     kept_tokens: int | None = None
     keeps_start: bool = False
     cacheable: bool = True
+    named: bool = True
     rendering: Rendering = Rendering()
     optional: OptionalBytes = {}
     rewritten_from: str | None = None

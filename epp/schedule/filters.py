@@ -85,6 +85,9 @@ class Filters:
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
+        #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
+        #: an endpoint serves any, None where there are several.
+        self.only_model: str | None = ""
         self._memory: dict[tuple[str, frozenset[str] | None, str], _Static] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
@@ -94,6 +97,9 @@ class Filters:
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
+        named = [endpoint.models - endpoint.adapters for endpoint in self._pool.values()]
+        names = frozenset[str]().union(*named)
+        self.only_model = "" if not all(named) else next(iter(names), "") if len(names) < 2 else None
         self._memory.clear()
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:

@@ -52,7 +52,6 @@ from epp.types import MAX_MODEL_CHARS, RequestInfo
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.apis.rendering import Renderings
     from epp.apis.types import Headers, ParsedRequest, Parser, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
@@ -211,13 +210,28 @@ class Core:
             return None
         renames = self._model_rules.names or not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         try:
-            parse = partial(self._parse_renamed, parser) if renames else parser.parse
-            parsed = parse(request.body or b"", request.headers, self.tokenizers.rendering)
+            parse = self._parse_renamed if renames else self._parse
+            parsed = parse(parser, request.body or b"", request.headers)
         except ClientError as error:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        return parsed
+        if parsed.model or not parsed.named:
+            return parsed
+        only = self.picker.filters.only_model
+        if only is None:
+            words = "you must provide a model parameter"
+            return self._refuse(request, 400, words, rule="client", param="model")
+        return self._as_model(parser, parsed, only, request.body or b"", request.headers)
+
+    def _as_model(
+        self, parser: Parser, parsed: ParsedRequest, model: str, body: bytes, headers: Headers
+    ) -> ParsedRequest:
+        """Return a request as one for another model than its body says."""
+        rendering = self.tokenizers.rendering(model)
+        if rendering != parsed.rendering:
+            parsed = parser.parse(body, headers, lambda _: rendering)
+        return replace(parsed, model=model)
 
     def _models(self, request: HttpRequest, name: str | None) -> LocalReply | None:
         """Answer who asks what the pool serves, or of one model; None while no endpoint's names are known."""
@@ -238,36 +252,25 @@ class Core:
         write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
         return LocalReply(200, write(models, name), details="models")
 
-    def _parse_renamed(
-        self, parser: Parser, body: bytes, headers: Headers, renderings: Renderings
-    ) -> ParsedRequest:
+    def _parse(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
+        return parser.parse(body, headers, self.tokenizers.rendering)
+
+    def _parse_renamed(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
         """Parse a request, and give it the model of the rule for it, else of its header."""
-        missing: ClientError | None = None
-        try:
-            parsed = parser.parse(body, headers, renderings)
-        except ClientError as error:
-            if error.param != "model":
-                raise
-            missing = error  # the client names none: a rule for any model, or the header, may
-            body = rewrite(body, model="none")
-            parsed = replace(parser.parse(body, headers, renderings), model="")
+        parsed = self._parse(parser, body, headers)
         header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
         model, target = parsed.model, headers.get(header, "")
         if len(target) > MAX_MODEL_CHARS:
             raise invalid(f"'{header}' must not be longer than {MAX_MODEL_CHARS} characters", header)
-        if not (model or missing):
+        if not (model or parsed.named):
             return parsed  # an API whose requests need no model
         if rule := self._model_rules.find(model):
             key = parsed.session or headers.get(REQUEST_ID_HEADER) or parsed.canonical.decode("latin-1")
             target = rule.target(key) or target
             self._metrics.requests.rewritten(rule.name, model, target or model)
-        if missing and not target:
-            raise missing
         if target in ("", model):
             return parsed
-        if renderings(target) != parsed.rendering:
-            parsed = parser.parse(body, headers, lambda _: renderings(target))
-        return replace(parsed, model=target, rewritten_from=model)
+        return replace(self._as_model(parser, parsed, target, body, headers), rewritten_from=model)
 
     def decide(
         self,

@@ -133,3 +133,68 @@ def test_what_sglang_scores_ranks_embeds_and_classifies_is_read(name: str, field
     assert parsed.canonical
     told_apart = {field: [*value, *value] for field, value in fields.items() if isinstance(value, list)}
     assert not told_apart or parse(name, **fields | told_apart).canonical != parsed.canonical
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("name", [api.name for api in APIS if api.name != "openai-responses"])
+def test_a_model_may_be_missing(name: str) -> None:
+    api = next(api for api in APIS if api.name == name)
+    body = {field: value for field, value in api.body.items() if field != "model"}
+    for more in ({}, {"model": None}, {"model": ""}):
+        assert PARSER[name].parse(json.dumps(body | more).encode(), {}).model == ""
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_pythons_json_takes_are_taken(number: str) -> None:
+    """As engines read bodies; what they make of them is their business."""
+    body = json.dumps({"model": "m", "messages": [USER], "temperature": 1}).replace("1}", number + "}")
+    assert number in body
+    plain = parse("openai-chat", messages=[USER])
+    assert PARSER["openai-chat"].parse(body.encode(), {}) == plain
+    tool = {"type": "function", "function": {"name": "f", "arguments": f'{{"a": {number}}}'}}
+    assert parse("openai-chat", messages=[USER, {"role": "assistant", "tool_calls": [tool]}]).canonical
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"refusal": False},
+        {"audio": "x"},
+        {"function_call": "none"},
+        {"reasoning": 5},
+        {"reasoning_content": ["x"]},
+        {"name": 7},
+        {"tool_call_id": 9},
+        {"tools": "x"},
+        {"annotations": 0},
+    ],
+)
+def test_members_of_messages_that_no_engine_reads_so_are_passed_over(odd: dict[str, Any]) -> None:
+    said = {"role": "assistant", "content": "yes"}
+    plain = parse("openai-chat", messages=[USER, said, USER])
+    assert parse("openai-chat", messages=[USER, said | odd, USER]).canonical == plain.canonical
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"documents": "x"},
+        {"functions": {}},
+        {"chat_template": 5},
+        {"stream_options": "usage"},
+        {"stream_options": {"include_usage": "always"}},
+        {"lora_request": "x"},
+        {"lora_path": {"a": 1}, "documents": "x", "input_ids": "y"},
+        {"session_params": [1]},
+        {"n": "many", "best_of": {}, "truncate_prompt_tokens": "x", "logprobs": [], "truncation_side": 1},
+        {"reasoning_effort": 5, "chat_template_kwargs": [1]},
+    ],
+)
+def test_fields_that_some_engines_do_not_know_are_passed_over(odd: dict[str, Any]) -> None:
+    assert parse("openai-chat", messages=[USER], **odd) == parse("openai-chat", messages=[USER])
+
+
+def test_messages_need_no_limit() -> None:
+    assert parse("anthropic-messages", messages=[USER]).max_output_tokens is None

@@ -61,8 +61,18 @@ def test_any_bytes_give_a_body_or_a_400(body: bytes) -> None:
     assert members["model"] == json.dumps(SERVED, ensure_ascii=False).encode()
 
 
-def test_a_model_is_renamed_around_half_a_character_which_becomes_a_question_mark() -> None:
+@pytest.mark.parametrize("number", ["NaN", "-Infinity"])
+def test_a_model_is_renamed_around_numbers_that_pythons_json_alone_takes(number: str) -> None:
+    body = b'{"model": "public", "temperature": %s, "n": 1}' % number.encode()
+    assert rewrite(body, model="served") == (b'{"model":"served","temperature":%s,"n":1}' % number.encode())
+    for no_object in (b"[NaN]", b"NaN", b"{NaN}"):
+        with pytest.raises(ClientError):
+            rewrite(no_object, model="served")
+
+
+def test_a_model_is_renamed_around_half_a_character_which_stays() -> None:
     body = rb'{"messages": [{"content": "\ud800 \\ud800 \uDC00"}], "model": "public"}'
-    said = [{"content": "? \\ud800 ?"}]
-    assert json.loads(rewrite(body, model="served")) == {"messages": said, "model": "served"}
+    assert rewrite(body, model="served") == (
+        rb'{"messages":[{"content": "\ud800 \\ud800 \udc00"}],"model":"served"}'
+    )
     assert Chat.parse(body.replace(b'{"content"', b'{"role": "user", "content"'), {}).canonical.endswith(b"?")

@@ -143,9 +143,6 @@ def test_the_header_names_the_model_where_no_rule_does(tmp_path: Path, name: str
 
 def test_a_missing_model_is_that_of_a_rule_for_any_or_of_the_header(tmp_path: Path) -> None:
     made = app(tmp_path)
-    refusal = decide(made.core, chat(None))
-    assert isinstance(refusal, LocalReply)
-    assert refusal.status == 400
     decided = sent(made, chat(None, {HEADER: "default"}))
     assert json.loads(decided.pick.body or b"")["model"] == "default"
     assert decided.pick.rewrite_response is None, "there is no name to give back"
@@ -153,6 +150,31 @@ def test_a_missing_model_is_that_of_a_rule_for_any_or_of_the_header(tmp_path: Pa
     assert model_sent(made, chat(None)) == "default"
     native = HttpRequest("POST", "/generate", {}, b'{"text": "hello"}')
     assert sent(made, native).pick.body is None, "an API whose requests name no model"
+
+
+def test_a_missing_model_is_the_only_one_that_the_pool_serves(tmp_path: Path) -> None:
+    pool = [
+        Endpoint("10.0.0.1:8000", models=frozenset({"one", "sql"}), adapters=frozenset({"sql"})),
+        Endpoint("10.0.0.2:8000", models=frozenset({"one"}), served_names={"one": "org/one"}),
+    ]
+    made = app(tmp_path, *pool)
+    for missing in (chat(None), chat("")):
+        decided = sent(made, missing)
+        assert decided.decision.request.model == "one"
+        assert decided.decision.request.namespace == sent(made, chat("one")).decision.request.namespace
+        body = json.loads(decided.pick.body or missing.body or b"")
+        assert body.get("model", "") == ("org/one" if decided.decision.endpoint == "10.0.0.2:8000" else "")
+    assert sent(app(tmp_path), chat(None)).decision.request.model == "", "endpoints that serve any name"
+    several = app(tmp_path, *pool, Endpoint("10.0.0.3:8000", models=frozenset({"two"})))
+    for path in ("/v1/chat/completions", "/v1/embeddings"):
+        body = b'{"messages": [{"role": "user", "content": "x"}]}'
+        refusal = decide(several.core, HttpRequest("POST", path, {}, body))
+        assert isinstance(refusal, LocalReply)
+        error = json.loads(refusal.body)["error"]
+        assert (refusal.status, error["param"]) == (400, "model")
+        assert error["message"] == "you must provide a model parameter"
+    native = HttpRequest("POST", "/generate", {}, b'{"text": "hello"}')
+    assert sent(several, native).pick.body is None, "an API whose requests name no model"
 
 
 def test_a_session_keeps_its_model_and_other_requests_are_drawn_by_their_id(tmp_path: Path) -> None:

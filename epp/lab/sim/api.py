@@ -125,7 +125,7 @@ def parse(parser: Parser, body: bytes) -> SimRequest:
     """
     parsed = parser.parse(body, {})
     if parser.name == _COUNTS:  # of which the picker reads no prompt
-        parsed = Messages.parse(msgspec.json.encode({"max_tokens": 1} | decode(_ANY, body)), {})
+        parsed = Messages.parse(body, {})
     more = decode(_DECODER, body)
     sampling = more.sampling_params or more
     ids = exact_tokens(parsed.canonical)
