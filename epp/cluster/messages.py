@@ -27,6 +27,8 @@ FORMAT = b"epp\x01"
 MAX_BLOCKS = 1024
 #: Facts in one message, and from how many bytes on it takes no further one.
 MAX_FACTS, MAX_BYTES = 128, 256 * 1024
+#: Uses of hop tokens in one message.
+MAX_USES = 8192
 #: Tokens of a block: it has 32 bytes at least, and no token 512. The index is bounded in tokens.
 LEAST_BLOCK_TOKENS, MOST_BLOCK_TOKENS = 1.0 / 16.0, 1e6
 _RUN, _HASH_BYTES = struct.Struct("<QQI"), 8
@@ -115,6 +117,8 @@ _Tokens = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Sequence = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 _Facts = Annotated[list[Fact], msgspec.Meta(max_length=MAX_FACTS)]
+_Use = tuple[Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)], _Count]
+_Uses = Annotated[list[_Use], msgspec.Meta(max_length=MAX_USES)]
 
 
 class Lead(msgspec.Struct, array_like=True, frozen=True):
@@ -168,6 +172,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         hits: what its hit ratios rest on, by endpoint.
         leaves: the sender ends.
         lead: who leads; None of a picker that cannot.
+        used: hop tokens used since its last message, with ``last`` the newest of all: use and expiry in
+            Unix ms (`epp.regions.hop`).
         paths: what its paths rest on, by region or endpoint (`epp.signals.paths.PathTable.learned`).
     """
 
@@ -188,6 +194,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     leaves: bool = False
     lead: Lead | None = None
     paths: dict[str, LearnedPath] = {}
+    used: _Uses = []
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)

@@ -13,10 +13,10 @@ from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from epp.cluster.answers import ALL_S, Answers
-from epp.cluster.messages import MAX_BLOCKS, Fact, Group, Message, decode, encode, facts_of, taken
+from epp.cluster.messages import MAX_BLOCKS, MAX_USES, Fact, Group, Message, decode, encode, facts_of, taken
 from epp.errors import UnreadableError
 from epp.signals.peer_load import PeerLoad
 
@@ -47,6 +47,19 @@ TO_ONE = -1
 ALONE_S = 3.0
 #: Start times nearer than this are one process.
 _SAME_START_S = 1.0
+
+
+class HopTokens(Protocol):
+    """Hop tokens of forwarded requests, each good for one use in a region (`epp.regions.hop.Hops`)."""
+
+    on_use: Callable[[bytes, int], None]
+
+    def used(self, most: int) -> list[tuple[bytes, int]]:
+        """List the newest uses."""
+        ...
+
+    def hold(self, used: Iterable[tuple[bytes, int]], now_ms: int) -> None:
+        """Note the uses at another picker."""
 
 
 @dataclass(slots=True)
@@ -111,6 +124,8 @@ class Sharing:
         second: Group | None = None,
     ) -> None:
         self._second = second
+        self._tokens: HopTokens | None = None
+        self._uses: deque[tuple[bytes, int]] = deque()
         self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
         self._publish, self._wake = publish, wake
         self._peer_load = PeerLoad(fleet.slot_of)
@@ -167,6 +182,14 @@ class Sharing:
         address, started_s = self._fleet.address_of(slot) or "", self._fleet.engine.started_s(slot)
         return Fact(address, started_s, stored=array("Q", keys).tobytes())
 
+    def share_tokens(self, tokens: HopTokens) -> None:
+        """Share which hop tokens are used, from now on."""
+        self._tokens, tokens.on_use = tokens, self._use
+
+    def _use(self, use: bytes, expires_ms: int) -> None:
+        self._uses.append((use, expires_ms))
+        self._change()
+
     def _eject(self, slot: int, until_s: float) -> None:
         self._ejected[self._fleet.address_of(slot) or ""] = until_s - self._clock.mono_s()
         self._change(urgent=True)
@@ -207,11 +230,13 @@ class Sharing:
         changed_s = self._changed_s if self._changed_s < math.inf else 0.0
         sequence = next(self._sequences)
         self._journal.extend((sequence, fact) for fact in facts)
+        uses = [self._uses.popleft() for _ in range(min(len(self._uses), MAX_USES))]
         content = {
             "changed_s": changed_s,
             "whole": whole,
             "load": self._gauges(whole=whole),
             "facts": facts,
+            "used": uses,
             "ejected": dict(self._ejected),
             "paused": dict(self._paused),
             "lead": self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
@@ -223,7 +248,7 @@ class Sharing:
         if whole:
             self._whole_s = now_s
         self._say("", sequence, **content)
-        if self._facts:
+        if self._facts or self._uses:
             self._change()
 
     def _gauges(self, *, whole: bool) -> dict[str, Any]:
@@ -291,6 +316,8 @@ class Sharing:
                 self._leave_alone(message, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
+        if message.used and self._tokens is not None:
+            self._tokens.hold(message.used, round(self._clock.wall_s() * 1e3))
         named = message.group == self._group
         wants = [fact for fact in message.facts if (named or fact.stored) and not self._hold(fact, now_s)]
         if wants and self.warm:  # a joiner gets all of it anyway
@@ -372,7 +399,8 @@ class Sharing:
             fleet = self._fleet
             hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
             rates, paths = fleet.rates.learned, fleet.paths.learned
-            self._say(piece.origin, last=True, rates=rates, paths=paths, hits=hits)
+            uses = [] if self._tokens is None else self._tokens.used(MAX_USES)
+            self._say(piece.origin, last=True, rates=rates, paths=paths, hits=hits, used=uses)
         self._wake(LEAST_S)
 
     def _adopt(self, message: Message) -> None:

@@ -3,7 +3,7 @@
 Owns what a region believes of a forwarded request. One token belongs to one pick. It names the region that
 forwarded first and its decision, the regions passed, those that it is valid for, and an expiry. A region
 believes a token signed under the key that all share, from the region passed last by its certificate, once,
-and only while the request has hops left.
+and only while the request has hops left. Its pickers tell each other which ones are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import binascii
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,12 +21,12 @@ from epp.config.federation import DOMAIN
 from epp.errors import EppError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
 #: How long a pick can be used: a few round trips and retries, and the difference of two regions' clocks.
 LIFETIME_MS = 10_000
-#: Tokens that are remembered until they expire, at most: 3,000 a second.
-REMEMBERED = 30_000
+#: Tokens of a region that are remembered until they expire, at most: 10,000 a second.
+REMEMBERED = 100_000
 _VERSION = 1
 _MAC_BYTES = sha256().digest_size
 #: Of a client's request id; what is longer is compared as far as this.
@@ -56,6 +57,9 @@ class HopRefusedError(EppError):
         super().__init__(f"forwarded request refused: {REASONS[reason]}")
 
 
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
 class Hop(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a token says.
 
@@ -79,6 +83,11 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     def origin(self) -> str:
         """Region that forwarded first."""
         return self.passed[0]
+
+    @property
+    def use_id(self) -> bytes:
+        """Name its one use, in 16 bytes."""
+        return blake2b(_ENCODE((self.decision_id, self.passed)), digest_size=16).digest()
 
 
 _TOKENS = msgspec.msgpack.Decoder(tuple[int, Hop])
@@ -116,12 +125,14 @@ class Hops:
 
     Attributes:
         max_hops: as given.
+        on_use: tells the region's other pickers of a token used, by its use and expiry in Unix ms.
     """
 
     def __init__(self, region: str, key: bytes, max_hops: int) -> None:
         self._region, self._key, self.max_hops = region, key, max_hops
-        #: Tokens believed, by what makes them one, and when they expire; the oldest first.
-        self._seen: dict[tuple[str, tuple[str, ...]], int] = {}
+        #: Uses of tokens in this region, and when they expire; the oldest first.
+        self._seen: dict[bytes, int] = {}
+        self.on_use: Callable[[bytes, int], None] = lambda *_: None
 
     def check(self, token: str, peer: str, request_id: str, now_ms: int) -> Hop:
         """Believe a token that was not used before.
@@ -149,16 +160,31 @@ class Hops:
             raise HopRefusedError("expired")
         if len(hop.passed) > self.max_hops:
             raise HopRefusedError("hops")
-        seen = self._seen
-        while seen and seen[oldest := next(iter(seen))] <= now_ms:
-            del seen[oldest]
-        if seen.get((hop.decision_id, hop.passed), 0) > now_ms or len(seen) >= REMEMBERED:
+        self._forget(now_ms)
+        if self._seen.get(hop.use_id, 0) > now_ms or len(self._seen) >= REMEMBERED:
             raise HopRefusedError("replayed")
         return hop
 
     def use(self, hop: Hop) -> None:
         """Note a token as used: its request is taken, and no other under it."""
-        self._seen[hop.decision_id, hop.passed] = hop.expires_ms
+        self._seen[hop.use_id] = hop.expires_ms
+        self.on_use(hop.use_id, hop.expires_ms)
+
+    def used(self, most: int) -> list[tuple[bytes, int]]:
+        """List the newest uses in this region, for a picker that joins."""
+        return list(islice(reversed(self._seen.items()), most))
+
+    def hold(self, used: Iterable[tuple[bytes, int]], now_ms: int) -> None:
+        """Note tokens that another picker of the region has used."""
+        self._forget(now_ms)
+        for use, expires_ms in used:
+            if now_ms < expires_ms <= now_ms + 2 * LIFETIME_MS and len(self._seen) < REMEMBERED:
+                self._seen[use] = expires_ms
+
+    def _forget(self, now_ms: int) -> None:
+        seen = self._seen
+        while seen and seen[oldest := next(iter(seen))] <= now_ms:
+            del seen[oldest]
 
     def reachable(self, hop: Hop, regions: Collection[str]) -> frozenset[str]:
         """List the regions of a federation that a request may go to after a hop: that all before allow."""

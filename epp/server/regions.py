@@ -159,6 +159,7 @@ class Regions:
 
     def connect(self, nats: NatsLink, pool: str) -> None:
         """Tell peers of a pool of this region, over the connection to the own region's pickers."""
+        nats.sharing.share_tokens(self._hops)
         subject = f"epp.regions.1.{re.sub(r'[^A-Za-z0-9_-]', '_', pool)}"
         self.link = RegionLink(
             self._fleet,

@@ -28,7 +28,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.records import POOL, WALL_S, ask_of, picker_of, prompt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from epp.schedule.decision import Decision
 
@@ -187,6 +187,36 @@ def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
     assert sum(bus.promised("c", RUNNING)) == 0.0
     assert bus.cached("c", 1)[at] == 2560.0, "prefixes stay: engines still have them"
     assert also.endpoint
+
+
+class Tokens:
+    """Hop tokens used at a picker, and told by others."""
+
+    def __init__(self) -> None:
+        self.on_use: Callable[[bytes, int], None] = lambda *_: None
+        self.told: list[tuple[bytes, int]] = []
+
+    def used(self, most: int) -> list[tuple[bytes, int]]:
+        return self.told[:most]
+
+    def hold(self, used: Iterable[tuple[bytes, int]], now_ms: int) -> None:
+        assert abs(now_ms - WALL_S * 1e3) < 1e9
+        self.told += used
+
+
+def test_used_hop_tokens_are_known_everywhere_within_a_batch_and_to_who_joins(bus: Bus) -> None:
+    tokens = {name: Tokens() for name in "abcd"}
+    for name in "abc":
+        bus.links[name].share_tokens(tokens[name])
+    uses = [(number.to_bytes(16), number) for number in range(3)]
+    for use in uses:
+        tokens["a"].on_use(*use)
+    bus.run(0.06)
+    assert tokens["b"].told == tokens["c"].told == uses
+    tokens["a"].told += uses  # as Hops does itself
+    bus.join("d").share_tokens(tokens["d"])
+    bus.run(5.0)
+    assert tokens["d"].told == uses
 
 
 def test_what_is_lost_heals(bus: Bus) -> None:

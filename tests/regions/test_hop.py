@@ -80,6 +80,18 @@ def test_a_token_is_believed_once() -> None:
     taken(longer, token(passed=("ap", "eu")))
 
 
+def test_a_token_used_at_one_picker_is_refused_at_the_others() -> None:
+    one, other, joined = (Hops("us", KEY, 1) for _ in range(3))
+    one.on_use = lambda use, expires_ms: other.hold([(use, expires_ms)], NOW_MS)
+    taken(one, token())
+    assert refused(other, token()) == "replayed"
+    taken(other, token(decision_id="d-2"))
+    joined.hold(other.used(8), NOW_MS)
+    assert refused(joined, token()) == refused(joined, token(decision_id="d-2")) == "replayed"
+    joined.hold([(bytes(16), NOW_MS + 3 * LIFETIME_MS), (bytes(16), NOW_MS)], NOW_MS)
+    assert len(joined.used(8)) == 2, "no token lives so long, or is over"
+
+
 def test_what_is_remembered_is_bounded_and_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hops, "REMEMBERED", 3)
     us = Hops("us", KEY, 1)
