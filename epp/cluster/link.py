@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Questions of live pages that are answered in a second: 32 open pages ask twice.
 MAX_QUESTIONS = 64
+#: Of what other pickers answer in a second, compressed: two frames of some 10 KB from each, 300 KB where
+#: there are ten thousand endpoints.
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 
 class Link(ABC):
@@ -62,7 +65,7 @@ class Link(ABC):
         self._timer_s = 0.0
         self.dropped = 0
         self.on_question: Callable[[str, Callable[[bytes], object]], None] | None = None
-        self._questions = 0  # of this second
+        self._questions = self._answer_bytes = 0  # of this second
         self.on_answer: Callable[[bytes], None] = lambda _: None
         self.leading = Leading(origin, clock.mono_s(), term or 0)
         if term is None:
@@ -118,14 +121,18 @@ class Link(ABC):
             self.on_question(text(question), reply)
 
     def _answer(self, data: bytes) -> None:
-        self.on_answer(data)
+        self._answer_bytes += len(data)
+        if self._answer_bytes > MAX_ANSWER_BYTES:
+            self.sharing.counts.ignored["too many answers"] += 1
+        else:
+            self.on_answer(data)
 
     async def _share(self) -> None:
         try:
             while True:
                 self.leading.tick(self._clock.mono_s(), connected=self.connected)
                 self.sharing.flush()
-                self._questions = 0
+                self._questions = self._answer_bytes = 0
                 self._tick()
                 await asyncio.sleep(WHOLE_S)
         finally:

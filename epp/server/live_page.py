@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from epp.schedule.picker import Picker
     from epp.server.learned import Learning
     from epp.server.recent import RecentDecisions
+
+
+#: Pickers that ask within this get the same frame.
+FRAME_S = 0.2
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class LivePage:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     _page: Page | None = None
+    _packed: tuple[float, bytes] = (-math.inf, b"")
 
     def __post_init__(self) -> None:
         """Answer others from now on."""
@@ -76,7 +82,12 @@ class LivePage:
     def _answer(self, question: str, reply: Callable[[bytes], object]) -> None:
         from epp.console import frames, page, pictures  # noqa: PLC0415  # likewise
 
-        if question in ("", *pictures.offered()):
+        if not question:
+            now_s = self.clock.mono_s()
+            if now_s - self._packed[0] >= FRAME_S:
+                self._packed = now_s, page.packed(frames.frame(self))
+            reply(self._packed[1])
+        elif question in pictures.offered():
             frames.answer(self, question, lambda found: reply(page.packed(found)))
         else:
             self.ignore("unreadable")

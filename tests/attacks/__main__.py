@@ -13,7 +13,8 @@ import sys
 
 from tests.attacks.checks import CHECKS, Check
 from tests.attacks.floods import FLOODS, Flood
-from tests.attacks.pickers import BEHIND, alone, behind
+from tests.attacks.peers import PEER_ATTACKS, PeerAttack
+from tests.attacks.pickers import BEHIND, alone, behind, together
 from tests.attacks.rig import BUDGET_BYTES, CONSTANT_BYTES, MIB, SLOW_MS, Rig, Row
 
 #: 99th percentiles in ms, by probe.
@@ -75,14 +76,17 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Attack, print, judge; 1 where a limit was broken."""
     arguments = _arguments()
-    attacks: dict[str, Flood | Check] = {**FLOODS, **({} if arguments.behind else CHECKS)}
+    attacks: dict[str, Flood | PeerAttack | Check] = {**FLOODS}
+    if not arguments.behind:
+        attacks |= PEER_ATTACKS | CHECKS
     wanted = arguments.only.split(",") if arguments.only else list(attacks)
     if unknown := [name for name in wanted if name not in attacks]:
         sys.exit(f"no attack {', '.join(unknown)}; there are {', '.join(attacks)}")
     if arguments.list:
         print("\n".join(f"{name:20}{attack.what}" for name, attack in attacks.items()))
         return 0
-    names, checks = ([name for name in wanted if name in table] for table in (FLOODS, CHECKS))
+    checks = [name for name in wanted if name in CHECKS]
+    names = [name for name in wanted if name not in CHECKS]
     print(__doc__)
     rows: list[Row] = []
 
@@ -110,7 +114,7 @@ def main() -> int:
         asyncio.run(behind(arguments.behind, attack_all))
     else:
         for name in ["", *names]:
-            with alone(tls=arguments.tls) as rig:
+            with together() if name in PEER_ATTACKS else alone(tls=arguments.tls) as rig:
                 attack(rig, name)
     broken = [row.name for row in rows if problems(row)]
     for name in checks:

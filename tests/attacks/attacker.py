@@ -21,6 +21,7 @@ import uvloop
 
 from epp.config.address import split_address
 from tests.attacks.floods import FLOODS, Flood
+from tests.attacks.peers import attack
 from tests.kit import certificates
 
 if TYPE_CHECKING:
@@ -93,10 +94,12 @@ def main() -> None:
     tls = certificates.trusting() if "tls" in sys.argv else None
     for line in sys.stdin:
         order = json.loads(line)
-        for _ in zip(range(2), FLOODS[order["name"]].blobs(), strict=False):
-            pass  # what takes long is made before it begins
+        if order["name"] in FLOODS:
+            for _ in zip(range(2), FLOODS[order["name"]].blobs(), strict=False):
+                pass  # what takes long is made before it begins
         print(flush=True)
-        print(json.dumps(uvloop.run(_attack(sys.argv[1], tls, order))), flush=True)
+        work = _attack(sys.argv[1], tls, order) if order["name"] in FLOODS else attack(sys.argv[1], order)
+        print(json.dumps(uvloop.run(work)), flush=True)
 
 
 if __name__ == "__main__":

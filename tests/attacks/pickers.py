@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, Variant
 from epp.lab.bench.processes import picker, pool_of
 from tests.attacks.rig import ATTACKER, CONFIG, OTHER, Probe, Rig
 from tests.gateways.rig import GATEWAYS, as_written
+from tests.kit.nats import nats_server
 from tests.kit.picker import Serving
+from tests.kit.replicas import metric
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
 
 ISTIO = "istio"
+#: As long as pickers may take to hear each other: they say something each second.
+_SHARES_S = 10.0
 BEHIND = (*(variant.value for variant in Variant), ISTIO)
 
 
@@ -34,7 +41,7 @@ def alone(*, tls: bool = False) -> Iterator[Rig]:
     ):
         folder, started = Path(name), picker(pool_of(3), **config)
         server = runner.run(started.__aenter__())
-        stack.callback(lambda: runner.run(started.__aexit__(None, None, None)))
+        stack.callback(_end, runner, started)
         probes = [
             Probe(folder, "same", "pick", server.grpc, ATTACKER, *flags),
             Probe(folder, "other", "pick", server.grpc, OTHER, *flags),
@@ -42,6 +49,65 @@ def alone(*, tls: bool = False) -> Iterator[Rig]:
         ]
         with Rig(server.pid, server.grpc, probes, tls=tls) as rig:
             yield rig
+
+
+@contextmanager
+def together() -> Iterator[Rig]:
+    """Two pickers that share over NATS, the first one probed as by `alone`, with its live page loaded."""
+    with (
+        tempfile.TemporaryDirectory(prefix="epp-attacks-") as name,
+        asyncio.Runner() as runner,
+        contextlib.ExitStack() as stack,
+    ):
+        folder = Path(name)
+        nats = nats_server(folder)
+        runner.run(nats.start())
+        stack.callback(lambda: runner.run(nats.stop()))
+        servers = []
+        for _ in range(2):
+            started = picker(pool_of(3), **CONFIG, cluster={"url": nats.url})
+            servers.append(runner.run(started.__aenter__()))
+            stack.callback(_end, runner, started)
+        first, second = servers
+        probes = [
+            Probe(folder, "same", "pick", first.grpc, ATTACKER),
+            Probe(folder, "other", "pick", first.grpc, OTHER),
+            Probe(folder, "ready", "ready", first.http, ATTACKER),
+        ]
+        page(first.http, "ui")
+
+        def works() -> str:
+            """Both hear each other once nobody else is there, and the page is served."""
+            counts = [peer_messages(server.http) for server in (first, second)]
+            deadline_s = time.monotonic() + _SHARES_S
+            while not all(
+                peer_messages(server.http) > count
+                for server, count in zip((first, second), counts, strict=True)
+            ):
+                if time.monotonic() > deadline_s:
+                    return "they do not share any more"
+                time.sleep(0.1)
+            return "" if b"<html" in page(first.http, "ui").lower() else "no page"
+
+        address = nats.url.removeprefix("nats://")
+        with Rig(first.pid, address, probes, works=works) as rig:
+            yield rig
+
+
+def _end(runner: asyncio.Runner, started: AbstractAsyncContextManager[object]) -> None:
+    runner.run(started.__aexit__(None, None, None))
+
+
+def page(http: str, path: str) -> bytes:
+    """A page of a picker."""
+    with urlopen(f"http://{http}/{path}", timeout=10) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+def peer_messages(http: str) -> float:
+    """Messages that a picker has taken of others."""
+    return metric(page(http, "metrics").decode(), "epp_cluster_messages_total", {"result": "received"})
 
 
 @asynccontextmanager

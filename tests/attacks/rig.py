@@ -17,6 +17,7 @@ from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"
@@ -124,12 +125,22 @@ class Rig:
 
     Args:
         pid: the picker.
-        address: its gRPC listener.
+        address: its gRPC listener, or NATS.
         probes: that run.
         tls: whether the listener speaks TLS.
+        works: says after an attack what does not work any more, ``""`` for nothing.
     """
 
-    def __init__(self, pid: int, address: str, probes: list[Probe], *, tls: bool = False) -> None:
+    def __init__(
+        self,
+        pid: int,
+        address: str,
+        probes: list[Probe],
+        *,
+        tls: bool = False,
+        works: Callable[[], str] = str,
+    ) -> None:
+        self._works = works
         self._pid, self._probes = pid, probes
         self._command = ("tests.attacks.attacker", address, *(["tls"] if tls else []))
         self._attackers: list[subprocess.Popen[bytes]] = []
@@ -185,6 +196,7 @@ class Rig:
             row.cpu = (cpu_s(self._pid) - used_s) / (end_s - begun_s)
             row.recovery_s = self._recovery_s(begun_s, end_s, slow_ms, quiet_s)
             row.rss_bytes = before, max(most, held(self._pid).rss_bytes)
+            row.cut_short = row.cut_short or self._works()
         except OSError:
             end_s, row.cut_short = time.monotonic(), "the picker is gone"
         for probe in self._probes:
@@ -199,7 +211,7 @@ class Rig:
         while len(self._attackers) < _PROCESSES:
             pipe = subprocess.PIPE
             self._attackers.append(_started(*self._command, stdin=pipe, stdout=pipe))
-        if FLOODS[name].all_places:
+        if name in FLOODS and FLOODS[name].all_places:
             connections = MAX_CONNECTIONS + MAX_CONNECTIONS // 10
         share = -(-connections // _PROCESSES)
         order = {"name": name, "seconds": seconds, "connections": share, "source": ATTACKER}

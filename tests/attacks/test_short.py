@@ -12,7 +12,8 @@ import pytest
 from tests.attacks.__main__ import header, line, memory_problem
 from tests.attacks.floods import FLOODS
 from tests.attacks.panic import statuses
-from tests.attacks.pickers import ISTIO, alone, gateway
+from tests.attacks.peers import PEER_ATTACKS
+from tests.attacks.pickers import ISTIO, alone, gateway, together
 from tests.kit.envoy import require_envoy
 
 if TYPE_CHECKING:
@@ -33,6 +34,25 @@ def test_peers_that_behave_are_served(rig: Rig, capsys: pytest.CaptureFixture[st
     row = rig.run(name, seconds=0.8, connections=8, slow_ms=5000, quiet_s=0.2)
     with capsys.disabled():
         print(f"\n{header(row)}" if name == next(iter(FLOODS)) else "", line(row), sep="\n")
+    assert not row.failures
+    assert not memory_problem(row)
+    assert not row.cut_short
+    assert row.tally["made"] >= 8, "nothing was attacked"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Rig]:
+    with together() as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", PEER_ATTACKS)
+def test_who_attacks_over_nats_stops_neither_picks_nor_sharing(
+    pair: Rig, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    row = pair.run(name, seconds=0.8, connections=2, slow_ms=5000, quiet_s=0.2)
+    with capsys.disabled():
+        print(f"\n{line(row)}")
     assert not row.failures
     assert not memory_problem(row)
     assert not row.cut_short
