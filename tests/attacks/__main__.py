@@ -78,7 +78,7 @@ def main() -> int:
     arguments = _arguments()
     attacks: dict[str, Flood | PeerAttack | Check] = {**FLOODS}
     if not arguments.behind:
-        attacks |= PEER_ATTACKS | CHECKS
+        attacks |= {**PEER_ATTACKS, **CHECKS}
     wanted = arguments.only.split(",") if arguments.only else list(attacks)
     if unknown := [name for name in wanted if name not in attacks]:
         sys.exit(f"no attack {', '.join(unknown)}; there are {', '.join(attacks)}")

@@ -157,8 +157,9 @@ async def attack(address: str, order: dict[str, Any]) -> Counter[str]:
         seal.greeted(message.subject, message.data)
 
     async def hear(message: Msg) -> None:
-        peer.heard.append((message.subject, message.data))
-        peer.others.add(msgspec.msgpack.decode(message.data[20:])[0])
+        if message.data.startswith(b"epp\x02"):  # not of the other attacker
+            peer.heard.append((message.subject, message.data))
+            peer.others.add(msgspec.msgpack.decode(message.data[20:])[0])
 
     await client.subscribe(f"{SUBJECT}.hello.{peer.name}", cb=greeted)
     listening = await client.subscribe(f"{SUBJECT}.all", cb=hear)
