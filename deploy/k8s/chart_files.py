@@ -125,6 +125,7 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
         first_token_port=0,
         message_timeout_ms=_MESSAGE_MS,
         served_model_header=True,
+        endpoint_header=True,
         max_body_bytes=_BODY_BYTES,
         max_heap_bytes=_HEAP_BYTES,
         open_paths=(_OPEN_PATH,),
@@ -175,9 +176,11 @@ def relay() -> str:
 
 
 def _conditional_headers(text: str) -> str:
-    """Set response headers that name the model only where the picker's configuration says so."""
+    """Set response headers that name model and endpoint only where the picker's configuration says so."""
     header = r" +- header:\n +key: x-epp-(?:served-model|untried-models)\n +value: .*\n +append_action: .*\n"
-    return _replaced(text, f"(?:{header}){{2}}", _when("tellsModel", r"\g<0>"))
+    text = _replaced(text, f"(?:{header}){{2}}", _when("tellsModel", r"\g<0>"))
+    served = header.replace("(?:served-model|untried-models)", "endpoint")
+    return _replaced(text, served, _when("tellsEndpoint", r"\g<0>"))
 
 
 def _when(test: str, block: str) -> str:

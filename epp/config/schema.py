@@ -146,6 +146,8 @@ class Request(Section, frozen=True):
             chunk at the end. ``include_usage: false`` is obeyed.
         open_paths: further paths that clients may ask engines for, such as ``/metrics`` (docs/apis.md); one
             that ends in ``/`` opens all below it. Render Envoy's configuration again after a change.
+        tell_endpoint: answers carry ``x-epp-endpoint``, who served them, and refusals ``x-epp-refusal``, by
+            which rule. Render Envoy's configuration again after a change.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
@@ -153,6 +155,7 @@ class Request(Section, frozen=True):
     tenant_header: HeaderName = ""
     inject_usage: Literal["never", "always"] = "never"
     open_paths: list[OpenPath] = []
+    tell_endpoint: bool = False
 
     def __post_init__(self) -> None:
         """A budget that the longest body alone exceeds would refuse it for ever."""

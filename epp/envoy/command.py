@@ -294,6 +294,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         max_body_bytes=config.request.max_body_bytes,
         open_paths=tuple(config.request.open_paths),
         served_model_header=config.capability.tell_model,
+        endpoint_header=config.request.tell_endpoint,
         relays=config.relays if config.relays.regions else None,
         federation=config.federation if config.federation.region else None,
         region_rules=tuple(config.regions),

@@ -91,6 +91,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
         message_timeout=api.ms(settings.message_timeout_ms),
+        # Who served, after a pick whose first endpoint could not be reached.
+        response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],
         failure_mode_allow=True,
         # The destination decides the route of original-dst and between regions; a cached route is older.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR

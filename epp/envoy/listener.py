@@ -17,7 +17,7 @@ from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http_filters
 from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.replies import local_replies
-from epp.envoy.retry import ASKED, DECISION_HEADER, TOLD, decision_headers
+from epp.envoy.retry import ASKED, DECISION_HEADER, ENDPOINT_HEADER, REFUSAL_HEADER, TOLD, decision_headers
 from epp.envoy.settings import EnvoySettings, Variant
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
     """Name the response headers that only the picker and Envoy set; a relay's go once they are read."""
     names = [
         DECISION_HEADER,
+        REFUSAL_HEADER,
         *TOLD,
         DESTINATION_KEY,
         f"{DESTINATION_KEY}-subset",
@@ -151,6 +152,7 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
     ]
     if settings.federation:
         return [*names, SERVED_HEADER, UNSERVED_HEADER]
+    names.append(ENDPOINT_HEADER)
     return names if settings.relays else [*names, SERVED_HEADER]
 
 

@@ -109,6 +109,7 @@ class EnvoySettings:
             because nothing can be read of a compressed answer.
         served_model_header: whether responses name the model that served them, by the engine's name
             for it (``x-epp-served-model``), and how many others are left to try (``x-epp-untried-models``).
+        endpoint_header: whether responses name the endpoint that served them (``x-epp-endpoint``).
         relays: `standalone` only: endpoints are reached through a relay in each region, none when None.
         federation: regions are peers: this Envoy is `federation.region`'s, `relays` has the addresses of all
             regions' Envoys, and the pool is the own region's. Without a region it is the entry before all.
@@ -148,6 +149,7 @@ class EnvoySettings:
     report_interval_ms: int = 200
     strip_accept_encoding: bool = False
     served_model_header: bool = False
+    endpoint_header: bool = False
     relays: Relays | None = None
     federation: Federation | None = None
     region_rules: tuple[RegionRule, ...] = ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from epp.extproc.types import LocalReply, Pick
     from epp.pb.core_pb2 import HeaderMap, Metadata
-    from epp.pb.ext_proc_pb2 import CommonResponse, HeaderMutation
+    from epp.pb.ext_proc_pb2 import CommonResponse, HeaderMutation, ProcessingRequest
 
 #: Under the 64 KiB that Envoy recommends for a piece and that HTTP/2 opens a stream's window with.
 MAX_PIECE_BYTES = 62_000
@@ -45,6 +45,10 @@ SERVED_HEADER = "x-conformance-test-served-endpoint"
 #: Response headers of these names are the picker's and the proxy's; an engine's never reach a client.
 RESERVED_PREFIXES = (DESTINATION_HEADER, "x-epp-")
 DECISION_HEADER = "x-epp-decision-id"
+#: Response header: the endpoint that served, where clients are told.
+ENDPOINT_HEADER = "x-epp-endpoint"
+#: Where Envoy puts the attributes that it is asked for (``response_attributes``).
+ATTRIBUTES_KEY, ADDRESS_KEY = "envoy.filters.http.ext_proc", "upstream.address"
 DECISION_NAMESPACE = "epp"
 DECISION_KEY = "decision_id"
 #: By which rule the picker has answered; Envoy tells its answers from its own by it (`epp.envoy.replies`).
@@ -127,6 +131,13 @@ def served_endpoint(metadata: Mapping[str, Mapping[str, object]]) -> str:
     """
     served = metadata.get(LB_NAMESPACE, {}).get(SERVED_KEY, "")
     return served if isinstance(served, str) else ""
+
+
+def upstream_address(message: ProcessingRequest) -> str:
+    """Read the address that a response comes from, which our own Envoys tell; empty when not told."""
+    if ATTRIBUTES_KEY not in message.attributes:
+        return ""
+    return message.attributes[ATTRIBUTES_KEY].fields[ADDRESS_KEY].string_value
 
 
 def served_verdict(metadata: Mapping[str, Mapping[str, object]]) -> str:

@@ -123,9 +123,9 @@ class ResponseSide:
         self._trailers_seen = False
 
     def on_headers(
-        self, message: HttpHeaders, metadata: Metadata | None
+        self, message: HttpHeaders, metadata: Metadata | None, address: str = ""
     ) -> list[ProcessingResponse | ResponseStarted]:
-        """Take the response headers, with the metadata that came along."""
+        """Take the response headers, with the metadata and the upstream's address that came along."""
         if self.phase is not ResponsePhase.WAITING:
             raise ViolationError(f"response_headers in phase {self.phase.value}")
         self.phase = ResponsePhase.OVER if message.end_of_stream else ResponsePhase.OPEN
@@ -135,7 +135,7 @@ class ResponseSide:
         started = ResponseStarted(
             status=int(status) if status.isascii() and status.isdecimal() and len(status) == 3 else 0,
             headers=headers,
-            served=messages.served_endpoint(told),
+            served=messages.served_endpoint(told) or address,
         )
         remove = self._forged(headers)
         if self._tell_served:
@@ -148,7 +148,10 @@ class ResponseSide:
         if self._rewriter is not None:
             remove.append("content-length")  # a body that changes has another length than its headers say
         if self.add_headers or remove:
-            return [messages.response_headers(self.add_headers, remove), started]
+            add = self.add_headers
+            if started.served and messages.ENDPOINT_HEADER in add:
+                add = {**add, messages.ENDPOINT_HEADER: started.served}
+            return [messages.response_headers(add, remove), started]
         return [messages.EMPTY_RESPONSE_HEADERS, started]
 
     def _forged(self, headers: Mapping[str, str]) -> list[str]:
@@ -322,7 +325,8 @@ class Stream:
             case "request_trailers":
                 return [*request.on_trailers()]
             case "response_headers":
-                return [*response.on_headers(message.response_headers, metadata)]
+                address = messages.upstream_address(message)
+                return [*response.on_headers(message.response_headers, metadata, address)]
             case "response_body":
                 return [*response.on_body(message.response_body)]
             case _:

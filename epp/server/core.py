@@ -33,7 +33,7 @@ from epp.apis.rewrite import restorer, rewrite
 from epp.config.federation import PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
 from epp.errors import ClientError, NoEndpointError
-from epp.extproc.messages import SERVED_HEADER
+from epp.extproc.messages import ENDPOINT_HEADER, SERVED_HEADER
 from epp.extproc.types import LocalReply, Pick, PickAt
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
@@ -85,6 +85,8 @@ REQUEST_ID_HEADER = "x-request-id"
 SERVED_MODEL_HEADER = "x-epp-served-model"
 #: Response header: how many models are left that are worth a further attempt (`Decision.untried_models`).
 UNTRIED_HEADER = "x-epp-untried-models"
+#: Response header: the rule of a refusal, where clients are told.
+REFUSAL_HEADER = "x-epp-refusal"
 #: Fields of the decision's metadata: `epp/envoy/restore_model.lua` acts on the first, Envoy fills
 #: `SERVED_MODEL_HEADER` and `UNTRIED_HEADER` from the others (`epp.envoy.retry`).
 PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
@@ -166,6 +168,7 @@ class Core:
         self._rules, self._tenant_header = config.regions, config.request.tenant_header.lower()
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
         self._open_paths = OpenPaths(config.request.open_paths)
+        self._tell_endpoint = config.request.tell_endpoint
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
@@ -358,6 +361,8 @@ class Core:
             self._relays.set_path(pick, decision)
         if self._tell_model:
             set_models(pick, decision)
+        if self._tell_endpoint:
+            pick.response_headers[ENDPOINT_HEADER] = endpoints[0]
         rewrite_bodies(pick, request, decision, inject_usage=self._inject_usage)
         return pick
 
@@ -447,6 +452,8 @@ class Core:
         make = error_words(request.path) or usual  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}
+        if self._tell_endpoint:
+            headers[REFUSAL_HEADER] = rule
         if self._regions is not None and PEER_HEADER in request.headers and rule not in _CLIENTS_FAULT:
             headers[UNSERVED_HEADER] = "true"
         if self._protocol.errors == "api":

@@ -101,6 +101,7 @@ async def tiers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiers
             [Endpoint(replica.address, region=region) for region in replicas for replica in replicas[region]],
             picker.port,
             relays=known,
+            endpoint_header=True,
             access_log=True,
             message_timeout_ms=10_000,
             eject_s=1,
@@ -131,6 +132,7 @@ async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tier
         session.post(f"{tiers.envoy.listener_url}/v1/completions", data=b"{}") as answer,
     ):
         assert answer.status == 200
+        assert answer.headers["x-epp-endpoint"] == replica.address
         assert not [name for name in answer.headers if name.lower().startswith(("x-gateway", "x-epp-relay"))]
     entry = await tiers.logged("path", "/v1/completions")
     assert entry["served"] == replica.address

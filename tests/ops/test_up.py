@@ -29,7 +29,7 @@ from epp.ops.up.command import Kept, Line, claim_port, own_folder
 from epp.ops.up.engines import Look, look, spec_of
 from tests.kit.envoy import require_envoy
 from tests.kit.ports import free_ports
-from tests.kit.replicas import quick_config, running_fleet
+from tests.kit.replicas import CHAT, chat_body, quick_config, running_fleet
 from tests.kit.up import Up, running_up
 from tests.kit.waiting import until
 
@@ -79,6 +79,9 @@ async def test_an_engine_is_asked_for_its_own_models_alone(tmp_path: Path) -> No
     async with running_fleet(fleet) as (a, b), running_up(tmp_path, a.url, b.url, "--listen", listen) as up:
         assert up.url == f"http://{listen}"
         assert [await up.ask(f"model-{name}") for name in "ababab"] == [(200, name) for name in "ababab"]
+        body = chat_body("hello", max_tokens=4) | {"model": "model-b"}
+        async with aiohttp.ClientSession() as http, http.post(up.url + CHAT, json=body) as answer:
+            assert answer.headers["x-epp-endpoint"] == b.address
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
 
 def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
     """Write ``epp.yaml`` beside the endpoints file, and the engines' key, which only its owner may read."""
-    sections: dict[str, object] = {"pool": {"file": "endpoints.yaml"}}
+    sections: dict[str, object] = {"pool": {"file": "endpoints.yaml"}, "request": {"tell_endpoint": True}}
     if listen:
         sections["listen"] = listen
     if key:

@@ -110,6 +110,11 @@
 {{- if dig "capability" "tell_model" false .Values.config -}}true{{- end -}}
 {{- end -}}
 
+{{/* Whether responses tell which endpoint answered. */}}
+{{- define "gorgo-epp.tellsEndpoint" -}}
+{{- if dig "request" "tell_endpoint" false .Values.config -}}true{{- end -}}
+{{- end -}}
+
 {{/* Where original-dst may go: any address, on the endpoints' ports. Only the picker can name one. */}}
 {{- define "gorgo-epp.destinations" -}}
 ([0-9.]+|\[[0-9a-f:]+\]):({{ join "|" .Values.endpoints.targetPorts }})
