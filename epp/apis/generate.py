@@ -1,8 +1,8 @@
 """The engines' own generate APIs: bodies to canonical form.
 
 vLLM ``/inference/v1/generate`` (tokens in, tokens out; media as hashes with the places of their tokens) and
-SGLang ``/generate`` (text or token ids, alone or in batches, media beside them). Neither needs a
-model's name.
+``/generate`` of SGLang (text or token ids, alone or in batches, media beside them) and of TGI (a text). None
+needs a model's name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 
 from epp.apis.body import Body, counted
 from epp.apis.canonical import media_words
-from epp.apis.decode import Whole, invalid, output_limit
+from epp.apis.decode import Whole, invalid, output_limit, whole
 from epp.apis.media import MAX_PARTS
 from epp.apis.openai import add_prompts
 
@@ -38,6 +38,9 @@ class _Sampling(msgspec.Struct):
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
     n: Any = None
+    best_of: Any = None
+    truncate: Any = None
+    decoder_input_details: Any = None
     prompt_logprobs: Any = None
     prompt_logprob_token_ids: Any = None
     skip_reading_prefix_cache: Any = None
@@ -82,7 +85,7 @@ class Tokens(Body, kw_only=True):
 
 
 class Generate(Body, kw_only=True):
-    """Texts or token ids, SGLang's."""
+    """Texts or token ids, SGLang's; ``inputs`` and ``parameters`` are TGI's."""
 
     api = "sglang-generate"
     named = False
@@ -93,13 +96,19 @@ class Generate(Body, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
+    inputs: str | None = None
     sampling_params: _Sampling | list[_Sampling] | None = None
+    parameters: _Sampling | None = None
     return_logprob: Any = None
     logprob_start_len: Any = None
 
     def choices(self) -> int:
         """Return how many answers to each prompt are asked for."""
-        return counted(*(one.n for one in _listed(self.sampling_params) if one is not None))
+        return counted(*(count for one in self._sampling() for count in (one.n, one.best_of)))
+
+    def kept_tokens(self) -> int | None:
+        """Return the tokens to which TGI cuts a text; it keeps the end."""
+        return None if self.parameters is None else whole(self.parameters.truncate)
 
     def readable_tokens(self) -> int | None:
         """Return the tokens before the first whose probability is asked for, the least of a batch."""
@@ -107,8 +116,13 @@ class Generate(Body, kw_only=True):
         return min(starts) if starts and any(_listed(self.return_logprob)) else super().readable_tokens()
 
     def cacheable(self) -> bool:
-        """Return False of embeddings, which SGLang takes without its cache alone."""
-        return self.input_embeds is None
+        """Return False of embeddings, which SGLang takes without its cache alone, and of TGI's details."""
+        details = self.parameters is not None and self.parameters.decoder_input_details is True
+        return self.input_embeds is None and not details
+
+    def _sampling(self) -> list[_Sampling]:
+        given = self.sampling_params or self.parameters or _Sampling()
+        return given if isinstance(given, list) else [given]
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame texts or token ids, alone or in a batch.
@@ -128,13 +142,15 @@ class Generate(Body, kw_only=True):
             add_prompts(framed, self.input_ids, "input_ids", media)
         elif self.input_embeds is not None:
             framed.add_json(b"J", self.input_embeds)
+        elif self.inputs is not None:
+            framed.add_text(b"P", self.inputs)
         else:
             raise invalid("one of text, input_ids and input_embeds is required")
         limits = [
-            _SGLANG_NEW_TOKENS if one is None or one.max_new_tokens is None else one.max_new_tokens
-            for one in _listed(self.sampling_params)
+            _SGLANG_NEW_TOKENS if one.max_new_tokens is None else one.max_new_tokens
+            for one in self._sampling()
         ]
-        return output_limit(max_new_tokens=max(limits, default=_SGLANG_NEW_TOKENS))
+        return output_limit(max_new_tokens=max(limits))
 
 
 def _listed(given: Any) -> list[Any]:

@@ -214,28 +214,21 @@ class BlockHasher:
 def _cut(info: RequestInfo, kept_tokens: int, *, keeps_start: bool) -> RequestInfo:
     """Describe prompts that an engine cuts to a length.
 
-    Of one whose end it keeps, nobody knows where it begins: it shares nothing.
+    Of one whose end it keeps, nobody knows where it begins: it shares nothing. Nor do several of which one is
+    cut.
     """
     if kept_tokens < 0:
         return replace(info, context_tokens=0, text_bytes=0)
     longest = info.prompt_tokens if info.context_tokens is None else info.context_tokens
     if longest <= kept_tokens:
         return info
-    first_tokens = info.prompt_tokens - sum(one.prompt_tokens for one in info.more)
-
-    def kept(one: RequestInfo, tokens: int) -> RequestInfo:
-        blocks = one.blocks[: int(kept_tokens / one.block_tokens)] if keeps_start else ()
-        return (
-            one if tokens <= kept_tokens else replace(one, prompt_tokens=max(kept_tokens, 1), blocks=blocks)
-        )
-
-    more = tuple(kept(one, one.prompt_tokens) for one in info.more)
-    most = kept_tokens * (info.prompts - len(more))  # of the first, or of all where they are not told apart
+    shares = keeps_start and info.prompts == 1
     return replace(
-        kept(info, first_tokens),
-        prompt_tokens=max(min(first_tokens, most) + sum(one.prompt_tokens for one in more), 1),
-        more=more,
-        readable_tokens=info.readable_tokens if keeps_start else 0,
+        info,
+        prompt_tokens=max(min(info.prompt_tokens, kept_tokens * info.prompts), 1),
+        blocks=info.blocks[: int(kept_tokens / info.block_tokens)] if shares else (),
+        more=(),
+        readable_tokens=info.readable_tokens if shares else 0,
         context_tokens=kept_tokens,
         text_bytes=0,
     )
