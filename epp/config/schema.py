@@ -16,6 +16,7 @@ from epp.config.kubernetes import Kubernetes  # noqa: TC001  # msgspec reads the
 from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
 from epp.config.section import (
+    MAX_MODEL_WAIT_S,
     HeaderName,
     MetricsPath,
     NotNegative,
@@ -148,6 +149,8 @@ class Request(Section, frozen=True):
             that ends in ``/`` opens all below it. Render Envoy's configuration again after a change.
         tell_endpoint: answers carry ``x-epp-endpoint``, who served them, and refusals ``x-epp-refusal``, by
             which rule. Render Envoy's configuration again after a change.
+        model_wait_s: longest wait of a request for a model that no engine is known to serve, while engines
+            are asked for their models. Above 0.1 Envoy needs ``max_message_timeout``, as rendered.
     """
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
@@ -156,6 +159,7 @@ class Request(Section, frozen=True):
     inject_usage: Literal["never", "always"] = "never"
     open_paths: list[OpenPath] = []
     tell_endpoint: bool = False
+    model_wait_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_MODEL_WAIT_S)] = 3.0
 
     def __post_init__(self) -> None:
         """A budget that the longest body alone exceeds would refuse it for ever."""

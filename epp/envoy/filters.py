@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.config.section import MAX_MODEL_WAIT_S
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER
 from epp.envoy.settings import EnvoySettings, Variant
@@ -93,6 +94,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         message_timeout=api.ms(settings.message_timeout_ms),
         # Who served, after a pick whose first endpoint could not be reached.
         response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],
+        # The picker asks for more time where it must ask engines first.
+        max_message_timeout=api.ms((MAX_MODEL_WAIT_S + 1.0) * 1e3),
         failure_mode_allow=True,
         # The destination decides the route of original-dst and between regions; a cached route is older.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR

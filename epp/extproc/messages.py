@@ -199,6 +199,13 @@ def _pieces(body: bytes, *, ends_stream: bool) -> Iterator[tuple[bytes, bool]]:
         yield piece, ends_stream and index == last
 
 
+def more_time(seconds: float) -> ProcessingResponse:
+    """Ask the proxy to wait so much longer for the answer to its last message."""
+    reply = ProcessingResponse()
+    reply.override_message_timeout.FromMilliseconds(int(seconds * 1e3))
+    return reply
+
+
 def immediate(answer: LocalReply) -> ProcessingResponse:
     """Build an answer to the client instead of the upstream's."""
     # Response code details are one field of an access log line and hold no whitespace.

@@ -96,6 +96,7 @@ def translate(
             "emit_scores": flags["emit-endpoint-scores"],
             "errors": "llm-d",
         },
+        "request": {"model_wait_s": 0.1},  # no more than any Envoy waits
         "tracing": "tracing" in flags.given and flags["tracing"],
         "drain_s": flags["drain-timeout"],
         "drain_accept_s": min(LAME_DUCK_S, flags["drain-timeout"] / 2.0),

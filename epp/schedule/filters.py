@@ -89,6 +89,9 @@ class Filters:
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
         self._memory: dict[tuple[str, frozenset[str] | None, str], _Static] = {}
+        self._served: set[str] = set()
+        #: Addresses, and models by engines' names that the engines there do not know; the oldest first.
+        self._refused: dict[tuple[str, str], None] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """Take the pool as (slot, endpoint) pairs, in order."""
@@ -100,7 +103,47 @@ class Filters:
         named = [endpoint.models - endpoint.adapters for endpoint in self._pool.values()]
         names = frozenset[str]().union(*named)
         self.only_model = "" if not all(named) else next(iter(names), "") if len(names) < 2 else None
+        self._forget()
+
+    def refuse(self, address: str, name: str) -> bool:
+        """Send an endpoint no requests for a model, by its engine's name, which its engine does not know.
+
+        Returns:
+            Whether this is news.
+        """
+        if (address, name) in self._refused:
+            return False
+        if len(self._refused) >= _REMEMBERED:
+            self._refused.pop(next(iter(self._refused)))
+        self._refused[address, name] = None
+        self._forget()
+        return True
+
+    def listed(self, address: str, names: Collection[str]) -> None:
+        """Send an endpoint requests again for models that its engine lists; for all where it lists none."""
+        for refused in [each for each in self._refused if each[0] == address]:
+            if not names or refused[1] in names:
+                del self._refused[refused]
+                self._forget()
+
+    def serves(self, model: str) -> bool:
+        """Tell whether an endpoint of the pool serves a model, whether or not it takes requests now."""
+        if model not in self._served:
+            if not any(self._is_served(endpoint, model) for endpoint in self._pool.values()):
+                return False
+            if len(self._served) >= _REMEMBERED:
+                self._served.clear()
+            self._served.add(model)
+        return True
+
+    def _forget(self) -> None:
         self._memory.clear()
+        self._served.clear()
+
+    def _is_served(self, endpoint: Endpoint, model: str) -> bool:
+        if model and endpoint.models and model not in endpoint.models:
+            return False
+        return not self._refused or (endpoint.address, endpoint.served_name(model)) not in self._refused
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:
         """Return the endpoints of the pool that a subset names, in its order."""
@@ -199,7 +242,7 @@ class Filters:
         rules: tuple[tuple[str, Callable[[Endpoint], bool], str], ...] = (
             (
                 "model",
-                lambda endpoint: not model or not endpoint.models or model in endpoint.models,
+                lambda endpoint: self._is_served(endpoint, model),
                 f"no endpoint of the pool serves the model {model!r}",
             ),
             (

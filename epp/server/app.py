@@ -445,6 +445,7 @@ class App:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
         self.tasks.start("estimated leases", self.core.leases.run())
+        self.tasks.start("ask for models", self.core.model_lists.run())
         if self._peers is not None:
             self._keep("share with peers", self._peers.run)
         if self._regions is not None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from epp.apis.decode import invalid
+from epp.apis.failure import MODEL_NOT_FOUND
 from epp.apis.listed_models import ANTHROPIC_HEADER, anthropic_models, openai_models
 from epp.apis.paths import SHUT_WORDS, OpenPaths
 from epp.apis.registry import (
@@ -42,6 +43,7 @@ from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
 from epp.schedule.served_models import served_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
 from epp.server.metrics import models_of
+from epp.server.model_lists import ModelLists
 from epp.server.outcomes import EstimatedLeases, Outcomes
 from epp.server.recent import RecentDecisions
 from epp.server.resolve import Resolver
@@ -50,6 +52,7 @@ from epp.signals.stored_responses import key_of
 from epp.types import MAX_MODEL_CHARS, RequestInfo
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.apis.types import Headers, ParsedRequest, Parser, TokenCount
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     from epp.extproc.types import HttpRequest
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import FileRecorder
-    from epp.schedule.decision import Decision
+    from epp.schedule.decision import Decision, Outcome
     from epp.schedule.picker import Picker
     from epp.schedule.saturation import Shedding
     from epp.server.metrics import Metrics
@@ -121,6 +124,8 @@ class Core:
 
     Attributes:
         resolver: host names to what Envoy knows.
+        model_lists: asks engines for their models anew.
+        model_wait_s: longest wait for that.
         tracing: as given.
     """
 
@@ -152,6 +157,7 @@ class Core:
         self._admission = admission
         self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
+        self.model_lists = ModelLists()
         self.recent = RecentDecisions()
         self._counter, self._hasher = counter, hasher
         self._metrics, self._recorder, self._clock = metrics, recorder, clock
@@ -161,6 +167,7 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
+        self.outcomes.listeners.append(self._ended)
 
     def configure(self, config: Config) -> None:
         """Use a configuration's keys that may change while requests are served."""
@@ -169,6 +176,7 @@ class Core:
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
         self._open_paths = OpenPaths(config.request.open_paths)
         self._tell_endpoint = config.request.tell_endpoint
+        self.model_wait_s = config.request.model_wait_s
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
@@ -331,6 +339,22 @@ class Core:
         if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
             pick.set_headers["traceparent"] = parent
         return pick
+
+    def wait_for_model(self, model: str) -> asyncio.Future[None] | None:
+        """Ask engines for a model that none is known to serve (`ModelLists.wait_for`); None for others."""
+        return None if self.picker.filters.serves(model) else self.model_lists.wait_for(model)
+
+    def _ended(self, outcome: Outcome) -> None:
+        if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:
+            self.refused_model(outcome.id, outcome.where)
+
+    def refused_model(self, decision_id: str, where: str) -> None:
+        """Take a request's model from an endpoint whose engine does not know it, until it lists it."""
+        decision = self.recent.get(decision_id)
+        name = "" if decision is None else decision.served_model
+        if name and self.model_lists.follows(where) and self.picker.filters.refuse(where, name):
+            self._metrics.endpoint_event(where, "model-refused")
+            self.model_lists.want()
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
         """Build the answer that carries a decision, its endpoints named as Envoy knows them."""

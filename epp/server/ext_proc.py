@@ -1,15 +1,15 @@
 """The ext_proc service: streams joined to the core, answered where messages are read.
 
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
-and without a turn of the event loop; only one whose tokens are still being counted makes a task, and what
+and without a turn of the event loop; only one that waits for its tokens or its model makes a task, and what
 comes meanwhile waits behind it. So does what comes while our answers wait for room: the proxy may then fill
 its window and no more, and what waits is held out of the room that all calls share. The last message and the
 status are one write, always, which a proxy that shows responses in full duplex needs (docs/transport.md).
 Every call ends its exchange exactly once.
 
 An exchange makes calls of what its `Stream` tells, and messages of what it answers; it owns which decision a
-stream carries, and what is watched of its response. It waits for one thing, a request's tokens, and for that
-within a budget.
+stream carries, and what is watched of its response. It waits for two things, and for each within a budget: a
+request's tokens, and engines that are asked for a model that nobody is known to serve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from epp.apis.usage import WATCH_BYTES, AnswerWatch
-from epp.extproc.messages import MAX_BODILESS_BYTES, is_body
+from epp.extproc.messages import MAX_BODILESS_BYTES, is_body, more_time
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
@@ -74,6 +74,8 @@ Answer = tuple["list[ProcessingResponse]", Finish | Abort | None]
 #: Envoy ends a stream within so many seconds of the pick where it sees nothing more to ask: where it does not
 #: take overrides, and the request's body was left with it. The request itself has only begun.
 _AT_ONCE_S = 0.05
+#: Any proxy waits so long for an answer, unasked.
+_UNASKED_WAIT_S = 0.1
 
 
 class Exchange:
@@ -92,9 +94,10 @@ class Exchange:
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
         self._parsed: ParsedRequest | LocalReply | None = None
+        self._model: asyncio.Future[None] | None = None
         self._count: Count | None = None
         self._counted: TokenCount | None = None
-        self._counted_bytes = 0
+        self._waiting_bytes = 0
 
     @property
     def decided(self) -> bool:
@@ -113,34 +116,51 @@ class Exchange:
             if isinstance(output, HttpRequest):
                 self._since_s = self._sampler.now_s()
                 self._parsed = parsed = self._core.read(output)
-                if parsed is not None and not isinstance(parsed, LocalReply) and self._counts(parsed):
-                    return self._after_count(outputs)
+                if parsed is not None and not isinstance(parsed, LocalReply) and self._waits(parsed):
+                    return self._after_wait(outputs)
         return self._act(outputs)
 
-    def _counts(self, parsed: ParsedRequest) -> bool:
-        """Begin to count a prompt's tokens where its model has a tokenizer and the prompt finds room."""
-        self._count = count = self._core.tokenizers.start(parsed)
-        if count is None:
+    def _waits(self, parsed: ParsedRequest) -> bool:
+        """Begin to wait for what is to be known before the decision, where the prompt finds room meanwhile.
+
+        That is who serves a model that nobody is known to serve, else a prompt's tokens where its model has a
+        tokenizer.
+        """
+        modes = self._stream.modes
+        observing = modes is not None and modes.observing  # and nobody waits for an answer
+        self._model = None if observing else self._core.wait_for_model(parsed.model)
+        self._count = None if self._model is not None else self._core.tokenizers.start(parsed)
+        if self._model is None and self._count is None:
             return False
         if not self._stream.bodies.take_spare(len(parsed.canonical)):
-            self._count_over(cancel=True)
+            self._wait_over(cancel=True)
             return False
-        self._counted_bytes = len(parsed.canonical)
+        self._waiting_bytes = len(parsed.canonical)
         return True
 
-    def _count_over(self, *, cancel: bool = False) -> None:
-        """End the wait for tokens."""
-        if self._count is not None and cancel:
-            self._count.cancel()
-        self._count = None
-        self._stream.bodies.release(self._counted_bytes)
-        self._counted_bytes = 0
+    def _wait_over(self, *, cancel: bool = False) -> None:
+        """End the wait."""
+        for waiting in (self._count, self._model):
+            if waiting is not None and cancel:
+                waiting.cancel()
+        self._count = self._model = None
+        self._stream.bodies.release(self._waiting_bytes)
+        self._waiting_bytes = 0
 
-    async def _after_count(self, outputs: Sequence[Output]) -> Answer:
+    async def _after_wait(self, outputs: Sequence[Output]) -> Answer:
+        if self._model is not None:
+            await asyncio.wait((self._model,), timeout=self._core.model_wait_s)
+            self._model.cancel()
         if self._count is not None:
             self._counted = await self._count
-        self._count_over()
+        self._wait_over()
         return self._act(outputs)
+
+    @property
+    def more_time(self) -> ProcessingResponse | None:
+        """What tells the proxy to wait longer than it would, None where it need not."""
+        wait_s = 0.0 if self._model is None else self._core.model_wait_s
+        return more_time(wait_s + _UNASKED_WAIT_S) if wait_s > _UNASKED_WAIT_S else None
 
     def no_room(self) -> Answer:
         """Answer where what comes next finds no room."""
@@ -148,8 +168,8 @@ class Exchange:
 
     def closed(self, *, cut: bool) -> None:
         """End with the gRPC stream; ``cut`` when it was reset."""
-        if self._count is not None:
-            self._count_over(cancel=True)
+        if self._count is not None or self._model is not None:
+            self._wait_over(cancel=True)
         self._act(self._stream.closed(cut))
         if self._watch is not None:
             self._watch_over()
@@ -348,6 +368,8 @@ class ProcessCall(Handler):
             if isinstance(answer, tuple):
                 self._answer(answer)
             else:
+                if (more := self._exchange.more_time) is not None:
+                    self._call.send(more.SerializeToString())
                 self._task = asyncio.ensure_future(self._wait(answer))
                 # Given up in the read that brought it, the task never begins and nobody waits for the answer.
                 self._task.add_done_callback(lambda _: answer.close())

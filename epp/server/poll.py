@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,7 @@ from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
     from epp.apis.listed_models import ListedModel
@@ -45,6 +46,8 @@ _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
 
 #: Adapters come and go while engines run, and an engine may be started again with another model.
 MODELS_INTERVAL_S = 60.0
+#: Shortest time between two questions for them, whoever wants to know.
+MODELS_PAUSE_S = 1.0
 #: Moments in an interval at which probes or scrapes begin, and endpoints that may share one in a large pool.
 SLOTS, MAX_PER_SLOT = 20, 8
 #: Where in a slot probes begin: away from scrapes, at intervals as by default.
@@ -209,6 +212,7 @@ class Poller:
         clock: the time.
         token: of the target's `bearer_token_file`, followed by the caller; None without one.
         known_as: from an endpoint to what a relay calls it.
+        on_models: called with the address and the names that the engine lists, none where it lists nothing.
     """
 
     def __init__(
@@ -223,10 +227,14 @@ class Poller:
         scrapes: PollSchedule,
         token: TokenFile | None = None,
         known_as: Callable[[str], str] = str,
+        on_models: Callable[[str, Collection[str]], None] | None = None,
     ) -> None:
         self._target, self._probe, self._scrape = target, probe, scrape
         self._probes, self._scrapes = probes, scrapes
         self._sink, self._clock, self._known_as, self._token = sink, clock, known_as, token
+        self._on_models = on_models
+        self._lister: KeepAlive | None = None
+        self._listing, self._listed_s = asyncio.Lock(), -math.inf
         self._reader = MetricsReader()
         #: The first is asked: the one that was found, or else the next to try.
         self._metrics_paths = deque(target.metrics_paths)
@@ -370,12 +378,28 @@ class Poller:
 
     async def _check_models(self, connection: KeepAlive) -> None:
         """Ask for the engine's models once it is up, and now and then."""
+        self._lister = connection
         while True:
-            listed = await self._listed(connection)
+            listed = await self.list_models()
+            await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
+
+    async def list_models(self) -> Mapping[str, ListedModel] | None:
+        """Ask for the engine's models, and tell of them; once in `MODELS_PAUSE_S` at most.
+
+        None when it is not up.
+        """
+        if self._lister is None:
+            return None
+        async with self._listing:
+            await asyncio.sleep(self._listed_s + MODELS_PAUSE_S - self._clock.mono_s())
+            self._listed_s = self._clock.mono_s()
+            listed = await self._listed(self._lister)
+            if listed is not None and self._on_models is not None:
+                self._on_models(self._target.address, listed)
             if listed:
                 unknown = self._target.engine_names - listed.keys()
                 self._sink.models_listed(self._target.address, unknown, listed)
-            await asyncio.sleep(self._probe.interval_s if listed is None else MODELS_INTERVAL_S)
+            return listed
 
     async def _listed(self, connection: KeepAlive) -> dict[str, ListedModel] | None:
         """Ask for the engine's models, none when it does not list them; None when it is not up."""

@@ -95,6 +95,9 @@ class PoolFeed:
                 forwards=() if regions is None else tuple(regions.peers),
             )
         self._pollers: dict[str, Target] = {}
+        self._lists = core.model_lists
+        #: By address, models that engines list beside those of the pool.
+        self._further: dict[str, frozenset[str]] = {}
         self._tokens: dict[str, TokenFile] = {}
         self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
         self._scrapes = PollSchedule(self._scrape.interval_s)
@@ -139,6 +142,7 @@ class PoolFeed:
         if self._eds is not None:
             self._eds.set_pool(endpoints)
         for address in gone:
+            self._further.pop(address, None)
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.requests.new_endpoint(address)
@@ -167,13 +171,35 @@ class PoolFeed:
                 else endpoint
                 for endpoint in endpoints
             ]
-        self._picker.set_pool(endpoints, self._clock.mono_s())
+        self._picker.set_pool([self._with_further(each) for each in endpoints], self._clock.mono_s())
+
+    def _listed(self, address: str, names: Collection[str]) -> None:
+        """Send an endpoint requests for what its engine lists, by public names where the pool has some."""
+        spec = self._specs.get(address)
+        if spec is None:
+            return
+        endpoint, further = spec.endpoint(), frozenset[str]()
+        if endpoint.models:
+            further = frozenset(names).difference(endpoint.models, endpoint.served_names.values())
+        self._picker.filters.listed(address, names)
+        if self._further.get(address, frozenset()) != further:
+            self._further[address] = further
+            self._offer()
+        self._lists.changed(self._picker.filters.serves)
+
+    def _with_further(self, endpoint: Endpoint) -> Endpoint:
+        """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
+        further = self._further.get(endpoint.address)
+        if not further or not endpoint.models:
+            return endpoint
+        return replace(endpoint, models=endpoint.models | further, adapters=endpoint.adapters | further)
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
         self._probes.spread(len(self._specs))
         self._scrapes.spread(len(self._specs))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
+            self._lists.forget(address)
             # Of other names, or of none: what was found of these says nothing any more.
             self._metrics.forget("epp_endpoint_model_mismatch", endpoint=address)
             self._tasks.cancel(_task_name(address))
@@ -190,7 +216,10 @@ class PoolFeed:
                     clock=self._clock,
                     token=self._tokens.get(target.bearer_token_file),
                     known_as=self._resolver.known_as,
+                    on_models=self._listed,
                 )
+                if self._probe.interval_s and not target.ready_path:
+                    self._lists.follow(address, poller.list_models)
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target
 

@@ -41,6 +41,7 @@ class Answered:
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     chunked: bool = False
+    status: int = 200
 
 
 @dataclass
@@ -50,6 +51,8 @@ class Engine:
     Attributes:
         models: its endpoint's ``models``.
         adapters: its endpoint's ``adapters``.
+        listed: names of its ``/v1/models``, None where it has no such page; set these at any time.
+        lists: how often it was asked for them.
         answer: from a request to the answer.
         asked: requests, in order.
         begun: set when the first piece of a body is here.
@@ -58,6 +61,8 @@ class Engine:
     models: dict[str, str] | list[str] = field(default_factory=list)
     adapters: dict[str, str] | list[str] = field(default_factory=list)
     answer: Callable[[Asked], Answered] = lambda _: Answered([b"{}"])
+    listed: list[str] | None = None
+    lists: int = 0
     asked: list[Asked] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
@@ -86,10 +91,15 @@ class Engine:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""
+        if request.path == "/v1/models" and self.listed is not None:
+            self.lists += 1
+            return web.json_response({"object": "list", "data": [{"id": name} for name in self.listed]})
         if request.method != "POST":
             return web.Response(text="ok")
         told = self.answer(await self.heard(request))
-        response = web.StreamResponse(headers={"content-type": told.content_type, **told.headers})
+        response = web.StreamResponse(
+            status=told.status, headers={"content-type": told.content_type, **told.headers}
+        )
         if told.chunked:
             response.enable_chunked_encoding()
         else:

@@ -148,3 +148,43 @@ def test_candidates_say_what_their_engines_call_the_model(
     eligibility.set_pool(list(enumerate(NAMED)))
     found = eligibility.candidates(wants, None if healthy is None else np.array(healthy))
     assert found.served_models == served
+
+
+def test_a_model_that_an_engine_refused_goes_to_others_until_it_is_listed() -> None:
+    pool = [
+        Endpoint("a:1", models=frozenset({"chat", "sql"}), served_names={"sql": "lora"}),
+        Endpoint("b:1", models=frozenset({"chat", "sql"})),
+        Endpoint("c:1"),
+    ]
+    filters = Filters()
+    filters.set_pool(list(enumerate(pool)))
+
+    def slots(model: str) -> list[int]:
+        return [int(slot) for slot in filters.candidates(RequestInfo(model=model), None).slots]
+
+    assert slots("sql") == [0, 1, 2]
+    assert [filters.refuse("a:1", "lora") for _ in range(2)] == [True, False]
+    assert (slots("sql"), slots("chat")) == ([1, 2], [0, 1, 2])
+    filters.listed("a:1", {"chat"})
+    assert slots("sql") == [1, 2]
+    filters.listed("a:1", {"lora"})
+    assert slots("sql") == [0, 1, 2]
+
+    for address in ("b:1", "c:1"):
+        filters.refuse(address, "sql")
+    filters.refuse("a:1", "lora")
+    assert not filters.serves("sql")
+    with pytest.raises(NoEndpointError) as caught:
+        slots("sql")
+    assert caught.value.rule == "model"
+    filters.listed("c:1", ())
+    assert filters.serves("sql"), "an engine that lists nothing may know it"
+
+
+def test_refusals_that_are_remembered_are_bounded() -> None:
+    filters = Filters()
+    filters.set_pool([(0, Endpoint("a:1"))])
+    for number in range(2000):
+        filters.refuse("a:1", f"name-{number}")
+    assert filters.serves("name-0")
+    assert not filters.serves("name-1999")

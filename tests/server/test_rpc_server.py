@@ -45,6 +45,7 @@ class Echo:
     """
 
     left = False
+    more_time = None
 
     def __init__(self, go: asyncio.Event, ends: list[bool]) -> None:
         self.go, self.ends = go, ends

@@ -14,6 +14,10 @@
 {{- /* Bodies that wait hold half of the memory that `resources` allows as it is, and at least one of the longest. */ -}}
 {{- $longest := dig "request" "max_body_bytes" .Values.maxBodyBytes .Values.config | int64 -}}
 {{- $request := dict "max_body_bytes" .Values.maxBodyBytes "max_held_body_bytes" (max 536870912 $longest) -}}
+{{- if not .Values.standalone.enabled -}}
+{{- /* Other Envoys wait no longer when they are asked to. */ -}}
+{{- $_ := set $request "model_wait_s" 0.1 -}}
+{{- end -}}
 {{- $config := dict "listen" $listen "request" $request -}}
 {{- $e := .Values.endpoints -}}
 {{- $kubernetes := dict "namespace" .Release.Namespace "watch_nodes" $e.regionFromNodeLabel -}}
