@@ -43,8 +43,8 @@ What the names do not say:
 * `epp_ttft_prediction_ratio` is above 1 where the first token came later than predicted: by the round
   trip and a straight line over uncached tokens through the endpoint's last requests. It decides
   nothing.
-* `epp_connections_closed_total`: `limit` is `listen.max_connections` (to grpc also half of them for one
-  peer), `room` an idle connection whose place was needed, `flood` a peer over its budget of work.
+* `epp_connections_closed_total`: `limit` is `listen.max_connections` (but for first tokens also half of them
+  for one peer), `room` an idle connection whose place was needed, `flood` a peer over its budget of work.
 * `epp_learned_*` and `epp_reward_model_*` are there where `lodestar` decides or stands in shadow,
   `epp_shadow_*` where `shadow` names policies (docs/lodestar.md).
 """

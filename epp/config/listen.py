@@ -79,8 +79,8 @@ class Listen(Section, frozen=True):
         stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
             stack and ends with status 70. Readiness fails after half of it.
         max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address
-            has at most half of the gRPC listener's. An Envoy has one or two for each worker, and eight for
-            first tokens.
+            has at most half, but for first tokens; some more are kept for probes. An Envoy has one or two for
+            each worker, and eight for first tokens.
         max_receive_bytes: longest gRPC message taken; 0 for the longest body (at least 32 MiB) and its
             envelope.
     """

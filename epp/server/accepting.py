@@ -3,8 +3,9 @@
 Owns the listening sockets, what is in its TLS handshake, and who may have a place. asyncio's own server
 reports a connection only after its TLS handshake, and each that is in one holds a file all the same. Where
 idle connections can be ended, no peer holds all places: the oldest idle connection of the peer with the most
-makes room; where they cannot, a connection that is silent for long is closed: HTTP waits without end for a
-request, for the rest of one, for an answer to be read.
+makes room. Beyond all places, listeners that answer probes keep some more for them: there the oldest
+connection makes room, used or not. A connection over HTTP that is silent for long is closed: HTTP waits
+without end for a request, for the rest of one, for an answer to be read.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ SILENT_S = 120.0
 _HANDSHAKE_S = 20.0
 #: Connections taken in one turn of the loop: a few milliseconds.
 _A_TURN = 16
+#: Places kept for probes: a probe is answered before so many others come.
+_KEPT = 64
 #: Work units of a new connection, and of a TLS handshake.
 _CONNECT_UNITS, _HANDSHAKE_UNITS = 25, 800
 #: The process or the system has nothing left to accept with: so long until it is tried again.
@@ -206,11 +209,13 @@ class Acceptor(Generic[P]):
         on_refused: called for each connection that is closed because there are enough.
         end_idle: ends one of a peer's connections that is idle, if one is, and returns it; one that has not
             begun is left to be ended here. None where none is to be ended.
+        end_kept: ends a connection in one of the places kept for probes; None where none are kept.
         queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
         seat: says which of several processes takes the next connection; None where there is one.
 
     Attributes:
         open: connections that have begun.
+        kept: connections in the places kept for probes, the oldest first, and whose they are.
     """
 
     def __init__(
@@ -221,12 +226,14 @@ class Acceptor(Generic[P]):
         tls: ssl.SSLContext | None,
         on_refused: Callable[[], None],
         end_idle: Callable[[Iterable[P]], P | None] | None = None,
+        end_kept: Callable[[P], None] | None = None,
         queue: Callable[[Peer, Turn], None] | None = None,
         seat: Seat | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._on_refused = on_refused
-        self._end_idle, self._queue, self._seat = end_idle, queue, seat
+        self._end_idle, self._end_kept = end_idle, end_kept
+        self._queue, self._seat = queue, seat
         self._share = most if end_idle is None else most - most // 2
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
@@ -236,6 +243,7 @@ class Acceptor(Generic[P]):
         #: Who holds a place, and whose it is.
         self._places: dict[P, Peer] = {}
         self.open: set[P] = set()
+        self.kept: dict[P, Peer] = {}
 
     def listen(self, address: str) -> str:
         """Listen on ``host:port`` or ``unix:/path``; the same with the port that it really has.
@@ -269,7 +277,9 @@ class Acceptor(Generic[P]):
         self._beginning.pop(connection, None)
         self.open.add(connection)
         peer = self._places.get(connection)
-        if peer is not None and certificate is not None:
+        if peer is None:
+            return self.kept.get(connection)
+        if certificate is not None:
             del peer.connections[connection]
             key = hashlib.sha256(certificate).digest()
             peer = self._places[connection] = self._peers.find(key, self._loop.time())
@@ -304,16 +314,21 @@ class Acceptor(Generic[P]):
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
-            if not self._has_room(peer):
+            has_room = self._has_room(peer)
+            if not has_room and self._end_kept is None:
                 self._on_refused()
                 accepted.close()
                 log.warning("a connection was closed at once: no place was left for its peer", extra=REPEATED)
                 continue
             accepted.setblocking(False)
             connection = self._new_protocol()
-            peer.connections[connection] = None
-            self._places[connection] = peer
-            task = self._beginning[connection] = self._loop.create_task(self._connect(connection, accepted))
+            if has_room:
+                peer.connections[connection] = None
+                self._places[connection] = peer
+            else:
+                self._keep(connection, peer)
+            connecting = self._connect(connection, accepted, peer)
+            task = self._beginning[connection] = self._loop.create_task(connecting)
             # Cancelled before its first step, nobody else would close it.
             task.add_done_callback(partial(self._connected, connection, accepted))
 
@@ -343,19 +358,32 @@ class Acceptor(Generic[P]):
                 return True
         return False
 
+    def _keep(self, connection: P, peer: Peer) -> None:
+        """Give a connection one of the places kept for probes."""
+        self.kept[connection] = peer
+        if len(self.kept) <= _KEPT:
+            return
+        oldest = next(iter(self.kept))
+        self._on_refused()
+        if oldest in self._beginning:
+            self._end_beginning(oldest)
+        elif self._end_kept is not None:
+            del self.kept[oldest]
+            self._end_kept(oldest)
+
     def _end_beginning(self, connection: P) -> None:
         """Close a connection that has not begun."""
         self._beginning.pop(connection).cancel()
         self._release(connection)
 
     def _release(self, connection: P) -> None:
+        self.kept.pop(connection, None)
         peer = self._places.pop(connection, None)
         if peer is not None:
             del peer.connections[connection]
 
-    async def _connect(self, connection: P, accepted: socket.socket) -> None:
+    async def _connect(self, connection: P, accepted: socket.socket, peer: Peer) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
-        peer = self._places[connection]
         if self._queue is not None and self._tls is not None and peer.is_over_budget(self._loop.time()):
             turn = asyncio.Event()
             self._queue(peer, turn.set)
@@ -391,42 +419,53 @@ class Watched(asyncio.Protocol):
     Args:
         spoken: what is spoken on it.
         acceptor: what it came from.
+        probes: how a request has to begin in a place kept for probes.
+
+    Attributes:
+        has_begun: it can be spoken on.
     """
 
-    def __init__(self, spoken: asyncio.Protocol, acceptor: Acceptor[Watched]) -> None:
-        self._spoken, self._acceptor = spoken, acceptor
+    def __init__(
+        self, spoken: asyncio.Protocol, acceptor: Acceptor[Watched], probes: tuple[bytes, ...] = ()
+    ) -> None:
+        self.spoken, self._acceptor, self._probes = spoken, acceptor, probes
         self._loop = asyncio.get_running_loop()
+        self.has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to speak."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from no asyncio class
         self._acceptor.begun(self)
+        self.has_begun = True
         self._heard_s = self._loop.time()
         self._looks = self._loop.call_later(SILENT_S, self._look)
-        self._spoken.connection_made(transport)
+        self.spoken.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass on what was heard."""
         self._heard_s = self._loop.time()
-        self._spoken.data_received(data)
+        if self in self._acceptor.kept and not data.startswith(self._probes):
+            self.abort()
+            return
+        self.spoken.data_received(data)
 
     def eof_received(self) -> bool | None:
         """Note the end of what is heard."""
-        return self._spoken.eof_received()
+        return self.spoken.eof_received()
 
     def pause_writing(self) -> None:
         """Wait: the socket takes no more."""
-        self._spoken.pause_writing()
+        self.spoken.pause_writing()
 
     def resume_writing(self) -> None:
         """Write on."""
-        self._spoken.resume_writing()
+        self.spoken.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._looks.cancel()
         self._acceptor.gone(self)
-        self._spoken.connection_lost(exc)
+        self.spoken.connection_lost(exc)
 
     def abort(self) -> None:
         """Close it at once."""
@@ -447,9 +486,25 @@ def watching(
     most: int,
     tls: ssl.SSLContext | None,
     on_refused: Callable[[], None],
+    end_idle: Callable[[Iterable[Watched]], Watched | None] | None = None,
+    probes: tuple[bytes, ...] = (),
 ) -> Acceptor[Watched]:
-    """Make an `Acceptor` whose connections are watched; its arguments, and what makes a protocol."""
+    """Make an `Acceptor` whose connections are watched.
+
+    Args:
+        new_protocol: makes what is spoken on a connection.
+        most: see `Acceptor`, as for ``tls``, ``on_refused`` and ``end_idle``.
+        tls: likewise.
+        on_refused: likewise.
+        end_idle: likewise.
+        probes: how the requests begin for which places are kept; none are kept where there are none.
+    """
     acceptor: Acceptor[Watched] = Acceptor(
-        lambda: Watched(new_protocol(), acceptor), most=most, tls=tls, on_refused=on_refused
+        lambda: Watched(new_protocol(), acceptor, probes),
+        most=most,
+        tls=tls,
+        on_refused=on_refused,
+        end_idle=end_idle,
+        end_kept=Watched.abort if probes else None,
     )
     return acceptor

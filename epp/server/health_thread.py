@@ -27,7 +27,7 @@ from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -45,6 +45,9 @@ _ANSWER_S = 10.0
 _UNANSWERED_S = 5.0
 #: Longest message of `listen.health`: its questions are names.
 _MESSAGE_BYTES = 4096
+
+#: How requests begin for which places are kept on `listen.http`.
+_PROBES = (b"GET /livez", b"GET /readyz")
 
 T = TypeVar("T")
 
@@ -143,6 +146,7 @@ class HealthThread:
             max_send_bytes=_MESSAGE_BYTES,
             max_connections=self._max_connections,
             on_closed=lambda reason: self._closed("grpc", reason),
+            keeps_places=True,
         )
         with located(source, "listen.http", listen.http):
             http = await self._in_thread(self._start_http(tls))
@@ -163,9 +167,22 @@ class HealthThread:
             most=self._max_connections,
             tls=tls,
             on_refused=lambda: self._closed("http", "limit"),
+            end_idle=self._end_idle,
+            probes=_PROBES,
         )
         self._acceptors.append(acceptor)
         return acceptor.listen(address)
+
+    def _end_idle(self, connections: Iterable[Watched]) -> Watched | None:
+        """End the first that came of those without a request under way; see `Acceptor`."""
+        for connection in connections:
+            # aiohttp tells nowhere else whether a request is read, handled or answered.
+            if not cast("Any", connection.spoken)._request_in_progress:  # noqa: SLF001
+                if connection.has_begun:
+                    connection.abort()
+                    self._closed("http", "room")
+                return connection
+        return None
 
     def _closed(self, listener: str, reason: str) -> None:
         self._metrics.value("epp_connections_closed_total", listener, reason).inc()

@@ -213,7 +213,7 @@ TABLE: tuple[Row, ...] = (
         "epp_connections_closed_total",
         "listener reason",
         "Connections closed by the picker: over a limit, idle, for room, balance, or a flood of work.",
-        "grpc limit,http limit,first_token limit,grpc idle,grpc room,grpc flood,grpc balance",
+        "grpc limit,http limit,first_token limit,grpc idle,grpc room,http room,grpc flood,grpc balance",
     ),
     counter(
         "epp_connections_throttled_seconds_total",

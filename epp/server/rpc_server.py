@@ -53,6 +53,7 @@ class RpcServer:
             has less to do).
         on_throttled: called with the seconds for which a connection is not read.
         seat: this process's part among several that listen; None where there is one.
+        keeps_places: whether some are kept for probes beyond all connections.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class RpcServer:
         on_closed: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
         seat: Seat | None = None,
+        keeps_places: bool = False,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
         self.methods: dict[bytes, Serve] = {path.encode(): serve for path, serve in methods.items()}
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
-        self._max_connections = max_connections
+        self._max_connections, self._keeps_places = max_connections, keeps_places
         self.on_closed, self.on_throttled = on_closed, on_throttled
         self._turns, self._turning = Turns(), False
         self._sweep: asyncio.TimerHandle | None = None
@@ -94,6 +96,7 @@ class RpcServer:
             tls=self._tls,
             on_refused=partial(self.on_closed, "limit"),
             end_idle=self._end_idle,
+            end_kept=RpcConnection.abort if self._keeps_places else None,
             queue=self.queue,
             seat=self._seat,
         )

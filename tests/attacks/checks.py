@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.attacks import panic
+from tests.attacks import panic, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: As long as kubelet waits by default.
+_PROBE_MS = 1000.0
 
 
 class Check(NamedTuple):
@@ -25,4 +29,14 @@ def _panic() -> tuple[str, str]:
     )
 
 
-CHECKS = {"panic": Check("requests through an Envoy to a pool of 300 dead endpoints and 3 good ones", _panic)}
+def _places() -> tuple[str, str]:
+    slowest_ms = places.slowest_ms(2600)
+    late = [name for name, ms in slowest_ms.items() if ms > _PROBE_MS]
+    figures = ", ".join(f"{name} {ms:.0f} ms" for name, ms in slowest_ms.items())
+    return f"slowest probe: {figures}, limit {_PROBE_MS:g}", f"late: {', '.join(late)}" if late else ""
+
+
+CHECKS = {
+    "panic": Check("requests through an Envoy to a pool of 300 dead endpoints and 3 good ones", _panic),
+    "held-places": Check("/livez and /readyz while 2,600 slow clients or readers hold listen.http", _places),
+}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from epp.server import accepting
 from epp.server.accepting import SILENT_S
 from tests.kit.apps import app_of
 
@@ -23,7 +27,8 @@ ASKED = {
     "first_token": b"POST /first-token/one HTTP/1.1\r\nhost: picker\r\n\r\n",
 }
 BOTH = pytest.mark.parametrize("listener", list(ASKED))
-MOST = 3
+NOT_READY = b"HTTP/1.1 503"
+MOST, HALF = 6, 3
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Peer:
                 await self.reader.readexactly(3)
         except (asyncio.IncompleteReadError, ConnectionError):
             return False
-        return head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 204"))
+        return head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 204", NOT_READY))
 
     async def ended(self) -> bool:
         """Wait until the other side has hung up."""
@@ -64,8 +69,9 @@ class Peer:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[App]:
-    any_port = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
+async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    any_port = dict.fromkeys(("grpc", "http", "first_token", "health"), "127.0.0.1:0")
+    monkeypatch.setattr(accepting, "_KEPT", KEPT)
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
     app = app_of(tmp_path, listen={**any_port, "max_connections": MOST})
     await app.start()
@@ -73,10 +79,8 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
     await app.stop(0.0)
 
 
-@BOTH
-async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those_that_go(
-    app: App, listener: str
-) -> None:
+async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those_that_go(app: App) -> None:
+    listener = "first_token"
     inside = [await Peer.connect(app, listener) for _ in range(MOST)]
     for peer in inside[1:]:  # the first says nothing
         assert await peer.answered()
@@ -94,6 +98,61 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
         await peer.close()
 
 
+#: Places kept for probes.
+KEPT = 4
+FEEDBACK = b"POST /decisions/one/feedback HTTP/1.1\r\nhost: picker\r\ncontent-length: 9\r\n\r\n"
+
+
+async def test_an_address_has_half_of_the_places_and_its_oldest_idle_connection_makes_room(app: App) -> None:
+    mute, *spoken = [await Peer.connect(app, "http") for _ in range(HALF)]
+    assert all([await peer.answered() for peer in spoken])
+    late = await Peer.connect(app, "http")
+    assert await late.answered()
+    assert await mute.ended()
+    text = (await app.metrics.page()).decode()
+    assert 'epp_connections_closed_total{listener="http",reason="room"} 1.0' in text
+    assert all([await peer.answered() for peer in (*spoken, late)])
+    for peer in (mute, *spoken, late):
+        await peer.close()
+
+
+async def test_probes_are_answered_while_others_hold_all_places(app: App) -> None:
+    busy = [await Peer.connect(app, "http") for _ in range(HALF)]
+    for peer in busy:
+        peer.writer.write(FEEDBACK)  # a slow client: its body does not come
+        with pytest.raises(TimeoutError):  # it is read once the head is
+            async with asyncio.timeout(0.1):
+                await peer.reader.read(1)
+    slow = [await Peer.connect(app, "http") for _ in range(2 * KEPT)]
+    for path in (b"/livez", b"/readyz") * KEPT:
+        probe = await Peer.connect(app, "http")
+        assert await probe.answered(b"GET %s HTTP/1.1\r\nhost: picker\r\n\r\n" % path)
+        await probe.close()
+    other = await Peer.connect(app, "http")
+    assert not await other.answered(b"GET /metrics HTTP/1.1\r\nhost: picker\r\n\r\n"), "it is no probe"
+    assert all([await peer.ended() for peer in slow[:KEPT]]), "the oldest make room"
+    for peer in (*busy, *slow, other):
+        await peer.close()
+
+
+async def test_health_checks_are_answered_while_watchers_hold_all_places(app: App) -> None:
+    own = [("grpc.use_local_subchannel_pool", 1)]  # a connection each
+    async with AsyncExitStack() as open_channels:
+
+        async def stub() -> health_pb2_grpc.HealthStub:
+            channel = grpc.aio.insecure_channel(app.addresses["health"], own)
+            return health_pb2_grpc.HealthStub(await open_channels.enter_async_context(channel))
+
+        asked = health_pb2.HealthCheckRequest()
+        watches = [(await stub()).Watch(asked) for _ in range(HALF)]
+        for watch in watches:
+            assert (await watch.read()).status
+        for _ in range(2 * KEPT):
+            assert (await (await stub()).Check(asked)).status
+        for watch in watches:
+            assert not watch.done()
+
+
 @BOTH
 async def test_silent_connections_are_closed_and_make_room(
     app: App, listener: str, monkeypatch: pytest.MonkeyPatch
@@ -101,7 +160,7 @@ async def test_silent_connections_are_closed_and_make_room(
     later_s = 0.0
     loop = app._health._loop if listener == "http" else asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later_s)
-    spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(MOST)]
+    spoken, unfinished, mute = [await Peer.connect(app, listener) for _ in range(HALF)]
     assert await spoken.answered()
     unfinished.writer.write(ASKED[listener][:20])
     for _ in range(3):  # who speaks within the time is left alone
