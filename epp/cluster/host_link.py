@@ -155,7 +155,7 @@ class HostLink(Link):
             self._mailbox.send(index, _QUESTION, bytes((self._mailbox.index,)) + question)
 
     def _asked(self, data: bytes) -> None:
-        asker = int.from_bytes(data[:1])
+        asker = data[0] if data else -1
         if asker not in self._mailbox.others:
             raise UnreadableError("of nobody")
         self._question(data[1:], partial(self._mailbox.send, asker, _ANSWER))

@@ -171,7 +171,8 @@ class NatsLink(Link):
         self._received_count = 0
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_OUTBOX)
         self._client: Client | None = None
-        self._problem = ""
+        #: Why it was not there, since it was there last.
+        self._problems: set[str] = set()
         self.on_content: Callable[[str, bytes | None], None] = lambda *_: None
         self.on_records: Callable[[bytes], None] = lambda _: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -268,6 +269,7 @@ class NatsLink(Link):
                 await self._failed(error)
                 await asyncio.sleep(_RETRY_S)
             else:
+                self._problems.clear()
                 self._client = client  # from here on it connects again by itself
                 log.info("sharing with the pickers of %s", self._subject)
                 await _until_stuck(client)
@@ -338,16 +340,16 @@ class NatsLink(Link):
             self.sharing.counts.ignored["too many at once"] += 1
             return
         problem = str(error) or type(error).__name__
-        if problem != self._problem:  # it is tried twice a second
+        if problem not in self._problems:  # it is tried twice a second
             log.warning("no NATS, this picker decides alone: %s", problem)
-        self._problem = problem
+            self._problems.add(problem)
 
     async def _lost(self) -> None:
         if self._client is not None:  # it was not closed here
             await self._failed(ConnectionError("the connection was lost"))
 
     async def _again(self) -> None:
-        self._problem = ""
+        self._problems.clear()
         log.info("NATS is back: sharing again")
 
 
@@ -375,8 +377,10 @@ def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
         file = base / settings.credentials_file
         try:
             is_jwt = "BEGIN NATS USER JWT" in file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(source, "cluster.credentials_file", str(error)) from error
+        except (OSError, UnicodeDecodeError) as error:  # whose words may quote the file
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            problem = f"the file cannot be read: {why}"
+            raise ConfigError(source, "cluster.credentials_file", problem) from None
         options["user_credentials" if is_jwt else "nkeys_seed"] = str(file)
     if settings.ca_file:
         try:

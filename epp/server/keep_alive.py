@@ -284,7 +284,8 @@ class TokenFile:
                 content = await in_daemon_thread(read_file, self._path)
                 self._problem = "" if content is not None else f"{self._path} does not exist"
                 self._headers = {"authorization": f"Bearer {(content or b'').decode().strip()}"}
-            except (OSError, ValueError) as error:
-                self._problem = f"{self._path}: {error}"
+            except (OSError, UnicodeDecodeError) as error:  # whose words may quote the file
+                why = error.strerror or error if isinstance(error, OSError) else "it is no text"
+                self._problem = f"{self._path} cannot be read: {why}"
             self._read.set()
             await asyncio.sleep(poll_s)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.cluster.host_link import Mailbox
+from epp.cluster.host_link import HostLink, Mailbox
+from epp.cluster.messages import Group
 from epp.errors import EppError
 from epp.records.schema import join
+from epp.server.process import DecisionIds
 from epp.server.seat import Board, Seat
-from epp.server.siblings import merged
+from epp.server.siblings import RoutedReports, merged
+from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving
-from tests.kit.records import recorded
+from tests.kit.records import picker_of, recorded
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -217,6 +220,34 @@ async def test_mail_waits_for_a_busy_worker_and_is_dropped_without_one(tmp_path:
     assert got == sent
     for box in boxes:
         box.close()
+
+
+async def test_datagrams_that_are_no_messages_are_counted_and_stop_nothing(tmp_path: Path) -> None:
+    boxes = [Mailbox(tmp_path, index, 2) for index in range(2)]
+    told: Any = Told()
+    RoutedReports(told, DecisionIds(1), boxes[1])
+    link = HostLink(boxes[1], Group("p", "gorgo", "k"), picker_of(prefix="a").fleet, ManualClock())
+    link.on_question = lambda question, _: told.calls.append(question)
+    for box in boxes:
+        box.listen()
+    nonsense = [(b"?", b""), (b"S", b"x"), (b"F", b"\xff"), (b"I", b"\x91\xc0"), (b"R", b""), (b"Q", b"")]
+    nonsense += [(b"Q", b"\x07lmetric"), (b"Q", b"\x00\xff")]
+    for kind, data in nonsense:
+        assert boxes[0].send(1, kind, data)
+    assert boxes[0].send(1, b"F", b"a decision")
+    assert boxes[0].send(1, b"Q", b"\x00lmetric")
+    await until(lambda: told.calls == ["a decision", "lmetric"], 5)
+    assert link.sharing.counts.ignored == {"unreadable": len(nonsense) - 1, "format": 1}
+    for box in boxes:
+        box.close()
+
+
+class Told:
+    """Takes reports."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.first_token = self.stored = self.finished = self.calls.append
 
 
 def test_pages_are_merged_by_family() -> None:
