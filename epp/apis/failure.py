@@ -12,11 +12,10 @@ import re
 
 from msgspec import Struct
 
+from epp.apis.events import FAILING, LINE_BYTES
+
 MODEL_NOT_FOUND = "model_not_found"
 """Code of a failure by which an engine says that it has no such model or adapter, whatever its own word."""
-
-FAILURE_BYTES = 2048
-"""Most that is read of an error; the end of a longer one is not."""
 
 _MAX_CODE = 64
 #: A name with its colon or a text, the ends of objects and lists, a bare word; none that the text cuts off.
@@ -27,7 +26,7 @@ _TOKEN = re.compile(
 _FAILED = frozenset({"abort", "error"})
 #: Members that say of what kind an error is, best first.
 _CODES = ("code", "type", "error_type", "err_type")
-_NUMBERS = ("code", "status_code", "status", "http_status_code")
+_NUMBERS = ("code", "status_code", "status")
 #: Status of an error that tells none, by what its code contains; any other is the engine's own fault.
 _STATUSES = (
     ("overload", 529),
@@ -46,6 +45,7 @@ _NO_MODEL = re.compile(
     r"|\b(?:lora|adapters?)\b.{0,600}\bnot (?:exist|found|loaded|enabled)",
     re.IGNORECASE | re.DOTALL,
 )
+_FAILED_EVENT = re.compile(rb"event: ?error|data:.*?(?:%b)" % FAILING.pattern)
 _EMPTY = frozenset({"", "null", "false"})
 
 
@@ -66,9 +66,12 @@ def failure_in(text: bytes, status: int = 200) -> AnswerFailure | None:
     """Return the failure in one JSON object, None where it tells of none.
 
     Args:
-        text: an answer's body, or the data of an event, or what is kept of it.
+        text: an answer's body, or the data of an event, or what is kept of it; ``event: error`` of an event
+            without data.
         status: the answer's HTTP status; from 400 on it is a failure whatever the body says.
     """
+    if text.startswith(b"event:"):
+        return AnswerFailure(500, "")  # Dynamo says no more than that
     told = _scalars(text)
     where = _place(told)
     if where is None and status < 400:
@@ -76,13 +79,23 @@ def failure_in(text: bytes, status: int = 200) -> AnswerFailure | None:
     where = where or ""
     words = [told.get(where + name, "") for name in _CODES] + [told.get(where[:-1] or "type", "")]
     code = next((word for word in words if word not in _EMPTY and not word.isdigit()), "")
+    message = told.get(where + "message", "") or told.get("error", "")
     if status < 400:
         numbers = [int(word) for name in _NUMBERS if (word := told.get(where + name, "")).isdigit()]
-        status = next((number for number in numbers if 400 <= number < 600), 0) or _status_of(code)
-    message = told.get(where + "message", "") or told.get("error", "")
+        status = next((number for number in numbers if 400 <= number < 600), 0) or _status_of(code or message)
     if status < 500 and (code == MODEL_NOT_FOUND or _NO_MODEL.search(message)):
         code = MODEL_NOT_FOUND
     return AnswerFailure(status, code[:_MAX_CODE])
+
+
+def last_failure(events: bytes) -> AnswerFailure | None:
+    """Return the failure in a part of an event stream, the last of several."""
+    found = None
+    if b"error" in events or b"abort" in events:
+        for line in events.split(b"\n"):
+            if _FAILED_EVENT.match(line):
+                found = failure_in(line.removeprefix(b"data:")[:LINE_BYTES]) or found
+    return found
 
 
 def _place(told: dict[str, str]) -> str | None:
@@ -99,8 +112,8 @@ def _place(told: dict[str, str]) -> str | None:
     return None
 
 
-def _status_of(code: str) -> int:
-    plain = "".join(filter(str.isalnum, code)).lower()
+def _status_of(words: str) -> int:
+    plain = "".join(filter(str.isalnum, words)).lower()
     return next((status for word, status in _STATUSES if word in plain), 500)
 
 

@@ -1,9 +1,10 @@
-"""The engine's own token counts, found in an answer that arrives in pieces of any size.
+"""What an engine tells in an answer that arrives in pieces of any size: token counts, failure, first content.
 
-Owns the search for ``usage`` and ``meta_info`` objects and their meaning in the APIs that engines speak;
-knows no transport and no framing. An event stream and a whole JSON body are read by the same rule:
-``"usage"`` or ``"meta_info"`` followed by an object. In generated text quotes are escaped, so that sequence
-of bytes is never part of an answer's words.
+Owns the search for the objects with counts and their meaning in the APIs that engines speak; knows no
+transport. Counts are found in an event stream and in a whole JSON body by the same rule: ``"usage"``,
+``"meta_info"`` or llama.cpp's ``"timings"`` followed by an object. In generated text quotes are escaped, so
+that sequence of bytes is never part of an answer's words. What the events of a stream are, is told by the
+table of `epp.apis.events`.
 
 Rules: what is absent or of a wrong type is unknown (None), never 0; nothing that an engine sends raises; the
 result does not depend on how the bytes were cut.
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from epp.apis.failure import FAILURE_BYTES, AnswerFailure, failure_in
+from epp.apis.events import EVENTS, LINE_BYTES, Kind, kind_of
+from epp.apis.failure import AnswerFailure, failure_in, last_failure
 
 if TYPE_CHECKING:
     from epp.apis.types import Headers
@@ -30,11 +32,22 @@ MAX_BATCH = 1024
 """Prompts of one batch whose counts are kept apart; nothing is known of what comes after them."""
 
 _MAX_COUNT = 1 << 53
-_M = ord("m")
+_U, _M = b"um"
 _FLAT = rb'(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+'
-#: One of the two names and its object, whose objects hold no others.
+#: One of the names and its object, whose objects hold no others.
 _FOUND = re.compile(
-    rb'"(?:usage|meta_info)"\s*+:\s*+(\{' + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*+\})", re.DOTALL
+    rb'"(?:usage|meta_info|tokens_cached"\s*+:\s*+\d++\s*+,\s*+"timings)"\s*+:\s*+(\{'
+    + _FLAT
+    + rb"(?:\{"
+    + _FLAT
+    + rb"\}"
+    + _FLAT
+    + rb")*+\})",
+    re.DOTALL,
+)
+#: How a whole answer ended that failed.
+_ENDED = re.compile(
+    rb'"finish_reason"\s*+:\s*+(?:"(?:abort|error)"|\{\s*+"type"\s*+:\s*+"abort"' + _FLAT + rb"\})", re.DOTALL
 )
 
 
@@ -64,11 +77,16 @@ def usage_from(fields: object) -> Usage:
     ``prompt_tokens_details.cached_tokens``. OpenAI responses: ``input_tokens``, ``output_tokens``,
     ``input_tokens_details.cached_tokens``. Anthropic messages: ``input_tokens`` without what the cache
     served or took, ``cache_read_input_tokens``, ``cache_creation_input_tokens``, ``output_tokens``. SGLang's
-    ``meta_info``: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``. Rankings may tell only
-    ``total_tokens``, all of them the prompt's.
+    ``meta_info``: ``prompt_tokens``, ``completion_tokens``, ``cached_tokens``. llama.cpp's ``timings``:
+    ``cache_n`` and ``prompt_n``, the prompt's tokens that its cache held and those that it did not, and
+    ``predicted_n``. Rankings may tell only ``total_tokens``, all of them the prompt's.
     """
     if not isinstance(fields, dict):
         return NO_USAGE
+    if "predicted_n" in fields:
+        held, read = _count(fields, "cache_n"), _count(fields, "prompt_n")
+        prompt = None if held is None or read is None else held + read
+        return Usage(prompt, _count(fields, "predicted_n"), held)
     apart = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     whole = (
         None if _count(fields, "input_tokens") is None else sum(_count(fields, name) or 0 for name in apart)
@@ -101,9 +119,13 @@ class UsageReader:
     """Reads an answer piece by piece; a later object's counts replace an earlier one's, each for itself.
 
     Anthropic's stream counts the prompt at its start and the answer at its end, and either may repeat the
-    other's counts. The prompts of SGLang's batches are kept apart by ``meta_info.id`` and added up. In a line
-    with several ``usage`` objects the last that has counts is the answer's own: those before it are in what a
-    model or a client wrote (a tool's input, a tool's description).
+    other's counts. The prompts of SGLang's batches are kept apart by ``meta_info.id`` and added up, and so
+    are those of llama.cpp's, of which each ends with its ``timings``. In a line with several ``usage``
+    objects the last that has counts is the answer's own: those before it are in what a model or a client
+    wrote (a tool's input, a tool's description).
+
+    Attributes:
+        failure: why an answer of the batch or of the choices ended, where it failed.
     """
 
     def __init__(self) -> None:
@@ -111,31 +133,35 @@ class UsageReader:
         self._fields: dict[str, object] = {}
         self._line: dict[str, object] = {}
         self._batch: dict[str, dict[str, object]] = {}
+        self.failure: AnswerFailure | None = None
 
     def feed(self, data: bytes | bytearray) -> None:
         """Read the next piece."""
         data = self._pending + data
+        if b'"abort"' in data or b'"error"' in data:
+            for ended in _ENDED.finditer(data):
+                self.failure = failure_in(b"{%b}" % ended[0])
         end = 0
         for found in _FOUND.finditer(data):
             adjacent = 0 < end == found.start()  # as in access logs
             self._line_over |= adjacent or data.find(b"\n", end, found.start()) >= 0
             end = found.end()
             if end - found.start() <= MAX_OBJECT_BYTES:
-                self._take(found[1], meta=data[found.start() + 1] == _M)
+                self._take(found[1], data[found.start() + 1])
         self._line_over |= data.find(b"\n", end) >= 0
         self._pending = data[max(end, len(data) - MAX_OBJECT_BYTES) :]
 
-    def _take(self, text: bytes, *, meta: bool) -> None:
+    def _take(self, text: bytes, begins: int) -> None:
         try:
             fields = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeError):
             return
-        name = fields.get("id") if meta else None
+        name = fields.get("id") if begins == _M else str(len(self._batch))
         name = name if isinstance(name, str) else ""
         if usage_from(fields) == NO_USAGE:
             return
         fields = {key: value for key, value in fields.items() if value is not None}
-        if not meta:
+        if begins == _U:
             if self._line_over:
                 self._fields |= self._line
             self._line, self._line_over = fields, False
@@ -167,15 +193,14 @@ TAIL_BYTES = 4 * MAX_OBJECT_BYTES
 WATCH_BYTES = 64 * 1024
 """Most that a watch keeps; a piece that is being fed comes on top."""
 
-#: Comments and line ends, which are no token.
-_COMMENTS = re.compile(rb"(?:[\r\n]|(?:(?<=\n)|\A):[^\n]*+)*+")
-#: The event that ends a stream: OpenAI's mark, the last of Anthropic's messages, those of OpenAI's responses.
+#: The event that ends a stream: OpenAI's mark, or one that the table has as the last.
 _LAST_EVENT = re.compile(
-    rb"(?:^|\n)data: ?\[DONE\]"
-    rb'|"type"[ \t]*:[ \t]*"(?:message_stop|response\.(?:completed|incomplete|failed))"'
+    rb'(?:^|\n)data: ?\[DONE\]|"type"[ \t]*:[ \t]*"(?:%b)"'
+    % b"|".join(re.escape(name).encode() for name, _, kind in EVENTS if kind in {Kind.END, Kind.ERROR})
 )
-#: Under which an engine stores a response (OpenAI responses): in the first bytes of the answer.
-_RESPONSE_ID, _ID_BYTES = re.compile(rb'"id"\s*+:\s*+"(resp_[\w-]++)"', re.ASCII), 1024
+#: In the first bytes of an answer: under which an engine stores a response (OpenAI responses), and the model.
+_RESPONSE_ID = re.compile(rb'"id"\s*+:\s*+"(resp_[\w-]++)"', re.ASCII)
+_MODEL = re.compile(rb'"model"\s*+:\s*+"([^"\\]++)"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n\Z")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
@@ -187,17 +212,18 @@ class AnswerWatch:
     """Watches one answer as it passes by; knows no clock, and keeps the few bytes that can hold ``usage``.
 
     Engines tell the usage of an event stream at its end, and one of their APIs (Anthropic messages) a part of
-    it in the first event. So an event in the middle is appended and searched by nobody: the search is made
-    once, at the end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least, where split events are
-    whole again. What is no event stream comes in few and large pieces, and is searched as it comes.
+    it in the first event. So an event after the first content is appended and searched by nobody: the search
+    is made once, at the end, in the first `HEAD_BYTES` and the last `TAIL_BYTES` at least, where split events
+    are whole again; for a failure also in what is left out between them. What is no event stream comes in few
+    and large pieces, and is searched as it comes.
 
     Attributes:
         chunks: pieces so far that were not empty.
         response_bytes: their bytes.
-        first_s: when the first piece of a good answer came, NaN before; comments of an event stream, with
-            which servers keep a connection alive, are none.
+        first_s: when the first content of a good answer came, NaN before: of an event stream the first event
+            that holds what was generated, of any other answer its first piece.
         last_s: when the last piece came.
-        encoded: the answer is compressed, so that its usage cannot be read.
+        encoded: the answer is compressed, so that nothing of it can be read.
         streamed: it is an event stream; None before its headers came.
     """
 
@@ -206,52 +232,86 @@ class AnswerWatch:
         self.first_s = self.last_s = math.nan
         self.encoded = False
         self.streamed: bool | None = None
-        self._good, self._status = True, 200
-        self._body = b""
-        self._head: bytes | None = b""  # None once an id was found, or will not be
+        self._status = 200
+        self._head, self._opening = b"", True  # its first `LINE_BYTES`, and whether more of it is awaited
+        self._line, self._event, self._model = b"", "", ""  # of a stream up to its first content
+        self._told = False  # the id of the response
         self._reader: UsageReader | None = UsageReader()
-        #: Beginning and end of an event stream.
+        #: Beginning and end of an event stream, and the failure in what was between them.
         self._kept = bytearray()
+        self._failure: AnswerFailure | None = None
 
     def started(self, status: int, headers: Headers) -> None:
         """Take the response headers; an answer without them counts as a good one."""
-        self._good, self._status = status < _CLIENT_ERROR, status
+        self._status = status
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
         if self.streamed:
             self._reader = None
         self.encoded = headers.get("content-encoding", "identity").strip().lower() not in ("", "identity")
 
     def feed(self, data: bytes, now_s: float) -> bool:
-        """Take the next piece; return whether it is the first of the answer."""
+        """Take the next piece; return whether it brings the first content."""
         size = len(data)
         if not size:
             return False
         self.chunks += 1
         self.response_bytes += size
         self.last_s = now_s
-        if self._head is not None:
-            self._head = (self._head + data[:_ID_BYTES])[:_ID_BYTES]
         if self._reader is not None:
             self._reader.feed(data)
-            if len(self._body) < FAILURE_BYTES:
-                self._body = (self._body + data[:FAILURE_BYTES])[:FAILURE_BYTES]
         else:
             self._kept += data
             if len(self._kept) > _MOST_KEPT:
+                left_out = bytes(self._kept[HEAD_BYTES - LINE_BYTES : LINE_BYTES - TAIL_BYTES])
+                self._failure = last_failure(left_out) or self._failure
                 self._kept[HEAD_BYTES:-TAIL_BYTES] = _GAP
-        if self._good and self.first_s != self.first_s and (self.encoded or not _COMMENTS.fullmatch(data)):
+        return self._opening and self._begin(data, now_s)
+
+    def _begin(self, data: bytes, now_s: float) -> bool:
+        """Read a piece of the beginning; return whether it brings the first content."""
+        self._head += data[: LINE_BYTES - len(self._head)]
+        by_event = self._reader is None and not self.encoded
+        first = self._has_content(data) if by_event else self.chunks == 1
+        self._opening = not first if by_event else len(self._head) < LINE_BYTES
+        if first and self._status < _CLIENT_ERROR:
             self.first_s = now_s
             return True
         return False
 
+    def _has_content(self, data: bytes) -> bool:
+        """Read further lines of a stream; return whether one of them has content."""
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest[:LINE_BYTES]
+        for line in lines:
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                value = value[:LINE_BYTES]
+                if not self._model and (named := _MODEL.search(value)):
+                    self._model = named[1].decode("utf-8", "replace")
+                if kind_of(self._event, value) is Kind.CONTENT:
+                    return True
+            elif field == b"event":
+                self._event = value[:LINE_BYTES].strip().decode("utf-8", "replace")
+            elif not line.strip():
+                self._event = ""
+        return False
+
     def response_id(self) -> str:
         """Return the id of a stored response, once, when it has come; ``""`` before and after."""
-        if self._head is None:
+        if self._told:
             return ""
-        found = _RESPONSE_ID.search(self._head) if self._good and not self.encoded else None
-        if found or len(self._head) == _ID_BYTES:
-            self._head = None
+        good = self._status < _CLIENT_ERROR and not self.encoded
+        found = _RESPONSE_ID.search(self._head) if good else None
+        self._told = found is not None or not self._opening
         return found[1].decode() if found else ""
+
+    def model(self) -> str:
+        """Return the model that the answer names in its first events or outermost object, ``""`` for none."""
+        for found in () if self.streamed or self.encoded else _MODEL.finditer(self._head):
+            before = self._head[: found.start()]
+            if before.count(b"{") == before.count(b"}") + 1:
+                return found[1].decode("utf-8", "replace")
+        return self._model
 
     def usage(self) -> Usage:
         """Return what the engine said; nothing of an answer that is compressed."""
@@ -265,7 +325,11 @@ class AnswerWatch:
 
     def failure(self) -> AnswerFailure | None:
         """Return what the engine said where it failed; None of an answer that is compressed."""
-        return None if self.encoded else failure_in(self._body or bytes(self._kept), self._status)
+        if self.encoded:
+            return None
+        if self._reader is None and self._status < _CLIENT_ERROR:
+            return last_failure(bytes(self._kept)) or self._failure
+        return failure_in(self._head, self._status) or (self._reader.failure if self._reader else None)
 
     def has_last_event(self) -> bool:
         """Return whether the event that ends a stream has come, whole: many clients hang up there.

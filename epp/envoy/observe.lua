@@ -1,32 +1,39 @@
 -- Watches the answers of requests that the picker decided, without holding or changing a byte of them.
 --
 -- Into dynamic metadata, namespace NAMESPACE, from where the access log carries it to the picker:
---   first_us   Unix time of the first body chunk, microseconds
+--   first_us   Unix time of the first content, microseconds: of the first event of a stream that holds what was
+--              generated, as EVENTS and CONTENT say, and of any other answer of its first chunk
 --   streamed   whether the answer is an event stream
 --   encoding   content-encoding, when there is one: then nothing can be read of the answer
 --   chunks     body chunks up to the end of the answer; there once the answer is complete
 --   usage      what the engine says the answer cost, as it stood in the answer, names included: the first
 --              and the last "usage" object with counts of an event stream (Anthropic tells the prompt's tokens
---              in the first event and the answer's in the last), the last one of any other answer, and the
---              last "meta_info" object of each prompt of a batch (SGLang)
---   failure    of an answer of status 400 or more, its first FAILURE_BYTES
+--              in the first event and the answer's in the last), the last one of any other answer, the last
+--              "meta_info" object of each prompt of a batch (SGLang), and the "timings" of each (llama.cpp)
+--   failure    what may say that the request failed, for the picker to judge: the data of the last event that
+--              FAILURES fit, the beginning of any other such answer, and of one of status 400 to 499
+--   model      that the answer names
 --   response_id  under which the engine stores the response (OpenAI responses)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
--- says so. An event stream's first chunk, and the id of a response, are also told to the picker at once, by calls that
--- nobody waits for: the next turn may come before the log does.
+-- says so. An event stream's first content, and the id of a response, are also told to the picker at once, by
+-- calls that nobody waits for: the next turn may come before the log does.
 --
 -- What is found does not depend on how the answer was cut. Kept of it are these objects, each of at most
--- TAIL_BYTES, and the end of a chunk in which something has begun that its successor may finish; that is
--- nothing where a chunk ends with its line. A handle's objects die when the script yields, so streamInfo() is
--- asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty for no call), TIMEOUT_MS,
--- TAIL_BYTES, FAILURE_BYTES and STRIPPED_PATHS are set above.
+-- TAIL_BYTES, its first LINE_BYTES up to the first content, and the end of a chunk in which something has begun
+-- that its successor may finish; that is nothing where a chunk ends with its line. A handle's objects die when
+-- the script yields, so streamInfo() is asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty
+-- for no call), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES, EVENTS, CONTENT, PROGRESS and FAILURES
+-- (as in epp/apis/events.py) are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
 local NAME_BYTES = 32
--- The id of a response comes within so many bytes of an answer.
-local RESPONSE_ID, HEAD_BYTES = '"id"%s*:%s*"(resp_[%w_-]+)"', 1024
+-- Both are at the beginning of an answer.
+local RESPONSE_ID, MODEL = '"id"%s*:%s*"(resp_[%w_-]+)"', '"model"%s*:%s*"([^"\\]+)"'
+-- What tells the usage, by API: OpenAI and Anthropic, SGLang, llama.cpp.
+local USAGE_NAMES, META_NAMES, TIMINGS_NAMES = { '"usage"' }, { '"meta_info"' }, { '"tokens_cached"' }
+local ALL_NAMES = { USAGE_NAMES[1], META_NAMES[1], TIMINGS_NAMES[1] }
 -- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
 local MAX_BATCH = 16
 -- What an object that tells the usage counts; one without is of a client's, a tool's parameter of that name.
@@ -34,7 +41,7 @@ local COUNTS = {
   prompt_tokens = true, completion_tokens = true, total_tokens = true, input_tokens = true, output_tokens = true,
   cached_tokens = true, cache_read_input_tokens = true, cache_creation_input_tokens = true,
 }
-local LAST_RESPONSES = { 'response.completed"', 'response.incomplete"', 'response.failed"' }
+local TIMINGS = '^"tokens_cached"%s*:%s*%d+%s*,%s*"timings"%s*:%s*%b{}'
 
 local function note(handle, key, value)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, key, value)
@@ -118,12 +125,53 @@ local function object(text, from)
   return nil, nil, byte == nil
 end
 
+local function fits(data)
+  for _, pattern in ipairs(FAILURES) do
+    if data:find(pattern) then
+      return true
+    end
+  end
+  return false
+end
+
+-- What an event is, as epp.apis.events.kind_of has it.
+local function kind_of(name, data)
+  name = data:match('^%s*{%s*"type"%s*:%s*"([%w_.]+)"') or name
+  for _, event in ipairs(EVENTS) do
+    local begins, ends, kind = event[1], event[2], event[3]
+    if name:sub(1, #begins) == begins and name:sub(#name - #ends + 1) == ends then
+      if kind == "call" then
+        return data:find('"name"%s*:%s*"[^"]') and "content" or "structure"
+      end
+      return kind
+    end
+  end
+  if fits(data) then
+    return "error"
+  elseif data:find(PROGRESS, 1, true) then
+    return "progress"
+  end
+  local shaped = data:find('"choices"', 1, true) or data:find("^%s*null") or data:find("^%s*%[DONE%]")
+  for _, member in ipairs(CONTENT) do
+    for value in data:gmatch('"' .. member .. '"%s*:%s*(["%[{]?%s*["%]}]?)') do
+      if value ~= "" and value ~= '""' and not value:find("^[%[{]%s*[%]}]$") then
+        return "content"
+      end
+      shaped = true
+    end
+  end
+  return shaped and "structure" or "content"
+end
+
 -- What has been found of one answer.
 local Found = {}
 Found.__index = Found
 
 local function new_found(streamed)
-  return setmetatable({ streamed = streamed, carry = "", batch = {}, prompts = 0, over = false }, Found)
+  return setmetatable({
+    streamed = streamed, carry = "", line = "", event = "", names = streamed and USAGE_NAMES or ALL_NAMES,
+    batch = {}, prompts = 0, over = false,
+  }, Found)
 end
 
 local function counts(text)
@@ -135,36 +183,50 @@ local function counts(text)
   return false
 end
 
-function Found:take(name, text)
-  if name == '"usage"' then
-    if not counts(text) then
-      return
-    end
-    self.last = name .. ":" .. text
-    if self.streamed and not self.first then
-      self.first = self.last
-    end
-    return
-  end
-  local prompt = text:match('"id"%s*:%s*"([^"]*)"') or ""
+function Found:add(prompt, text)
   if not self.batch[prompt] then
     self.prompts = self.prompts + 1
   end
   if self.batch[prompt] or self.prompts <= MAX_BATCH then
-    self.batch[prompt] = name .. ":" .. text
+    self.batch[prompt] = text
+  end
+end
+
+function Found:take(name, text)
+  local told = name .. ":" .. text
+  if name == '"meta_info"' then
+    self:add(text:match('"id"%s*:%s*"([^"]*)"') or "", told)
+    if text:find('"abort"', 1, true) then
+      self.failure = "{" .. told .. "}"
+    end
+  elseif counts(text) then
+    self.last = told
+    if self.streamed and not self.first then
+      self.first = self.last
+    end
   end
 end
 
 -- In generated text quotes are escaped, so a name in plain quotes followed by an object is the real one.
-function Found:search(text, name, bare)
-  local from, unfinished = 1, nil
+-- Where something begins that is not over yet.
+function Found:search(text, name)
+  local from, bare = 1, name:sub(2)
   while true do
     local at, ends = text:find(bare, from, true)
     if not at then
-      return unfinished
+      return nil
     end
     from = ends + 1
-    if text:byte(at - 1) == QUOTE then
+    if text:byte(at - 1) ~= QUOTE then
+      -- a text that ends like a name
+    elseif name == '"tokens_cached"' then
+      local timings = text:match(TIMINGS, at - 1)
+      if timings then
+        self:add(timings, timings)
+      elseif #text - at < TAIL_BYTES then
+        return at - 1
+      end
+    else
       local opens, closes, may_follow = object(text, from)
       local length = (closes or #text) - at + 2
       if closes and length <= TAIL_BYTES then
@@ -177,41 +239,91 @@ function Found:search(text, name, bare)
   end
 end
 
+-- The next lines of a stream, up to the first content, and which model they name. True where that has come.
+function Found:begins(piece)
+  local text, from = self.line .. piece, 1
+  while true do
+    local newline = text:find("\n", from, true)
+    if not newline then
+      self.line = text:sub(from, from + LINE_BYTES)
+      return false
+    end
+    local line = text:sub(from, math.min(newline - 1, from + LINE_BYTES))
+    from = newline + 1
+    local data, name = line:match("^data:(.*)"), line:match("^event: ?([%w_.]+)")
+    if data then
+      self.model = self.model or data:match(MODEL)
+      if data:find('"meta_info"', 1, true) then
+        self.names = META_NAMES
+      elseif data:find('"tokens_evaluated"', 1, true) then
+        self.names = TIMINGS_NAMES
+      end
+      self.named = self.named or self.event ~= "" or data:find('^%s*{%s*"type"') ~= nil
+      if kind_of(self.event, data) == "content" then
+        return true
+      end
+    elseif name or not line:find("^:") then
+      self.event = name or ""
+    end
+  end
+end
+
+-- The data of the last event that may be a failure, or of a whole answer how it ended. A word in what was generated costs a look at its line.
+function Found:look_for_failure(text)
+  if not (text:find("error", 1, true) or text:find("abort", 1, true)) then
+    return
+  elseif not self.streamed then
+    for reason in text:gmatch('"finish_reason"%s*:%s*"(%l+)"') do
+      if reason == "abort" or reason == "error" then
+        self.failure = '{"finish_reason":"' .. reason .. '"}'
+      end
+    end
+    return
+  end
+  for line in text:gmatch("[^\n]+") do
+    local data = line:match("^data:(.*)") or ""
+    if fits(data) or line:find("^event: ?error") then
+      self.failure = (data ~= "" and data or line):sub(1, LINE_BYTES)
+    end
+  end
+end
+
 -- The next chunk. True when the event has come that ends the stream, and is whole.
 function Found:feed(piece)
   local text = self.carry == "" and piece or self.carry .. piece
-  local usage = self:search(text, '"usage"', 'usage"')
-  local meta = self:search(text, '"meta_info"', 'meta_info"')
-  local keep = usage and meta and math.min(usage, meta) or usage or meta
-  local ended = false
+  local from, ended = nil, false
+  for _, name in ipairs(self.names) do
+    local unfinished = self:search(text, name)
+    from = unfinished and math.min(from or unfinished, unfinished) or from
+  end
+  self:look_for_failure(text)
   if self.streamed then
     self:look_for_end(text)
     ended = self.over and text:byte(-1) == NEWLINE and text:find("\r?\n\r?\n$") ~= nil
   end
-  if keep then
-    self.carry = text:sub(keep)
-  elseif text:byte(-1) == NEWLINE and not self.over then
-    self.carry = ""
+  if from or text:byte(-1) ~= NEWLINE then
+    local line = text:match("^.*\n()") or 1
+    if #text - line < TAIL_BYTES then
+      from = math.min(from or line, line)
+    end
+    self.carry = text:sub(math.min(from or #text, math.max(#text - NAME_BYTES + 1, 1)))
   else
-    self.carry = text:sub(-NAME_BYTES)
+    self.carry = self.over and text:sub(-NAME_BYTES) or ""
   end
   return ended
 end
 
--- OpenAI's mark, the last event of Anthropic's messages, and those of OpenAI's responses.
+-- OpenAI's mark, or an event that the table has as the last.
 function Found:look_for_end(text)
   if self.over then
     return
   end
-  if text:find("[DONE]", 1, true) and (text:find("^data: ?%[DONE%]") or text:find("\ndata: ?%[DONE%]")) then
-    self.over = true
-  elseif text:find('message_stop"', 1, true) then
-    self.over = text:find('"type"%s*:%s*"message_stop"') ~= nil
-  elseif text:find("response.", 1, true) then
-    for _, name in ipairs(LAST_RESPONSES) do
-      if text:find(name, 1, true) and text:find('"type"%s*:%s*"' .. name) then
-        self.over = true
-      end
+  if text:find("[DONE]", 1, true) then
+    self.over = text:find("^data: ?%[DONE%]") ~= nil or text:find("\ndata: ?%[DONE%]") ~= nil
+  end
+  for _, last in ipairs(self.named and LAST_EVENTS or {}) do
+    if text:find(last, 1, true) and text:find('"type"%s*:%s*"' .. last) then
+      self.over = true
     end
   end
 end
@@ -231,29 +343,6 @@ function Found:usage()
   return text ~= "" and text or nil
 end
 
--- Whether there is more than comments in an event stream so far; they keep the connection alive and are no
--- token. `comment` says whether the last chunk ended within one, and is told for this one.
-local function is_token(piece, comment)
-  local from = 1
-  while true do
-    if comment then
-      local newline = piece:find("\n", from, true)
-      if not newline then
-        return false, true
-      end
-      from = newline + 1
-    end
-    from = piece:find("[^\r\n]", from)
-    if not from then
-      return false, false
-    end
-    comment = piece:byte(from) == COLON
-    if not comment then
-      return true, false
-    end
-  end
-end
-
 local function first_seen(handle, id, streamed)
   note(handle, "first_us", tonumber(handle:timestampString(EnvoyTimestampResolution.MICROSECOND)))
   if streamed then
@@ -261,9 +350,9 @@ local function first_seen(handle, id, streamed)
   end
 end
 
--- The chunks of one answer. `readable` is false where no usage can be found.
+-- The chunks of one answer. `readable` is false where nothing can be found in it.
 local function watch(handle, id, streamed, readable)
-  local found, chunks, seen, comment, head = new_found(streamed), 0, false, false, ""
+  local found, chunks, head, open, stored, failure = new_found(streamed), 0, "", true, nil, nil
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
@@ -273,33 +362,46 @@ local function watch(handle, id, streamed, readable)
         return
       end
       local piece = chunk:getBytes(0, length)
-      if not seen then
-        seen = true
-        if streamed then
-          seen, comment = is_token(piece, comment)
-        end
-        if seen then
-          first_seen(handle, id, streamed)
-        end
-      end
-      if head then
-        head = (head .. piece):sub(1, HEAD_BYTES)
-        local response = head:match(RESPONSE_ID)
+      if open then
+        head = (head .. piece):sub(1, LINE_BYTES)
+        local response = not stored and head:match(RESPONSE_ID)
         if response then
+          stored = true
           note(handle, "response_id", response)
           tell(handle, "/stored/" .. id .. "/" .. response)
         end
-        head = not response and #head < HEAD_BYTES and head
+        local first = chunks == 1
+        if streamed then
+          first = found:begins(piece)
+        end
+        if first then
+          first_seen(handle, id, streamed)
+        end
+        open = not streamed and #head < LINE_BYTES or streamed and not first
       end
-      if found:feed(piece) then
+      local ended = found:feed(piece)
+      if found.failure ~= failure then
+        failure = found.failure
+        note(handle, "failure", ascii(failure, LINE_BYTES))
+      end
+      if ended then
         break
       end
     end
   end
   note(handle, "chunks", chunks)
-  local usage = found:usage()
+  local usage, model = found:usage(), found.model
+  if not streamed then -- in the outermost object
+    model = (head:match("^%s*%[?{(.*)") or ""):gsub("%b{}", ""):match(MODEL)
+  end
   if usage then
     note(handle, "usage", ascii(usage, #usage))
+  end
+  if model then
+    note(handle, "model", ascii(model, NAME_BYTES * 8))
+  end
+  if not streamed and not failure and fits(head) then
+    note(handle, "failure", ascii(head, LINE_BYTES))
   end
 end
 
@@ -307,12 +409,12 @@ end
 local function note_failure(handle)
   local head = ""
   for chunk in handle:bodyChunks() do
-    head = head .. chunk:getBytes(0, math.min(chunk:length(), FAILURE_BYTES - #head))
-    if #head == FAILURE_BYTES then
+    head = head .. chunk:getBytes(0, math.min(chunk:length(), LINE_BYTES - #head))
+    if #head == LINE_BYTES then
       break
     end
   end
-  note(handle, "failure", ascii(head, FAILURE_BYTES))
+  note(handle, "failure", ascii(head, LINE_BYTES))
 end
 
 function envoy_on_response(handle)

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.apis.failure import FAILURE_BYTES
+from epp.apis.events import CONTENT, EVENTS, FAILURES, LINE_BYTES, PROGRESS, Kind
 from epp.envoy import messages as api
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
@@ -75,24 +75,38 @@ def observers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
 def script(settings: EnvoySettings) -> str:
     """The Lua source with its parameters in front."""
     parameters = {
-        "NAMESPACE": _quoted(OBSERVED_NAMESPACE),
-        "DECISION_NAMESPACE": _quoted(DECISION_NAMESPACE),
-        "CLUSTER": _quoted(FIRST_TOKENS if settings.reports_first_tokens else ""),
+        "NAMESPACE": _lua(OBSERVED_NAMESPACE),
+        "DECISION_NAMESPACE": _lua(DECISION_NAMESPACE),
+        "CLUSTER": _lua(FIRST_TOKENS if settings.reports_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(_USAGE_BYTES),
-        "FAILURE_BYTES": str(FAILURE_BYTES),
+        **_TABLE,
     }
     parts = ["observe.lua"]
     if settings.strip_accept_encoding:
-        parameters["STRIPPED_PATHS"] = f"{{ {', '.join(map(_quoted, STRIPPED_PATHS))} }}"
+        parameters["STRIPPED_PATHS"] = _lua(STRIPPED_PATHS)
         parts.append("observe_request.lua")
     head = "".join(f"local {name} = {value}\n" for name, value in parameters.items())
     return "\n".join([head, *((_FOLDER / part).read_text() for part in parts)])
 
 
-def _quoted(text: str) -> str:
+def _lua(value: object) -> str:
+    """Write a text, a number or a list of such in Lua."""
+    if isinstance(value, list | tuple):
+        return f"{{ {', '.join(map(_lua, value))} }}"
     # A JSON string of printable ASCII is a Lua string, too.
-    return json.dumps(text)
+    return json.dumps(value)
+
+
+#: The table of events as the script works from it.
+_TABLE = {
+    "LINE_BYTES": _lua(LINE_BYTES),
+    "EVENTS": _lua(EVENTS),
+    "LAST_EVENTS": _lua([f'{name}"' for name, _, kind in EVENTS if kind in {Kind.END, Kind.ERROR}]),
+    "CONTENT": _lua(CONTENT),
+    "PROGRESS": _lua(PROGRESS),
+    "FAILURES": _lua([f'"{name}"%s*:%s*{value.replace(".", "%.")}' for name, value in FAILURES]),
+}
 
 
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:

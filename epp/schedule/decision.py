@@ -51,6 +51,10 @@ ASKED = (
 #: What it says of one that another region forwarded.
 ORIGIN = ("origin_region", "origin_decision")
 
+FAILED_ANSWER = "failed-answer"
+"""Cause of a request whose answer, begun as a good one, says that it failed."""
+#: The least HTTP status of an error.
+FIRST_ERROR = 400
 #: Ends of answers that came whole.
 _COMPLETE = frozenset({"completed", "retried-elsewhere"})
 #: Bytes of the shortest answer with a token in it: a JSON object of any API has more, ``{}`` and a stream of
@@ -312,6 +316,11 @@ class Outcome(Struct, frozen=True):
         return self.response_bytes is not None and self.response_bytes < _LEAST_ANSWER_BYTES
 
     @property
+    def verdict(self) -> int:
+        """The HTTP status that the answer came with, or means where it failed later; 0 for none."""
+        return self.failure.status if self.failure is not None else self.status or 0
+
+    @property
     def where(self) -> str:
         """Who served it, as far as is known: the pick until something else is told."""
         return self.served or self.endpoint
@@ -365,6 +374,7 @@ def outcome_record(outcome: Outcome, at_wall_s: float) -> dict[str, Any]:
         "served": outcome.served,
         "cause": outcome.cause,
         "status": outcome.status,
+        "failure": None if outcome.failure is None else asdict(outcome.failure),
         "attempts": outcome.attempts,
         "honoured": outcome.honoured,
         "ttft_ms": _rounded(outcome.ttft_ms),

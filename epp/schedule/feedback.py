@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.schedule.decision import Outcome, Source, usage_sources, with_itl
+from epp.schedule.decision import FAILED_ANSWER, FIRST_ERROR, Outcome, Source, usage_sources, with_itl
 from epp.signals.duration import network_ms, prefills
 from epp.signals.paths import cold_body_ms
 
@@ -77,6 +77,8 @@ class InFlight:
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
     """Make the outcome of what the stream, and the call at the first token, have reported."""
+    if entry.failure is not None and (entry.status or 0) < FIRST_ERROR:
+        cause = FAILED_ANSWER
     ttft_ms = (entry.first_token_s - entry.picked_s) * 1e3
     stream = Source.STREAM
     sources = {"cause": stream, "e2e_ms": stream}
@@ -126,7 +128,6 @@ def _unknown(fleet: Snapshot, column: str, index: int) -> bool:
 
 #: Ends at which an engine has done all of a request's work.
 DONE = frozenset({"completed", "retried-elsewhere", "stream-end", "unobserved"})
-_FIRST_ERROR = 400
 #: APIs whose requests are one prompt.
 _ONE_PROMPT = frozenset({"openai-chat", "anthropic-messages"})
 #: More than any model's context or batch holds.
@@ -178,13 +179,13 @@ def learn_from(
         learn: told of the request and the engine's count of tokens.
     """
     request, usage = entry.request, outcome.usage
-    if not request.prompt_tokens or outcome.empty:
+    if not request.prompt_tokens or outcome.empty or outcome.failure is not None:
         return
     # SGLang's own API counts the prompt anew for each choice.
     if usage.prompt_tokens is not None and request.text_bytes and request.choices == 1 and learn is not None:
         learn(request, usage.prompt_tokens)
     slot = fleet.slot_of(outcome.where)
-    if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= _FIRST_ERROR:
+    if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= FIRST_ERROR:
         return
     usage = with_cached(slot, request.api, usage, fleet)
     answer, counted = _answer(outcome), request.prompt_tokens

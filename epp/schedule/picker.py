@@ -394,7 +394,9 @@ class Picker:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
         entry.streamed, entry.failure = streamed, failure
-        if usage != NO_USAGE:
+        if failure is not None and not streamed:
+            entry.first_token_s = math.nan  # it was the error's
+        elif failure is None and usage != NO_USAGE:
             self.usage(decision_id, usage)
         return True
 

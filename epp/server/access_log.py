@@ -30,6 +30,7 @@ from epp.extproc.messages import (
     MAX_BODILESS_BYTES,
 )
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from epp.schedule.decision import FAILED_ANSWER, FIRST_ERROR
 from epp.server.handlers import Handler
 from epp.server.logs import REPEATED
 from epp.transport.status import Status
@@ -141,6 +142,7 @@ class Termination(Enum):
     UPSTREAM_RESET = "upstream-reset"  # the endpoint, or its connection, broke off
     UNREACHABLE = "unreachable"  # no endpoint could be connected to, or none was there
     TIMED_OUT = "timed-out"  # a limit of Envoy's ran out
+    FAILED_ANSWER = FAILED_ANSWER  # the answer, begun as a good one, says that the request failed
     REFUSED = "refused"  # Envoy answered by itself: too long, overloaded, refused by the picker
 
 
@@ -187,8 +189,8 @@ class Report(msgspec.Struct, frozen=True):
         relayed: a relay told who served: it may have tried others before.
         attempts: tries on endpoints; 0 when none was tried.
         response_bytes: body bytes sent to the client.
-        ttft_ms: from the request's arrival to the first body chunk of a 2xx answer (of an event stream the
-            first that is no comment).
+        ttft_ms: from the request's arrival to the first content of a 2xx answer, as `epp.apis.events` has it,
+            of what is no event stream to its first body chunk.
         e2e_ms: from the request's arrival to the end.
         received_ms: from then to the last byte of the request.
         sent_ms: from then to the first byte sent to an endpoint; less `received_ms` it is the picker's share.
@@ -203,6 +205,7 @@ class Report(msgspec.Struct, frozen=True):
         retry_after: the answer's ``Retry-After``, ``""`` without one.
         response_id: under which the engine stores the response, ``""`` where there is none.
         failure: what the engine said of it where it failed, in an answer of any status.
+        model: what the answer calls the model, ``""`` where it does not say.
     """
 
     decision_id: str
@@ -228,6 +231,7 @@ class Report(msgspec.Struct, frozen=True):
     retry_after: str = ""
     response_id: str = ""
     failure: AnswerFailure | None = None
+    model: str = ""
 
     @property
     def honoured(self) -> bool | None:
@@ -288,19 +292,23 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
-    status, failed = response.response_code.value, _text(seen, "failure")
+    status, told = response.response_code.value, _text(seen, "failure")
+    failure = failure_in(told.encode(), status) if told else None
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
     return Report(
         decision_id=_text(ours, DECISION_KEY),
         status=status,
-        cause=_cause(flags, ended=ended, picked=picked, served=served),
+        cause=Termination.FAILED_ANSWER
+        if failure is not None and status < FIRST_ERROR
+        else _cause(flags, ended=ended, picked=picked, served=served),
         picked=picked,
         served=served,
         relayed=bool(told),
         attempts=common.upstream_request_attempt_count,
         response_bytes=response.response_body_bytes,
-        ttft_ms=_ttft_ms(common, _scalar(seen, "first_us"), e2e_ms),
+        # The first byte of a failure is no first token, and its counts are nobody's.
+        ttft_ms=math.nan if failure and not streamed else _ttft_ms(common, _scalar(seen, "first_us"), e2e_ms),
         e2e_ms=e2e_ms,
         received_ms=_ms(common, "time_to_last_rx_byte"),
         sent_ms=sent_ms,
@@ -311,11 +319,12 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         streamed=streamed if isinstance(streamed, bool) else None,
         encoding=_text(seen, "encoding"),
         chunks=chunks,
-        usage=_usage(usage) if isinstance(usage, str) else NO_USAGE,
+        usage=_usage(usage) if isinstance(usage, str) and not failure else NO_USAGE,
         opened_ms=sent_ms - fresh_ms,
         retry_after=response.response_headers.get("retry-after", ""),
         response_id=_text(seen, "response_id"),
-        failure=failure_in(failed.encode(), status) if failed else None,
+        failure=failure,
+        model=_text(seen, "model"),
     )
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from epp import __version__
 from epp.config.address import split_address
 from epp.llmd.words import CODE_NAMES
-from epp.schedule.decision import Source
+from epp.schedule.decision import FIRST_ERROR, Source
 from epp.server.metrics_read import FAIRNESS_ID
 from epp.server.metrics_table import TABLE
 
@@ -269,7 +269,7 @@ class RequestMetrics:
         entry = self._open.pop(outcome.id, None)
         if entry is None:
             return
-        route, status = entry.route, outcome.status
+        route, status, error = entry.route, outcome.status, outcome.verdict
         route.running.value -= 1.0
         if outcome.sources.get("e2e_ms") is not Source.PREDICTED:
             route.seen["duration_seconds"].observe(outcome.e2e_ms / 1e3)
@@ -283,8 +283,8 @@ class RequestMetrics:
             shown = f"{status // 100}xx" if status else "none"
             counted = children[key] = self._metrics.value("epp_outcomes_total", where, outcome.cause, shown)
         counted.value += 1.0
-        if status is not None and status >= 400:
-            route.error(CODE_NAMES.get(status) or (str(status) if status < 600 else "Internal"))
+        if error >= FIRST_ERROR:
+            route.error(CODE_NAMES.get(error) or (str(error) if error < 600 else "Internal"))
         elif outcome.cause in _BROKEN:
             route.error(_BROKEN[outcome.cause])
         self._latencies(entry, outcome)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE
 from epp.extproc.types import Cause
-from epp.schedule.decision import Source, usage_sources, with_itl
+from epp.schedule.decision import FAILED_ANSWER, Source, usage_sources, with_itl
 from epp.server.access_log import Termination
 from epp.signals.engine_metrics import RUNNING, WAITING
 from epp.signals.ledger import RUNNING as PROMISED_REQUESTS
@@ -66,6 +66,8 @@ _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 LONGEST = 3.0
 #: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
 IN_TRANSIT_S = 0.5
+#: ``Retry-After`` of an endpoint that says within an answer, which cannot have one, that it is full.
+_FULL_PAUSE_S = "1"
 #: An endpoint, and whether a request failed there.
 _Verdict = tuple[str, bool]
 _EMPTY = "an empty answer"
@@ -279,7 +281,10 @@ class Outcomes:
             # What the stream showed to be empty is a good answer to Envoy.
             if verdict not in (before, (before[0], False)):
                 self._count(*verdict, how, now_s)
-        slot = fleet.slot_of(self._resolver.endpoint_of(report.served))
+        served = self._resolver.endpoint_of(report.served)
+        if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
+            self.answered(report.decision_id, served, report.failure.status, _FULL_PAUSE_S)
+        slot = fleet.slot_of(served)
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
 
@@ -296,20 +301,22 @@ class Outcomes:
                 found[picked, True] = report.cause.value
         elif report.cause in _ENDPOINT_FAILED:
             found[served, True] = report.cause.value
-        elif report.status >= _SERVER_ERROR:
-            found[served, True] = f"status {report.status}"
+        elif (report.failure or report).status >= _SERVER_ERROR:
+            found[served, True] = _words(report)
         elif report.cause in _SERVED and report.status < _CLIENT_ERROR:
             found[served, empty] = _EMPTY if empty else ""
         return found
 
     def _judge_stream(self, outcome: Outcome) -> _Verdict:
         """Count what a response that the stream showed says of its endpoint; what was counted."""
-        where, status, verdict = outcome.where, outcome.status or 0, _NOTHING
+        where, status, verdict = outcome.where, outcome.verdict, _NOTHING
         if status >= _SERVER_ERROR or outcome.empty:
             verdict = where, True
         elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
-        self._count(*verdict, _EMPTY if outcome.empty else f"status {status}", self._clock.mono_s())
+        self._count(*verdict, _EMPTY if outcome.empty else _words(outcome), self._clock.mono_s())
+        if outcome.cause == FAILED_ANSWER:
+            self.answered(outcome.id, where, status, _FULL_PAUSE_S)
         return verdict
 
     def _count_honoured(self, outcome: Outcome) -> None:
@@ -356,6 +363,12 @@ def _remember(known: dict[str, _Verdict], decision_id: str, counted: _Verdict) -
     known[decision_id] = counted
     if len(known) > _REMEMBERED:
         del known[next(iter(known))]
+
+
+def _words(told: Outcome | Report) -> str:
+    """Say how an endpoint failed."""
+    failure = told.failure
+    return f"status {told.status}" if failure is None else f"error {failure.status} {failure.code}"
 
 
 def _as_streamed(outcome: Outcome) -> Outcome:

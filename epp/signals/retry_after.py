@@ -17,8 +17,8 @@ from epp.keyed_uniform import keyed_uniform
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Statuses whose ``Retry-After`` counts (RFC 9110, 10.2.3; RFC 6585, 4).
-STATUSES = frozenset({429, 503})
+#: Statuses whose ``Retry-After`` counts (RFC 9110, 10.2.3; RFC 6585, 4), and Anthropic's for overload.
+STATUSES = frozenset({429, 503, 529})
 #: Longest pause, jitter included: an endpoint that asks for an hour is tried every minute.
 MAX_PAUSE_S = 60.0
 #: Pause of a peer region that could not be reached, or did not serve a request. It is not ejected: one engine

@@ -98,7 +98,7 @@ def test_the_first_and_the_last_piece_are_stamped(
     status: int, pieces: list[bytes], first: float, last: float
 ) -> None:
     watch = AnswerWatch()
-    watch.started(status, {})
+    watch.started(status, EVENTS)
     firsts = [watch.feed(piece, float(number)) for number, piece in enumerate(pieces)]
     assert watch.first_s == pytest.approx(first, nan_ok=True)
     assert watch.last_s == pytest.approx(last, nan_ok=True)

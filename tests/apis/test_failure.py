@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from epp.apis.failure import FAILURE_BYTES, MODEL_NOT_FOUND, AnswerFailure, failure_in
+from epp.apis.events import LINE_BYTES
+from epp.apis.failure import MODEL_NOT_FOUND, AnswerFailure, failure_in
 
 VLLM = {
     "error": {
@@ -70,8 +71,8 @@ def test_a_refusal_keeps_its_status_and_the_engines_word(status: int, body: obje
 
 
 def test_of_a_long_error_its_beginning_counts() -> None:
-    text = json.dumps({"error": {"type": "BadRequestError", "message": 'x" ' * FAILURE_BYTES}}).encode()
-    assert failure_in(text[:FAILURE_BYTES], 400) == AnswerFailure(400, "BadRequestError")
+    text = json.dumps({"error": {"type": "BadRequestError", "message": 'x" ' * LINE_BYTES}}).encode()
+    assert failure_in(text[:LINE_BYTES], 400) == AnswerFailure(400, "BadRequestError")
 
 
 @pytest.mark.parametrize(

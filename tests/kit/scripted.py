@@ -104,13 +104,14 @@ class Gateway(Serving):
     Args:
         folder: holds everything on disk.
         script: what the upstream answers.
+        others: further upstreams.
         options: see `Serving`; Envoy's variant is full duplex.
     """
 
-    def __init__(self, folder: Path, script: Script, **options: Any) -> None:
+    def __init__(self, folder: Path, script: Script, *others: Upstream, **options: Any) -> None:
         self.upstream = Upstream(script)
         quiet = {"scrape": {"interval_s": 0}, "probe": {"interval_s": 0}, "variant": Variant.FULL_DUPLEX}
-        super().__init__(folder, upstreams=[self.upstream], **(quiet | options))
+        super().__init__(folder, upstreams=[self.upstream, *others], **(quiet | options))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to Envoy."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
-import epp.envoy
-from epp.apis.failure import FAILURE_BYTES, MODEL_NOT_FOUND, AnswerFailure
+from epp.apis.events import LINE_BYTES
+from epp.apis.failure import MODEL_NOT_FOUND, AnswerFailure
 from epp.apis.usage import Usage, UsageReader
+from epp.envoy.observe import script
+from epp.envoy.settings import EnvoySettings
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.access_log import decode
 from tests.observe import answers
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
     from epp.server.access_log import Report
 
 TAIL_BYTES = 2048
-SOURCE = Path(epp.envoy.__file__).with_name("observe.lua").read_text()
-HEAD = f"""
-local NAMESPACE, DECISION_NAMESPACE, CLUSTER, TIMEOUT_MS = "epp.observe", "epp", "calls", 1000
-local TAIL_BYTES, FAILURE_BYTES = {TAIL_BYTES}, {FAILURE_BYTES}
-EnvoyTimestampResolution = {{ MICROSECOND = 1 }}
-"""
+SOURCE = script(EnvoySettings(endpoints=()))
+HEAD = "EnvoyTimestampResolution = { MICROSECOND = 1 }\n"
 HARNESS = b"""
 function(pieces, kind, encoding, status)
   local notes, calls, read, paths = {}, {}, 0, {}
@@ -126,7 +123,9 @@ CHAT = (
 )
 CONTINUOUS = (
     b"".join(
-        answers.event({"choices": [{"delta": {}}], "usage": {"prompt_tokens": 9, "completion_tokens": at}})
+        answers.event(
+            {"choices": [{"delta": {"content": "a"}}], "usage": {"prompt_tokens": 9, "completion_tokens": at}}
+        )
         for at in range(1, 6)
     )
     + answers.DONE
@@ -250,10 +249,10 @@ STORED = named("response.created", response={"id": "resp_0-a", "object": "respon
 def test_the_id_of_a_response_is_told_at_once_and_in_the_log_however_it_is_cut(data: st.DataObject) -> None:
     seen = LUA(data.draw(cuts(STORED)))
     assert seen.notes["response_id"] == "resp_0-a"
-    assert seen.paths == ["/first-token/d", "/stored/d/resp_0-a"]
+    assert seen.paths == ["/stored/d/resp_0-a", "/first-token/d"]
     body = b'{"previous_response_id": "resp_9", "id" :\n"resp_1", "usage": {"input_tokens": 1}, "x": {"id": "resp_2"}}'
     assert LUA(data.draw(cuts(body)), b"application/json").paths == ["/stored/d/resp_1"]
-    later = b'{"output": "' + b"x" * 1024 + b'", "id": "resp_1"}'
+    later = b'{"output": "' + b"x" * LINE_BYTES + b'", "id": "resp_1"}'
     assert LUA(data.draw(cuts(later)), b"application/json").paths == []
 
 
@@ -281,9 +280,9 @@ def test_what_an_engine_says_of_a_refusal_is_noted_however_it_is_cut(data: st.Da
     seen = LUA(data.draw(cuts(NO_MODEL)), b"application/json", status=b"404")
     assert seen.report(404).failure == AnswerFailure(404, MODEL_NOT_FOUND)
     long = LUA(
-        data.draw(cuts(NO_MODEL[:-1] + b" " * 3 * FAILURE_BYTES + b"}")), b"application/json", status=b"404"
+        data.draw(cuts(NO_MODEL[:-1] + b" " * 3 * LINE_BYTES + b"}")), b"application/json", status=b"404"
     )
-    assert len(long.notes["failure"]) == FAILURE_BYTES
+    assert len(long.notes["failure"]) == LINE_BYTES
     assert "failure" not in LUA([b"<html>"], b"text/html", status=b"404").notes
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from epp.apis.failure import AnswerFailure
 from epp.apis.usage import NO_USAGE, Usage
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.server.access_log import AccessLogReceiver, Termination, decode
@@ -149,3 +150,16 @@ def test_a_message_is_read_to_its_limit() -> None:
     assert (receiver.received, receiver.malformed) == (1000, 2)
     receiver.take(wire(entry(ours={"decision_id": "a" * 300_000})))
     assert (receiver.received, receiver.malformed) == (1000, 3)
+
+
+def test_the_first_byte_of_a_failed_answer_is_no_first_token_and_its_counts_are_nobodys() -> None:
+    told: dict[str, object] = {
+        "first_us": START.timestamp() * 1e6 + 1000,
+        "usage": '"usage":{"prompt_tokens":5,"completion_tokens":1}',
+        "failure": '{"error":{"code":500,"type":"x","message":"m"}}',
+    }
+    for streamed in (False, True):
+        told_of = report(seen={**told, "streamed": streamed})
+        assert math.isnan(told_of.ttft_ms) is not streamed
+        assert (told_of.usage, told_of.cause) == (NO_USAGE, Termination.FAILED_ANSWER)
+        assert told_of.failure == AnswerFailure(500, "x")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.apis.failure import AnswerFailure
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
 from epp.ops.explain import explain
-from epp.schedule.decision import Source, to_record
+from epp.schedule.decision import Source, outcome_record, to_record
 from epp.server.access_log import Report, Termination
 from epp.signals.health import State
 from epp.types import Endpoint
@@ -275,3 +276,46 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
         assert set(decision.excluded) == {"stored-response"}
     assert not picked(ask("POST", "/v1/responses", previous_response_id="resp_2")).excluded
     assert not picked(ask("GET", "/v1/responses/resp_2")).excluded
+
+
+def failed(deployment: Deployment, status: int, **facts: Any) -> Outcome:
+    """A request whose answer tells of a failure after a good beginning."""
+    outcomes: list[Outcome] = []
+    deployment.core.outcomes.listeners.append(outcomes.append)
+    decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
+    told = AnswerFailure(status, "its word")
+    deployment.ended(decision, cause=Termination.FAILED_ANSWER, failure=told, **facts)
+    return outcomes[-1]
+
+
+def test_a_failure_inside_an_answer_teaches_nothing(
+    deployment: Deployment,
+) -> None:
+    fleet = deployment.fleet
+    before = fleet.rates.learned, fleet.answers.expected("m"), fleet.calibration.sums(0)
+    outcome = failed(deployment, 400, ttft_ms=1.0)
+    assert (outcome.cause, outcome.status) == ("failed-answer", 200)
+    assert outcome_record(outcome, 0.0)["failure"] == {"status": 400, "code": "its word"}
+    assert (fleet.rates.learned, fleet.answers.expected("m"), fleet.calibration.sums(0)) == before
+    page = b"".join(piece.encode() for piece in deployment.app.metrics.pieces()).decode()
+    assert 'cause="failed-answer",status="2xx"} 1' in page
+
+
+@pytest.mark.parametrize(
+    ("status", "ejected", "paused"),
+    [(500, True, False), (503, True, True), (529, True, True), (429, False, True), (400, False, False)],
+)
+def test_a_failure_inside_an_answer_counts_by_its_status(
+    deployment: Deployment, status: int, ejected: bool, paused: bool
+) -> None:
+    deployment.app.picker.set_pool(POOL[:2], deployment.clock.mono_s())
+    where = failed(deployment, status).endpoint
+    slot = deployment.slot(where)
+    assert (deployment.fleet.retry_after.left_s(slot, deployment.clock.mono_s()) > 0.0) is paused
+    for _ in range(40):
+        failed(deployment, status)
+    states = {
+        deployment.fleet.health.state(deployment.slot(one.address), deployment.clock.mono_s())
+        for one in POOL[:2]
+    }
+    assert (State.EJECTED in states) is ejected

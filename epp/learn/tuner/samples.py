@@ -139,7 +139,7 @@ def sample_of(
             e2e_ms=(now_wall_s - started_wall_s) * 1000.0,
             censored=True,
         )
-    cause, status = str(outcome.get("cause", "")), outcome.get("status")
+    cause, status = str(outcome.get("cause", "")), (outcome.get("failure") or outcome).get("status")
     if status is not None and 400 <= status < 500 and status != 499 and status not in _FLEET_STATUSES:
         return None
     broken = cause in _BROKEN or (status is not None and status >= 400)
