@@ -9,34 +9,44 @@ from typing import Any
 
 import msgspec
 
-from epp.apis.decode import MAX_BODY_VALUES, decoder, has_too_many_values
+from epp.apis.canonical import spell
+from epp.apis.decode import decoder, has_too_many_values
 
 _DECODE = decoder(Any).decode
 
 
-def plain_call(call: dict[str, Any], *, with_id: bool) -> dict[str, Any]:
-    """Return a call without its index, and without its id where prompts lack it."""
+def spelled_call(call: dict[str, Any], *, with_id: bool) -> bytes:
+    """Return a call as JSON, without its index, and without its id where prompts lack it.
+
+    Raises:
+        ClientError: 400, it is nested too deeply.
+    """
     function = call.get("function")
     if isinstance(function, dict):
-        plain = {"type": call.get("type") or "function", "function": plain_function(function)}
-        return {"id": call.get("id"), **plain} if with_id else plain
+        head = b'{"id":%b,' % spell(call.get("id")) if with_id else b"{"
+        kind = spell(call.get("type") or "function")
+        return b'%b"type":%b,"function":%b}' % (head, kind, spelled_function(function))
     left_out = ("index",) if with_id else ("id", "index")
-    return {name: value for name, value in call.items() if name not in left_out}
+    return spell({name: value for name, value in call.items() if name not in left_out})
 
 
-def plain_function(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's name and its arguments."""
-    return {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
+def spelled_function(function: dict[str, Any]) -> bytes:
+    """Return a function's name and its arguments as JSON.
+
+    Raises:
+        ClientError: 400, they are nested too deeply.
+    """
+    name, arguments = spell(function.get("name")), _arguments(function.get("arguments"))
+    return b'{"name":%b,"arguments":%b}' % (name, arguments)
 
 
-def _arguments(given: object) -> object:
+def _arguments(given: object) -> bytes:
     """Return arguments as templates get them; a text that is no JSON as it is."""
     if isinstance(given, str):
-        # Its values were not counted with the body's.
-        if len(given) > MAX_BODY_VALUES and has_too_many_values(given.encode("utf-8", "replace")):
-            return given
-        try:
-            return _DECODE(given)
-        except (msgspec.DecodeError, RecursionError):
-            return given if given.strip() else {}
-    return given if isinstance(given, list | dict) else {}
+        data = given.encode("utf-8", "replace")
+        if not has_too_many_values(data):  # those of a text were not counted with the body's
+            try:
+                return spell(_DECODE(data))
+            except (msgspec.DecodeError, RecursionError):
+                given = given if given.strip() else {}
+    return spell(given) if isinstance(given, list | dict | str) else b"{}"

@@ -33,13 +33,13 @@ class Message(msgspec.Struct):
 
     role: str
     content: str | list[str | dict[str, Any]] | None = None
-    name: Any = None
-    tool_call_id: Any = None
+    name: str | None = None
+    tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     function_call: Any = None
     refusal: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     audio: Any = None
     tools: Any = None
 
@@ -55,9 +55,9 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         framed.add_said(message.role, content)
     else:
         framed.add_text(b"R", message.role)
-        if isinstance(message.name, str) and message.name:
+        if message.name:
             framed.add_text(b"N", message.name)
-        if isinstance(reasoning, str) and reasoning:
+        if reasoning:
             framed.add_reasoning(reasoning)
         for part in [content] if isinstance(content, str) else content or ():
             add_part(framed, part)

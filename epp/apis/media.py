@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
-from epp.apis.calls import plain_call, plain_function
-from epp.apis.canonical import Frames, described, media_words, spell
+from epp.apis.calls import spelled_call, spelled_function
+from epp.apis.canonical import Frames, described, media_words
 from epp.apis.decode import invalid
 from epp.apis.rendering import PAST_REASONING, REASONING, UNCHOSEN_TOOLS, Rendering
 
@@ -289,8 +289,8 @@ class PromptFrames(Frames):
             ClientError: as `add_json`.
         """
         self.count_values()
-        plain = plain_function(call) if tag == b"F" else plain_call(call, with_id=self.rendering.prints_ids)
-        self.add_bytes(tag, spell(plain))
+        with_id = self.rendering.prints_ids
+        self.add_bytes(tag, spelled_function(call) if tag == b"F" else spelled_call(call, with_id=with_id))
 
     def add_id(self, text: object) -> None:
         """Add the id of the call that a result is of (``I``), where prompts hold it."""
