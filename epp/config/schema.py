@@ -97,7 +97,8 @@ class PolicySection(Section, frozen=True):
         weights: starting weights.
         bounds: tighter ``[low, high]`` per weight, for both weights files.
         tie_band: costs within this relative distance of the best count as equal and are drawn among.
-        fallbacks: further endpoints sent after the picked one, by cost; 0 for gateways that take one.
+        fallbacks: further endpoints sent after the picked one, by cost; 0 for gateways that take one. Where
+            endpoints list models, or a rule binds the request, all others that may serve it follow, up to 31.
         model_file: reward model of `lodestar`, written by `epp learn`, watched.
     """
 

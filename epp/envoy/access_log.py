@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.config.relays import UNSERVED_HEADER
+from epp.config.retries import NO_MODEL, REFUSALS
 from epp.envoy import messages as api
+from epp.envoy.clusters import DESTINATION_KEY
 from epp.envoy.filters import DECISION_NAMESPACE, picker_service
+from epp.envoy.retry import DECISION_HEADER
+from epp.envoy.settings import Variant
 
 if TYPE_CHECKING:
     from epp.envoy.settings import EnvoySettings
@@ -49,8 +54,7 @@ def access_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
     """The logs that the settings ask for."""
     logs = []
     if settings.observed:
-        reports = api.pack(_reports(settings))
-        logs.append(api.accesslog.AccessLog(name="envoy.access_loggers.http_grpc", typed_config=reports))
+        logs.append(_reports(settings))
     if settings.access_log:
         fields = {name: api.protobuf.Value(string_value=text) for name, text in _FIELDS.items()}
         stdout = api.stream_log.StdoutAccessLog(
@@ -62,22 +66,53 @@ def access_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
     return logs
 
 
-def _reports(settings: EnvoySettings) -> api.grpc_log.HttpGrpcAccessLogConfig:
+def _reports(settings: EnvoySettings) -> api.accesslog.AccessLog:
     """One entry a request, with the dynamic metadata that the picker and the observer left.
 
     Sent when some ten are together or the interval has passed. A picker that is away loses them: Envoy keeps
     no more than the buffer and counts what it drops.
     """
     known = _REPORT_TAGS if settings.envoy_version >= _TAGS_SINCE else {}
-    tags = [api.tracing.CustomTag(tag=tag, value=text) for tag, text in known.items()]
-    return api.grpc_log.HttpGrpcAccessLogConfig(
-        common_config=api.grpc_log.CommonGrpcAccessLogConfig(
-            log_name=REPORTS_LOG,
-            transport_api_version=api.core.ApiVersion.V3,
-            grpc_service=picker_service(),
-            buffer_flush_interval=api.ms(settings.report_interval_ms),
-            buffer_size_bytes=_REPORTS_BUFFER_BYTES,
-            custom_tags=tags,
-        ),
-        additional_response_headers_to_log=["retry-after"],
+    common = _common(_REPORTS_BUFFER_BYTES)
+    common.buffer_flush_interval = api.ms(settings.report_interval_ms)
+    common.custom_tags = [api.tracing.CustomTag(tag=tag, value=text) for tag, text in known.items()]
+    reports = api.grpc_log.HttpGrpcAccessLogConfig(
+        common_config=common, additional_response_headers_to_log=["retry-after"]
+    )
+    return api.accesslog.AccessLog(name="envoy.access_loggers.http_grpc", typed_config=api.pack(reports))
+
+
+def attempt_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
+    """An entry, at once, for each attempt that an endpoint refused or that failed: normal ones have none.
+
+    Where there are relays the attempts are theirs, and `original-dst` knows one address a request.
+    """
+    relayed = settings.relays is not None and settings.federation is None
+    if not settings.observe or relayed or settings.variant is Variant.ORIGINAL_DST:
+        return []
+    unreached = api.accesslog.ResponseFlagFilter(flags=["UF", "UR", "UC"])
+    either = [_of_status(status) for status in (*REFUSALS, NO_MODEL)]
+    either.append(api.accesslog.AccessLogFilter(response_flag_filter=unreached))
+    attempts = api.grpc_log.HttpGrpcAccessLogConfig(
+        common_config=_common(0),
+        # An attempt has no metadata; headers tell it from a request's entry, too.
+        additional_request_headers_to_log=[DECISION_HEADER, DESTINATION_KEY],
+        additional_response_headers_to_log=["retry-after", UNSERVED_HEADER],
+    )
+    wanted = api.accesslog.AccessLogFilter(or_filter=api.accesslog.OrFilter(filters=either))
+    return [api.accesslog.AccessLog(name="attempts", filter=wanted, typed_config=api.pack(attempts))]
+
+
+def _of_status(status: int) -> api.accesslog.AccessLogFilter:
+    value = api.core.RuntimeUInt32(default_value=status, runtime_key=f"epp.attempts.{status}")
+    equal = api.accesslog.ComparisonFilter(op=api.accesslog.ComparisonFilterOp.EQ, value=value)
+    return api.accesslog.AccessLogFilter(status_code_filter=api.accesslog.StatusCodeFilter(comparison=equal))
+
+
+def _common(buffer_bytes: int) -> api.grpc_log.CommonGrpcAccessLogConfig:
+    return api.grpc_log.CommonGrpcAccessLogConfig(
+        log_name=REPORTS_LOG,
+        transport_api_version=api.core.ApiVersion.V3,
+        grpc_service=picker_service(),
+        buffer_size_bytes=buffer_bytes,
     )

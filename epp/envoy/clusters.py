@@ -28,6 +28,9 @@ DESTINATION_KEY = "x-gateway-destination-endpoint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 """Namespace and keys of the endpoint picker protocol (Gateway API inference extension, proposal 004)."""
 
+BOUND_KEY = "bound"
+"""Key of `DESTINATION_NAMESPACE` that no host has: a request with it goes to hosts that are named alone."""
+
 FORWARD_NAMESPACE = "epp.forward"
 """Dynamic metadata: the headers of a forward, on their way from the picker to the host chosen."""
 
@@ -54,7 +57,8 @@ def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[ap
         type=api.cluster.ClusterDiscoveryType.STATIC,
         load_assignment=api.endpoint.ClusterLoadAssignment(cluster_name=NOWHERE),
     )
-    closed = settings.variant is Variant.ORIGINAL_DST or settings.federation is not None
+    by_address = settings.variant is Variant.ORIGINAL_DST
+    closed = settings.fail_closed or by_address or settings.federation is not None
     return [endpoints, picker(settings), *([nowhere] if closed else [])]
 
 
@@ -121,11 +125,8 @@ def forwarded_headers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
         value = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
         # Attempts share their headers: what the one before was given goes first.
         changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
-    mutations = api.header_mutation.HeaderMutation(
-        mutations=api.header_mutation.Mutations(request_mutations=changes)
-    )
     return [
-        api.http_filter("envoy.filters.http.header_mutation", mutations),
+        api.request_mutations(changes),
         api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec()),
     ]
 
@@ -226,12 +227,28 @@ _SERVED_SINCE = (1, 38)
 def override_host(
     source: api.metadata.MetadataKey, served: api.metadata.MetadataKey | None
 ) -> api.cluster.LoadBalancingPolicy:
-    """The hosts named in metadata in their order, then least-request; who served is left in metadata."""
-    fallback = _policy(
+    """The hosts named in metadata in their order, then least-request, but for bound requests none.
+
+    Who served is left in metadata.
+    """
+    anyone = _policy(
         "envoy.load_balancing_policies.least_request",
         # A full scan is exact, and pools are small beside the cost of one prompt.
         api.least_request.LeastRequest(
             selection_method=api.least_request.LeastRequestSelectionMethod.FULL_SCAN,
+        ),
+    )
+    bound = api.subset.SubsetLbSubsetSelector(
+        keys=[BOUND_KEY],
+        fallback_policy=api.subset.SubsetLbSubsetSelectorLbSubsetSelectorFallbackPolicy.NO_FALLBACK,
+    )
+    fallback = _policy(
+        "envoy.load_balancing_policies.subset",
+        api.subset.Subset(
+            fallback_policy=api.subset.SubsetLbSubsetFallbackPolicy.ANY_ENDPOINT,
+            subset_selectors=[bound],
+            allow_redundant_keys=True,  # the namespace has the destination, too
+            subset_lb_policy=anyone,
         ),
     )
     return _policy(
@@ -245,7 +262,7 @@ def override_host(
 
 
 def _policy(
-    name: str, message: api.override_host.OverrideHost | api.least_request.LeastRequest
+    name: str, message: api.override_host.OverrideHost | api.least_request.LeastRequest | api.subset.Subset
 ) -> api.cluster.LoadBalancingPolicy:
     return api.cluster.LoadBalancingPolicy(
         policies=[api.cluster.LoadBalancingPolicyPolicy(typed_extension_config=api.extension(name, message))]

@@ -34,6 +34,11 @@ _FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
     "admin_port": ("--admin-port", int, "port of Envoy's admin interface (default: 9901)"),
     "upstream_ca_file": ("--upstream-ca", str, "who signs the endpoints' certificates"),
     "health_check_path": ("--health-check", str, "check endpoints actively, a path, e.g. /health"),
+    "fail_closed": (
+        "--fail-closed",
+        None,
+        "answer 503 to requests without a pick, so while the picker is dead",
+    ),
     "access_log": ("--access-log", None, "one JSON line a request on stdout"),
     "upstream_idle_timeout_s": (
         "--upstream-idle-timeout",

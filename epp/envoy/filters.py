@@ -53,20 +53,23 @@ def early_mutations(
 
 
 def http_filters(
-    settings: EnvoySettings, observers: Sequence[api.hcm.HttpFilter]
+    settings: EnvoySettings,
+    observers: Sequence[api.hcm.HttpFilter],
+    attempts: Sequence[api.accesslog.AccessLog],
 ) -> list[api.hcm.HttpFilter]:
-    """Picker, filters of responses, router."""
+    """Picker, filters of responses, router with its logs of attempts."""
     return [
         api.http_filter(EXT_PROC, external_processor(settings)),
         *observers,
-        router_filter(),
+        router_filter(attempts),
     ]
 
 
-def router_filter() -> api.hcm.HttpFilter:
-    """The last filter of both tiers."""
+def router_filter(attempts: Sequence[api.accesslog.AccessLog] = ()) -> api.hcm.HttpFilter:
+    """The last filter of both tiers, with logs of attempts."""
     # Upstreams and clients have no use for x-envoy-* headers, and engines log them.
-    return api.http_filter("envoy.filters.http.router", api.router.Router(suppress_envoy_headers=True))
+    router = api.router.Router(suppress_envoy_headers=True, upstream_log=list(attempts))
+    return api.http_filter("envoy.filters.http.router", router)
 
 
 def picker_service() -> api.core.GrpcService:
@@ -91,6 +94,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         processing_mode=processing_mode(settings.variant),
         # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,
+        # So that the picker allows retries of what engines refuse.
+        mutation_rules=api.mutation_rules.HeaderMutationRules(allow_envoy=settings.retries > 0),
         message_timeout=api.ms(settings.message_timeout_ms),
         # Who served, after a pick whose first endpoint could not be reached.
         response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],

@@ -11,9 +11,10 @@ from epp.apis.paths import LEAVES, SHUT_WORDS, OpenPaths
 from epp.config.eds import REPLICAS, known_as
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
+from epp.config.retries import BOUND_HEADER, NO_MODEL, REFUSALS
 from epp.envoy import messages as api
-from epp.envoy.access_log import access_logs
-from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
+from epp.envoy.access_log import access_logs, attempt_logs
+from epp.envoy.clusters import BOUND_KEY, DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
 from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http_filters
 from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.replies import local_replies
@@ -39,6 +40,9 @@ _SLOW_READER_BYTES = 1024 * 1024
 
 _MOST_HEADERS = 256
 """As vLLM takes (``--h11-max-header-count``)."""
+
+NOT_RETRIED = "x-envoy-ratelimited"
+"""Response header of an Envoy behind this one: its statuses are final here."""
 
 _INT64_END = (1 << 63) - 1
 
@@ -76,7 +80,7 @@ def connection_manager(
         stat_prefix="requests",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         early_header_mutation_extensions=early_mutations([*RESERVED_PREFIXES, *forward_names(settings)]),
-        http_filters=http_filters(settings, observers),
+        http_filters=http_filters(settings, observers, attempt_logs(settings)),
         route_config=route_configuration(settings, routes),
         access_log=access_logs(settings),
         local_reply_config=local_replies(),
@@ -122,7 +126,7 @@ def route_configuration(
     elif settings.variant is Variant.ORIGINAL_DST:
         routes += [_picked(settings), nowhere(settings, api.route.RouteMatch(prefix="/"))]
     else:
-        routes.append(to_replicas(settings, api.route.RouteMatch(prefix="/")))
+        routes += open_routes(settings)
     return api.route.RouteConfiguration(
         name="requests",
         virtual_hosts=[
@@ -151,9 +155,34 @@ def _engines_headers(settings: EnvoySettings) -> list[str]:
         f"{DESTINATION_KEY}-scores",
     ]
     if settings.federation:
-        return [*names, SERVED_HEADER, UNSERVED_HEADER]
+        return [*names, SERVED_HEADER, UNSERVED_HEADER, NOT_RETRIED]
     names.append(ENDPOINT_HEADER)
     return names if settings.relays else [*names, SERVED_HEADER]
+
+
+def open_routes(settings: EnvoySettings) -> list[api.route.Route]:
+    """The routes of requests that nothing binds to a region: to the replicas, without a pick as well.
+
+    Fail-closed a request without a pick gets 503.
+    """
+    everything = api.route.RouteMatch(prefix="/")
+    if not settings.fail_closed:
+        return [*bound_routes(settings), to_replicas(settings, everything)]
+    picked = to_replicas(settings, destined(api.matcher.ValueMatcher(present_match=True)))
+    return [*bound_routes(settings), picked, nowhere(settings, everything)]
+
+
+def bound_routes(settings: EnvoySettings) -> list[api.route.Route]:
+    """The route of picks that none but the endpoints listed may serve; of relays each has it.
+
+    An engine that answers that it does not have the model is passed over there.
+    """
+    if settings.relays and not settings.federation:
+        return []
+    marked = api.route.HeaderMatcher(name=BOUND_HEADER, present_match=True)
+    route = to_replicas(settings, api.route.RouteMatch(prefix="/", headers=[marked]), bound=True)
+    route.request_headers_to_remove = [BOUND_HEADER]
+    return [route]
 
 
 def to_replicas(
@@ -161,10 +190,21 @@ def to_replicas(
     match: api.route.RouteMatch,
     cluster: str = REPLICAS,
     retry: api.route.RetryPolicy | None = None,
+    *,
+    bound: bool = False,
 ) -> api.route.Route:
-    """The route to endpoints, or to the relays before them; ``retry`` in place of the settings' retries."""
+    """The route to endpoints, or to the relays before them.
+
+    Args:
+        settings: of timeouts, bodies and retries.
+        match: which requests.
+        cluster: where they go.
+        retry: in place of the settings' retries.
+        bound: to the endpoints listed alone.
+    """
     if retry is None and settings.retries:
-        retry = _retry_policy(settings)
+        retry = _retry_policy(settings, bound=bound)
+    key = api.protobuf.Struct(fields={BOUND_KEY: api.protobuf.Value(string_value="true")})
     return api.route.Route(
         name=cluster,
         match=match,
@@ -175,21 +215,27 @@ def to_replicas(
             timeout=api.seconds(0),
             idle_timeout=api.seconds(settings.stream_idle_timeout_s),
             retry_policy=retry,
+            metadata_match=api.core.Metadata(filter_metadata={DESTINATION_NAMESPACE: key}) if bound else None,
         ),
     )
 
 
-def _retry_policy(settings: EnvoySettings) -> api.route.RetryPolicy:
+def _retry_policy(settings: EnvoySettings, *, bound: bool) -> api.route.RetryPolicy:
     """Each retry takes the next picked endpoint; hosts tried before are passed over."""
     predicate = api.route.RetryPolicyRetryHostPredicate(
         name="envoy.retry_host_predicates.previous_hosts",
         typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
     )
     unserved = api.route.HeaderMatcher(name=UNSERVED_HEADER, present_match=True)
+    # The innermost Envoy retries refusals: behind relays it is theirs.
+    innermost = settings.federation or not settings.relays
+    refusals = [*REFUSALS, *([NO_MODEL] if bound else [])] if innermost else []
     return api.route.RetryPolicy(
         retry_on=f"{RETRY_ON},retriable-headers" if settings.relays else RETRY_ON,
         # A relay that reached no endpoint says so; another region's may.
         retriable_headers=[unserved] if settings.relays else [],
+        # Where the picker allows it.
+        retriable_status_codes=refusals,
         num_retries=settings.retries,
         retry_host_predicate=[predicate] if settings.variant is not Variant.ORIGINAL_DST else [],
         host_selection_retry_max_attempts=5,

@@ -48,6 +48,7 @@ with warnings.catch_warnings(), suppress(ModuleNotFoundError):
     )
     from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
     from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+    from envoy_data_plane.envoy.extensions.load_balancing_policies.subset import v3 as subset
     from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import (
         v3 as downstream_connections,
     )
@@ -107,6 +108,7 @@ __all__ = [
     "previous_priorities",
     "protobuf",
     "raw_buffer",
+    "request_mutations",
     "route",
     "router",
     "seconds",
@@ -114,6 +116,7 @@ __all__ = [
     "single_host",
     "socket_address",
     "stream_log",
+    "subset",
     "tls",
     "tls_inspector",
     "tls_socket",
@@ -180,6 +183,14 @@ def to_metadata(namespace: str, keys: Mapping[str, str]) -> list[header_to_metad
         )
         for header, key in keys.items()
     ]
+
+
+def request_mutations(changes: list[mutation_rules.HeaderMutation]) -> hcm.HttpFilter:
+    """Make a filter that changes request headers."""
+    mutations = header_mutation.Mutations(request_mutations=changes)
+    return http_filter(
+        "envoy.filters.http.header_mutation", header_mutation.HeaderMutation(mutations=mutations)
+    )
 
 
 def lua_filter(name: str, source: str, stat_prefix: str) -> hcm.HttpFilter:

@@ -29,10 +29,13 @@ from epp.envoy.clusters import FORWARD_NAMESPACE, clusters, health_check, replic
 from epp.envoy.compression import compressors, decompressors
 from epp.envoy.filters import DECISION_NAMESPACE, EXT_PROC, RESERVED_PREFIXES, early_mutations, router_filter
 from epp.envoy.listener import (
+    NOT_RETRIED,
+    bound_routes,
     connection_manager,
     destined,
     listener,
     nowhere,
+    open_routes,
     route_configuration,
     to_replicas,
 )
@@ -129,7 +132,7 @@ def _client_routes(settings: EnvoySettings) -> list[api.route.Route]:
             picked = destined(api.matcher.ValueMatcher(present_match=True), prefix, headers)
             routes.append(to_replicas(settings, picked))
         routes.append(nowhere(settings, api.route.RouteMatch(prefix=prefix, headers=headers)))
-    return [*routes, to_replicas(settings, api.route.RouteMatch(prefix="/"))]
+    return [*routes, *open_routes(settings)]
 
 
 def _peers_listener(
@@ -148,7 +151,7 @@ def _peers_listener(
     entry, peers = connection_manager(settings, between), connection_manager(settings, between)
     for manager, routes in (
         (entry, client_routes),
-        (peers, [_away(settings), picked, unpicked]),
+        (peers, [_away(settings), *bound_routes(settings), picked, unpicked]),
     ):
         manager.route_config = route_configuration(settings, routes)
         manager.route_config.virtual_hosts[0].routes.insert(0, check)
@@ -202,9 +205,12 @@ def _forwarder(settings: EnvoySettings, region: str, compression: str) -> api.hc
     allowed = api.route.HeaderMatcher(
         name=FORWARD_HEADER, string_match=api.matcher.StringMatcher(safe_regex=regex)
     )
+    answered = f"response.code_details == 'via_upstream' && !('{UNSERVED_HEADER}' in response.headers)"
     passed = api.route.Route(
         match=api.route.RouteMatch(prefix="/", headers=[allowed]),
         request_headers_to_remove=[FORWARD_HEADER],
+        # What its engines refused its own Envoy has retried: that is not retried here.
+        response_headers_to_add=[api.set_header(NOT_RETRIED, f"%CEL({answered} ? 'true' : '')%")],
         route=api.route.RouteAction(
             cluster=_peer(region),
             timeout=api.seconds(0),

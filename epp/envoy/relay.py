@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from epp.config.eds import split
 from epp.config.relays import GLOBAL_NAME, READY_PATH, UNSERVED_HEADER
+from epp.config.retries import RELAYED
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, replicas
 from epp.envoy.compression import decompressors
 from epp.envoy.filters import router_filter
-from epp.envoy.listener import to_replicas
+from epp.envoy.listener import open_routes
 from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
 from epp.envoy.overload import overload_manager
 from epp.envoy.relays import SERVED_HEADER
@@ -52,6 +53,8 @@ def relay_bootstrap(settings: EnvoySettings, region: str) -> api.bootstrap.Boots
         relays=None,
         # Nothing to watch for the picker: the global Envoy does.
         observe=False,
+        # What the global Envoy lets pass has a pick.
+        fail_closed=False,
         endpoints=tuple(endpoint for endpoint in settings.endpoints if endpoint.region == region),
     )
     return api.bootstrap.Bootstrap(
@@ -101,7 +104,12 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
     return hcm.HttpConnectionManager(
         stat_prefix="relayed",
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
-        http_filters=[_destination_filter(), *decompressors(relays.compression), router_filter()],
+        http_filters=[
+            _destination_filter(),
+            _retries_filter(),
+            *decompressors(relays.compression),
+            router_filter(),
+        ],
         route_config=_routes(settings),
         access_log=access_logs(settings),
         local_reply_config=local_replies(unserved=True),
@@ -125,6 +133,14 @@ def _destination_filter() -> api.hcm.HttpFilter:
     return api.http_filter("envoy.filters.http.header_to_metadata", moves)
 
 
+def _retries_filter() -> api.hcm.HttpFilter:
+    """The picker's leave to retry refusals, under the names that this Envoy takes and removes."""
+    mutation, changes = api.mutation_rules.HeaderMutation, []
+    for name, relayed in RELAYED.items():
+        changes += [mutation(append=api.set_header(name, f"%REQ({relayed})%")), mutation(remove=relayed)]
+    return api.request_mutations(changes)
+
+
 def ready() -> api.route.Route:
     """The route of health checks between tiers."""
     return api.route.Route(
@@ -141,7 +157,7 @@ def _routes(settings: EnvoySettings) -> api.route.RouteConfiguration:
             api.route.VirtualHost(
                 name="all",
                 domains=["*"],
-                routes=[ready(), to_replicas(settings, api.route.RouteMatch(prefix="/"))],
+                routes=[ready(), *open_routes(settings)],
                 # What an engine calls so is not ours.
                 response_headers_to_remove=[SERVED_HEADER, UNSERVED_HEADER],
                 response_headers_to_add=[api.set_header(SERVED_HEADER, "%UPSTREAM_REMOTE_ADDRESS%")],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from epp.config.retries import MAX_RETRIES
 from epp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class EnvoySettings:
             engine's own keep-alive (uvicorn, so vLLM and SGLang: 5 s unless told otherwise) or a request can
             meet a connection that the engine is just closing.
         preconnect_ratio: connections held ready per request in flight to an endpoint, 1 to 3.
-        retries: further attempts when an endpoint cannot be reached; each goes to the next one picked.
+        retries: further attempts when an endpoint cannot be reached, or has no room and the picker allows it;
+            each goes to the next one picked.
         stream_idle_timeout_s: a request without a byte in either direction for this long is ended. There is
             no limit on a request's whole duration.
         health_check_path: path of active health checks, none when empty.
@@ -115,6 +117,7 @@ class EnvoySettings:
             regions' Envoys, and the pool is the own region's. Without a region it is the entry before all.
         region_rules: rules that bind requests to regions, where these are peers.
         open_paths: paths that reach endpoints beside those of APIs (`epp.apis.paths`).
+        fail_closed: 503 to requests without a pick, so while the picker is dead; always so in `original-dst`.
         envoy_version: oldest Envoy that must take the configuration, major and minor; what it does not know
             is left out (docs/envoy-versions.md).
     """
@@ -134,7 +137,7 @@ class EnvoySettings:
     upstream_ca_file: str = ""
     upstream_idle_timeout_s: float = 4.0
     preconnect_ratio: float = 1.5
-    retries: int = 3
+    retries: int = MAX_RETRIES
     stream_idle_timeout_s: float = 900.0
     health_check_path: str = ""
     eject_s: float = 5.0
@@ -154,6 +157,7 @@ class EnvoySettings:
     federation: Federation | None = None
     region_rules: tuple[RegionRule, ...] = ()
     open_paths: tuple[str, ...] = ()
+    fail_closed: bool = False
     envoy_version: tuple[int, int] = FULL_FEATURED
 
     @property

@@ -158,7 +158,7 @@ def set_pick(response: CommonResponse, pick: Pick, body: bytes | None) -> None:
     """Put a pick's header changes on a reply, and the length of the body that replaces the request's."""
     response.clear_route_cache = True
     mutation = response.header_mutation
-    for name, value in pick.set_headers.items():
+    for name, value in (*pick.set_headers.items(), *pick.proxy_headers.items()):
         set_header(mutation, name, value)
     if body is not None:
         set_header(mutation, "content-length", str(len(body)))

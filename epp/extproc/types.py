@@ -98,6 +98,7 @@ class Pick(Struct):
         observe_response: what becomes of the response.
         rewrite_response: from the response's headers to what changes its body, None for one that stays as it
             is. Asked only where the proxy shows both; a response that may be changed is never left early.
+        proxy_headers: request headers that tell the proxy what it may do.
     """
 
     destination: str
@@ -109,6 +110,7 @@ class Pick(Struct):
     response_headers: dict[str, str] = {}
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
+    proxy_headers: Mapping[str, str] = {}
 
 
 class LocalReply(Struct, frozen=True):

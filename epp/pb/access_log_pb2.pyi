@@ -141,12 +141,21 @@ class ResponseFlags(_message.Message):
     def __init__(self, failed_local_healthcheck: _Optional[bool] = ..., no_healthy_upstream: _Optional[bool] = ..., upstream_request_timeout: _Optional[bool] = ..., local_reset: _Optional[bool] = ..., upstream_remote_reset: _Optional[bool] = ..., upstream_connection_failure: _Optional[bool] = ..., upstream_connection_termination: _Optional[bool] = ..., upstream_overflow: _Optional[bool] = ..., no_route_found: _Optional[bool] = ..., delay_injected: _Optional[bool] = ..., fault_injected: _Optional[bool] = ..., rate_limited: _Optional[bool] = ..., rate_limit_service_error: _Optional[bool] = ..., downstream_connection_termination: _Optional[bool] = ..., upstream_retry_limit_exceeded: _Optional[bool] = ..., stream_idle_timeout: _Optional[bool] = ..., invalid_envoy_request_headers: _Optional[bool] = ..., downstream_protocol_error: _Optional[bool] = ..., upstream_max_stream_duration_reached: _Optional[bool] = ..., response_from_cache_filter: _Optional[bool] = ..., no_filter_config_found: _Optional[bool] = ..., duration_timeout: _Optional[bool] = ..., upstream_protocol_error: _Optional[bool] = ..., no_cluster_found: _Optional[bool] = ..., overload_manager: _Optional[bool] = ..., dns_resolution_failure: _Optional[bool] = ..., downstream_remote_reset: _Optional[bool] = ...) -> None: ...
 
 class HTTPRequestProperties(_message.Message):
-    __slots__ = ("request_headers_bytes", "request_body_bytes")
+    __slots__ = ("request_headers_bytes", "request_body_bytes", "request_headers")
+    class RequestHeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REQUEST_HEADERS_BYTES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     request_headers_bytes: int
     request_body_bytes: int
-    def __init__(self, request_headers_bytes: _Optional[int] = ..., request_body_bytes: _Optional[int] = ...) -> None: ...
+    request_headers: _containers.ScalarMap[str, str]
+    def __init__(self, request_headers_bytes: _Optional[int] = ..., request_body_bytes: _Optional[int] = ..., request_headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class HTTPResponseProperties(_message.Message):
     __slots__ = ("response_code", "response_headers_bytes", "response_body_bytes", "response_headers", "response_code_details")

@@ -92,6 +92,7 @@ class Decision(Struct, frozen=True):
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
         excluded: endpoints removed before pricing, by rule.
         params: the policy's parameters that differ from their defaults.
+        bound: no endpoint that is not named may serve the request; not recorded.
     """
 
     at_wall_s: float
@@ -112,6 +113,7 @@ class Decision(Struct, frozen=True):
     arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = {}
     params: Mapping[str, object] = {}
+    bound: bool = False
 
     @property
     def id(self) -> str:

@@ -34,11 +34,13 @@ class Candidates(Struct, frozen=True):
         excluded: addresses removed, by rule.
         served_models: what each one's engine calls the model; empty when all of them call it by its public
             name.
+        bound: another endpoint of the pool might answer wrongly: with another model, or where it may not.
     """
 
     slots: Slots
     excluded: Mapping[str, tuple[str, ...]]
     served_models: tuple[str, ...] = ()
+    bound: bool = False
 
 
 def allowed_regions(
@@ -176,7 +178,7 @@ class Filters:
         asked_of_all = request.subset is None and holder is None
         if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
             return static.found
-        excluded = dict(static.found.excluded)
+        excluded, bound = dict(static.found.excluded), static.found.bound or not asked_of_all
         if context is not None:
             longest = request.context_tokens
             needed = request.prompt_tokens if longest is None else longest
@@ -185,7 +187,7 @@ class Filters:
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"
                 raise NoEndpointError("context", f"{needs}; at most {context.max():.0f} fit")
-            slots = self._keep(slots, fits, "context", excluded)
+            slots, bound = self._keep(slots, fits, "context", excluded), bound or not fits.all()
         if request.subset is not None:
             allowed = frozenset(request.subset)
             mask = np.array([self._pool[slot].address in allowed for slot in slots.tolist()], np.bool_)
@@ -204,7 +206,8 @@ class Filters:
             if not free.any():
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
-        return Candidates(slots, excluded, tuple(served[slot] for slot in slots.tolist()) if served else ())
+        names = tuple(served[slot] for slot in slots.tolist()) if served else ()
+        return Candidates(slots, excluded, names, bound)
 
     def _keep(
         self,
@@ -275,5 +278,8 @@ class Filters:
         context = None
         if limits.count(None) < len(limits):
             context = np.array([np.inf if limit is None else limit for limit in limits])
-        found = Candidates(np.array(list(left), np.intp), excluded, tuple(served.values()))
+        bound = bool(excluded.keys() - {"draining"}) or (
+            bool(model) and any(endpoint.models for endpoint in left.values())
+        )
+        found = Candidates(np.array(list(left), np.intp), excluded, tuple(served.values()), bound)
         return _Static(found, context, served)

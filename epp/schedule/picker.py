@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE, Usage
 from epp.config.plan import Split
+from epp.config.retries import MAX_LISTED
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
 from epp.prefix_cache.match import PromptsMatch
@@ -192,7 +193,7 @@ class Picker:
             shares,
             seen.endpoints,
             tie_band=band,
-            fallbacks=settings.fallbacks,
+            fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
             seed=settings.seed,
             key=request.decision_id,
             served_models=found.served_models,
@@ -218,6 +219,7 @@ class Picker:
             held_back=selection.held_back,
             arm=arm,
             excluded=found.excluded,
+            bound=found.bound,
         )
         self._reserve(decision, int(found.slots[selection.chosen]), now_s)
         return decision

@@ -21,8 +21,10 @@ from google.protobuf.message import DecodeError
 
 from epp.apis.failure import AnswerFailure, failure_in
 from epp.apis.usage import NO_USAGE, Usage, UsageReader
-from epp.config.relays import RELAY_NAMESPACE, RELAY_SERVED_KEY
+from epp.config.relays import RELAY_NAMESPACE, RELAY_SERVED_KEY, UNSERVED_HEADER
+from epp.config.retries import MAX_RETRIES
 from epp.extproc.messages import (
+    DECISION_HEADER,
     DECISION_KEY,
     DECISION_NAMESPACE,
     DESTINATION_HEADER,
@@ -96,7 +98,10 @@ class AccessLogReceiver:
         self.malformed += max(0, len(entries) - _MAX_ENTRIES)
         for entry in entries[:_MAX_ENTRIES]:
             try:
-                self._reports.finished(decode(entry))
+                if entry.request.request_headers:  # which entries about whole requests have not
+                    self._reports.attempted(decode_attempt(entry))
+                else:
+                    self._reports.finished(decode(entry))
             except Exception:
                 self.failed += 1
                 log.exception("a report was lost", extra=REPEATED)
@@ -258,6 +263,33 @@ class Report(msgspec.Struct, frozen=True):
         return max(0.0, found_ms, self.received_ms)  # one that is NaN is never the larger
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """A request that an endpoint refused, or that did not reach it; it may go on to another.
+
+    Attributes:
+        decision_id: the picker's own id; ``""`` where no retry was allowed.
+        picked: the endpoints that the picker named, in its order.
+        served: address of the endpoint tried.
+        status: its answer's, 0 without one.
+        retry_after: the answer's ``Retry-After``, ``""`` without one.
+        unserved: a peer region's answer that no engine has seen the request.
+    """
+
+    decision_id: str
+    picked: tuple[str, ...]
+    served: str
+    status: int
+    retry_after: str
+    unserved: bool
+
+    @property
+    def following(self) -> str:
+        """Name the endpoint that is tried next, ``""`` where none is."""
+        if self.served not in self.picked[: min(MAX_RETRIES, len(self.picked) - 1)]:
+            return ""
+        return self.picked[self.picked.index(self.served) + 1]
+
+
 class Reports(Protocol):
     """Who is told. All are called on the event loop and must not block; unknown ids are theirs to count."""
 
@@ -267,8 +299,24 @@ class Reports(Protocol):
     def stored(self, decision_id: str, response_id: str) -> None:
         """Note the id under which the engine stores a response that has begun to pass Envoy."""
 
+    def attempted(self, attempt: Attempt) -> None:
+        """Take an attempt that was refused or failed, as a rule before the request's end."""
+
     def finished(self, report: Report) -> None:
         """Take the end of a request; for one that the picker did not decide the id is empty."""
+
+
+def decode_attempt(entry: HTTPAccessLogEntry) -> Attempt:
+    """Decode a log entry about one attempt; nothing that is missing or odd in it raises."""
+    asked, answered = entry.request.request_headers, entry.response.response_headers
+    return Attempt(
+        decision_id=asked.get(DECISION_HEADER, ""),
+        picked=_listed(asked.get(DESTINATION_HEADER, "")),
+        served=_host(entry.common_properties),
+        status=entry.response.response_code.value,
+        retry_after=answered.get("retry-after", ""),
+        unserved=UNSERVED_HEADER in answered,
+    )
 
 
 def decode(entry: HTTPAccessLogEntry) -> Report:
@@ -280,15 +328,12 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     seen = namespaces.get(OBSERVED_NAMESPACE)
     lb = namespaces.get(LB_NAMESPACE)
     relay = namespaces.get(RELAY_NAMESPACE)
-    named = _text(lb, DESTINATION_HEADER)
-    picked = tuple([stripped for name in named.split(",") if (stripped := name.strip())])
+    picked = _listed(_text(lb, DESTINATION_HEADER))
     flags: tuple[str, ...] = ()
     if common.HasField("response_flags"):
         flags = tuple([field.name for field, value in common.response_flags.ListFields() if value is True])
-    socket = common.upstream_remote_address.socket_address
-    host = f"[{socket.address}]" if ":" in socket.address else socket.address
     told = _text(relay, RELAY_SERVED_KEY)
-    served = told or (f"{host}:{socket.port_value}" if host else "")
+    served = told or _host(common)
     chunks, streamed, usage = _count(seen, "chunks"), _scalar(seen, "streamed"), _scalar(seen, "usage")
     # A client that hangs up at the end mark has all that it wanted.
     ended = chunks is not None and streamed is True
@@ -326,6 +371,18 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
         failure=failure,
         model=_text(seen, "model"),
     )
+
+
+def _listed(destination: str) -> tuple[str, ...]:
+    """Read a pick's comma list."""
+    return tuple([stripped for name in destination.split(",") if (stripped := name.strip())])
+
+
+def _host(common: AccessLogCommon) -> str:
+    """Read the address of the endpoint tried, "" where there was none."""
+    socket = common.upstream_remote_address.socket_address
+    host = f"[{socket.address}]" if ":" in socket.address else socket.address
+    return f"{host}:{socket.port_value}" if host else ""
 
 
 def _cause(flags: tuple[str, ...], *, ended: bool, picked: tuple[str, ...], served: str) -> Termination:

@@ -33,6 +33,7 @@ from epp.apis.responses import RESPONSES
 from epp.apis.rewrite import restorer, rewrite
 from epp.config.federation import PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
+from epp.config.retries import BOUND_HEADER
 from epp.errors import ClientError, NoEndpointError
 from epp.extproc.messages import ENDPOINT_HEADER, SERVED_HEADER
 from epp.extproc.types import LocalReply, Pick, PickAt
@@ -47,6 +48,7 @@ from epp.server.model_lists import ModelLists
 from epp.server.outcomes import EstimatedLeases, Outcomes
 from epp.server.recent import RecentDecisions
 from epp.server.resolve import Resolver
+from epp.server.retries import Retries
 from epp.signals.duration import predict_duration
 from epp.signals.stored_responses import key_of
 from epp.types import MAX_MODEL_CHARS, RequestInfo
@@ -168,10 +170,16 @@ class Core:
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
         self.outcomes.listeners.append(self._ended)
+        self._retries = Retries(
+            self.outcomes.retry_budget,
+            relayed=relays is not None,
+            peers=() if regions is None else regions.peers,
+        )
 
     def configure(self, config: Config) -> None:
         """Use a configuration's keys that may change while requests are served."""
         self._inject_usage = config.request.inject_usage == "always"
+        self._lists = config.policy.fallbacks > 0
         self._rules, self._tenant_header = config.regions, config.request.tenant_header.lower()
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
         self._open_paths = OpenPaths(config.request.open_paths)
@@ -362,13 +370,18 @@ class Core:
         if resolver.any_aliases and protocol.subset_hint:
             others = self._other_addresses(request)
         endpoints: Sequence[str] = decision.destination.split(",")
+        allowed = self._retries.headers(decision, self._clock.mono_s())
+        if decision.bound:
+            if self._lists and not allowed:
+                endpoints = [*endpoints, *self._retries.last_resort(decision)]
+            allowed[BOUND_HEADER] = "true"
         if protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
             endpoints = self._steered(named, request)
         if resolver.any_names:
             endpoints = [resolver.known_as(name) for name in endpoints]
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
-        pick = Pick(",".join(endpoints), decision.id)
+        pick = Pick(",".join(endpoints), decision.id, proxy_headers=allowed)
         if "kv_source_min_tokens" in decision.params and (source := self.picker.kv_source(decision)):
             pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
         if not request.headers.get(REQUEST_ID_HEADER):

@@ -19,12 +19,13 @@ import heapq
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE
+from epp.config.retries import NO_MODEL, REFUSALS
 from epp.extproc.types import Cause
 from epp.schedule.decision import FAILED_ANSWER, Source, usage_sources, with_itl
 from epp.server.access_log import Termination
@@ -32,6 +33,7 @@ from epp.signals.engine_metrics import RUNNING, WAITING
 from epp.signals.ledger import RUNNING as PROMISED_REQUESTS
 from epp.signals.paths import ConnectionTiming
 from epp.signals.retry_after import PEER_PAUSE_S, STATUSES, retry_after_s
+from epp.signals.retry_budget import RetryBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from epp.records.recorder import FileRecorder
     from epp.schedule.decision import Decision, Outcome
     from epp.schedule.picker import Picker
-    from epp.server.access_log import Report
+    from epp.server.access_log import Attempt, Report
     from epp.server.metrics import Metrics
     from epp.server.resolve import Resolver
     from epp.signals.duration import Duration
@@ -73,6 +75,7 @@ _Verdict = tuple[str, bool]
 _EMPTY = "an empty answer"
 #: Of a request that says nothing of anybody, and of one that Envoy has reported.
 _NOTHING, _REPORTED = ("", False), ("reported", False)
+_T = TypeVar("_T")
 
 
 class Outcomes:
@@ -105,6 +108,10 @@ class Outcomes:
         self._finished: dict[str, _Verdict] = {}
         #: What was counted of those that were told without their report, which is late when it comes.
         self._unreported: dict[str, _Verdict] = {}
+        #: Endpoints that refused or failed a request, each reported for itself.
+        self._attempts: dict[str, set[str]] = {}
+        #: Of retries of refusals.
+        self.retry_budget = RetryBudget()
         #: Endpoints whose last pick Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
@@ -163,6 +170,31 @@ class Outcomes:
         else:
             _remember(self._finished, decision_id, self._judge_stream(outcome))
             self._publish(_as_streamed(outcome))
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Charge an attempt that was refused or failed to its own endpoint, and move the request to the next.
+
+        An attempt without a decision is the request's last: Envoy's report of the request tells the same.
+        """
+        decision_id, status, now_s = attempt.decision_id, attempt.status, self._clock.mono_s()
+        if not decision_id:
+            return
+        where = self._resolver.endpoint_of(attempt.served)
+        tried = self._attempts.get(decision_id)
+        if tried is None:
+            _remember(self._attempts, decision_id, tried := set())
+        elif status in REFUSALS:
+            self.retry_budget.in_vain(now_s)
+        self.answered(decision_id, where, status, attempt.retry_after)
+        failed = status == 0 or status >= _SERVER_ERROR or attempt.unserved
+        counted = where in tried or self._finished.get(decision_id) in (_REPORTED, (where, True))
+        if failed and not counted:
+            self._count(where, True, f"status {status}" if status else Termination.UNREACHABLE.value, now_s)
+        tried.add(where)
+        following = self._resolver.endpoint_of(attempt.following)
+        # This answer is retried for bound requests alone, which is not known here.
+        if following and status != NO_MODEL and self._picker.has_in_flight(decision_id):
+            self._picker.served(decision_id, following)
 
     def finished(self, report: Report) -> None:
         """Take Envoy's report of a finished request."""
@@ -277,10 +309,12 @@ class Outcomes:
         eject an endpoint for five.
         """
         fleet, now_s = self._picker.fleet, self._clock.mono_s()
+        tried = self._attempts.get(report.decision_id, ())
         for verdict, how in self._verdicts(report, empty=empty).items():
+            where, failed = verdict
             # What the stream showed to be empty is a good answer to Envoy.
-            if verdict not in (before, (before[0], False)):
-                self._count(*verdict, how, now_s)
+            if verdict not in (before, (before[0], False)) and not (failed and where in tried):
+                self._count(where, failed, how, now_s)
         served = self._resolver.endpoint_of(report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, _FULL_PAUSE_S)
@@ -293,7 +327,8 @@ class Outcomes:
         found: dict[_Verdict, str] = {}
         first = report.picked[0] if report.picked else ""
         picked, served = self._resolver.endpoint_of(first), self._resolver.endpoint_of(report.served)
-        if (report.attempts > 1 or report.relayed) and first != report.served:
+        # A relay goes on from an engine that refused as well, and does not say.
+        if report.attempts > 1 and first != report.served:
             found[picked, True] = "went on to another endpoint"
         if self._picker.fleet.slot_of(served) is None:
             # A relay that was not reached, or broke off: so is the way to the endpoint picked.
@@ -314,7 +349,8 @@ class Outcomes:
             verdict = where, True
         elif 0 < status < _CLIENT_ERROR and outcome.cause in _ANSWERED:
             verdict = where, False
-        self._count(*verdict, _EMPTY if outcome.empty else _words(outcome), self._clock.mono_s())
+        if where not in self._attempts.get(outcome.id, ()):
+            self._count(*verdict, _EMPTY if outcome.empty else _words(outcome), self._clock.mono_s())
         if outcome.cause == FAILED_ANSWER:
             self.answered(outcome.id, where, status, _FULL_PAUSE_S)
         return verdict
@@ -359,8 +395,8 @@ class Outcomes:
             listener(outcome)
 
 
-def _remember(known: dict[str, _Verdict], decision_id: str, counted: _Verdict) -> None:
-    known[decision_id] = counted
+def _remember(known: dict[str, _T], decision_id: str, value: _T) -> None:
+    known[decision_id] = value
     if len(known) > _REMEMBERED:
         del known[next(iter(known))]
 

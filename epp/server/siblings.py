@@ -21,7 +21,7 @@ from aiohttp import web
 
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.config.address import UNIX
-from epp.server.access_log import Report
+from epp.server.access_log import Attempt, Report
 from epp.server.host import Host
 from epp.server.seat import Seat
 from epp.wire import read, text
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from epp.server.workers import Worker
     from epp.signals.fleet import Fleet
 
-_FIRST_TOKEN, _STORED, _FINISHED = b"F", b"I", b"R"
+_FIRST_TOKEN, _STORED, _ATTEMPTED, _FINISHED = b"F", b"I", b"T", b"R"
 _STORED_FORM, _REPORT = msgspec.msgpack.Decoder(tuple[str, str]), msgspec.msgpack.Decoder(Report)
+_ATTEMPT = msgspec.msgpack.Decoder(Attempt)
 #: Marks what one worker asks another: the answer is that worker's own.
 _ASKED = "x-epp-worker"
 _ANSWER_S = 3.0
@@ -62,6 +63,7 @@ class RoutedReports:
         self._own, self._ids, self._mailbox = own, ids, mailbox
         mailbox.handlers[_FIRST_TOKEN] = lambda data: own.first_token(text(data))
         mailbox.handlers[_STORED] = lambda data: own.stored(*read(_STORED_FORM, data))
+        mailbox.handlers[_ATTEMPTED] = lambda data: own.attempted(read(_ATTEMPT, data))
         mailbox.handlers[_FINISHED] = lambda data: own.finished(read(_REPORT, data))
 
     def _passed(self, decision_id: str, kind: bytes, data: Callable[[], bytes]) -> bool:
@@ -81,6 +83,11 @@ class RoutedReports:
         told = (decision_id, response_id)
         if not self._passed(decision_id, _STORED, lambda: msgspec.msgpack.encode(told)):
             self._own.stored(*told)
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Take or pass on an attempt that was refused or failed."""
+        if not self._passed(attempt.decision_id, _ATTEMPTED, lambda: msgspec.msgpack.encode(attempt)):
+            self._own.attempted(attempt)
 
     def finished(self, report: Report) -> None:
         """Take or pass on the end of a request."""

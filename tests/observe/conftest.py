@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from epp.server.access_log import Report
+    from epp.server.access_log import Attempt, Report
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Told:
 
     first_tokens: list[str] = field(default_factory=list)
     stored_ids: list[tuple[str, str]] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _notes: set[asyncio.Task[None]] = field(default_factory=set)
@@ -44,6 +45,10 @@ class Told:
 
     def stored(self, decision_id: str, response_id: str) -> None:
         self.stored_ids.append((decision_id, response_id))
+        self._wake()
+
+    def attempted(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
         self._wake()
 
     def finished(self, report: Report) -> None:

@@ -16,7 +16,7 @@ from epp.server.access_log import AccessLogReceiver, Termination, decode
 from tests.observe.entries import START, entry, wire
 
 if TYPE_CHECKING:
-    from epp.server.access_log import Report
+    from epp.server.access_log import Attempt, Report
 
 FIRST_US = START.timestamp() * 1e6 + 120_500
 
@@ -123,6 +123,9 @@ class Sink:
         raise NotImplementedError
 
     def stored(self, decision_id: str, response_id: str) -> None:
+        raise NotImplementedError
+
+    def attempted(self, attempt: Attempt) -> None:
         raise NotImplementedError
 
     def finished(self, report: Report) -> None:

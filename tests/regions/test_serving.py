@@ -199,7 +199,7 @@ async def test_an_engine_here_that_asked_for_peace_serves_where_no_peer_does(mad
     eu, link = made.regions["eu"], made.links["eu", "us"]
     paused = {"endpoint": eu.replicas[0].address, "reason": "retry-after"}
     eu.replicas[0].refusal = (429, 8)
-    assert (await eu.chat())[0] == 429
+    assert (await eu.chat())[0] == 200, "the peer has room"
     eu.replicas[0].refusal = None
     await eu.picker.until_metric("epp_endpoint_unavailable", lambda value: value > 0, **paused)
     link.hold()

@@ -1,0 +1,18 @@
+"""Where a request may go on to: what the picker allows Envoy, and the names by which both know it."""
+
+from __future__ import annotations
+
+#: An engine's answers that say that it has no room: another endpoint may have some.
+REFUSALS = (429, 503, 529)
+#: An engine's answer that it does not have the model, which may have left it since it was listed.
+NO_MODEL = 404
+#: Further attempts of a request, after refusals and failed connections together.
+MAX_RETRIES = 3
+#: Most endpoints that a pick names.
+MAX_LISTED = 32
+#: Request header of the picker's: no endpoint beside those listed may serve. Envoy removes it.
+BOUND_HEADER = "x-epp-bound"
+#: Request headers by which Envoy is allowed to retry refusals, and how often; it removes them, too.
+RETRY_ON_HEADER, MAX_RETRIES_HEADER = "x-envoy-retry-on", "x-envoy-max-retries"
+#: The same on their way to a relay, which is the Envoy that retries then.
+RELAYED = {RETRY_ON_HEADER: "x-epp-retry-on", MAX_RETRIES_HEADER: "x-epp-max-retries"}
