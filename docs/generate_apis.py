@@ -147,7 +147,7 @@ def paths() -> str:
     lines = ["| | paths | what for, or why not |", "|---|---|---|"]
     for state, groups in (("open", UNREAD), ("shut", SHUT)):
         lines += [
-            f"| {state} | {', '.join(f'`{path}`' for path in group)} | {why} |"
+            f"| {state} | {', '.join(f'`{path}`' for path in group.split())} | {why} |"
             for why, group in groups.items()
         ]
     return "\n".join(lines) + "\n"

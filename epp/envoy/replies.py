@@ -17,6 +17,8 @@ from epp.envoy.filters import DECISION_NAMESPACE
 if TYPE_CHECKING:
     from epp.apis.types import ErrorBody
 
+    _Tree = dict[str, Any]
+
 REPLIED_KEY = "replied"
 """Field of the decision's metadata: the rule by which the picker has answered itself."""
 
@@ -24,17 +26,15 @@ _UNREACHED_FLAGS = ("UF", "UH", "UO", "DF")
 """No connection, no healthy endpoint, no room, no address: Envoy's flags where no endpoint saw the request
 (envoyproxy.io/docs, configuration/observability/access_log/usage)."""
 
-_BODY, _DETAILS = "%LOCAL_REPLY_BODY%", "malformed request: %RESPONSE_CODE_DETAILS%"
-_NAMED = (413, 503, 504)
-"""Statuses of which APIs speak apart from others of their class."""
+_BODY = "%LOCAL_REPLY_BODY%"
+_STATUSES = (("EQ", 413), ("LE", 499), ("EQ", 503), ("EQ", 504), ("GE", 500))
+"""APIs speak of some statuses apart from others of their class."""
 
 
 def long_patterns() -> api.bootstrap.LayeredRuntime:
     """Let Envoy take patterns of many paths: by default RE2's program may have 100 steps."""
-    size = api.protobuf.Struct(
-        fields={"re2.max_program_size.error_level": api.protobuf.Value(number_value=1e5)}
-    )
-    return api.bootstrap.LayeredRuntime(layers=[api.bootstrap.RuntimeLayer(name="epp", static_layer=size)])
+    layer = {"name": "epp", "static_layer": {"re2.max_program_size.error_level": 100_000}}
+    return api.bootstrap.LayeredRuntime.from_dict({"layers": [layer]})
 
 
 def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
@@ -43,69 +43,39 @@ def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
     Args:
         unserved: mark answers to requests that no endpoint has seen, for a tier before this one.
     """
-    ops = api.accesslog.ComparisonFilterOp
     families: dict[ErrorBody, list[str]] = {}
     for parser in PARSERS:
         families.setdefault(parser.error_body, []).extend(parser.paths)
-    del families[openai_error]  # for its own paths, and for all that are no other API's
-    # Envoy tells in no other way why, and often before it has read a path.
-    mappers = [_of_picker(), _mapper(openai_error, 400, _status(ops.EQ, 400), message=_DETAILS)]
-    for words, paths in [*families.items(), (openai_error, list[str]())]:
-        of_path = [_path(paths)] if paths else []
+    families[openai_error] = families.pop(openai_error)  # last: it is for all other paths as well
+    replied = {"filter": DECISION_NAMESPACE, "path": [{"key": REPLIED_KEY}], "value": {"present_match": True}}
+    as_it_is = {"filter": {"metadata_filter": {"matcher": replied, "match_if_key_not_found": False}}}
+    # Of these Envoy tells in no other way why, and often before it has read a path.
+    details = "malformed request: %RESPONSE_CODE_DETAILS%"
+    mappers = [as_it_is, _mapper(openai_error, 400, _status("EQ", 400), message=details)]
+    for words, paths in families.items():
+        of_path = [] if words is openai_error else [_path(paths)]
         if unserved:
-            unreached = api.accesslog.ResponseFlagFilter(flags=list(_UNREACHED_FLAGS))
-            flags = api.accesslog.AccessLogFilter(response_flag_filter=unreached)
-            mapper = _mapper(words, 503, *of_path, flags)
-            mapper.headers_to_add = [api.set_header(UNSERVED_HEADER, "true")]
-            mappers.append(mapper)
-        mappers += [
-            _mapper(words, status, *of_path, _status(ops.EQ, status))
-            for status in _NAMED
-            if _tree(words, status) != _tree(words, 400 if status < 500 else 500)
-        ]
-        if _tree(words, 400) != _tree(words, 500):
-            mappers.append(_mapper(words, 400, *of_path, _status(ops.LE, 499)))
-        mappers.append(_mapper(words, 500, *of_path, _status(ops.GE, 400)))
-    return api.hcm.LocalReplyConfig(mappers=mappers)
+            unreached = {"response_flag_filter": {"flags": list(_UNREACHED_FLAGS)}}
+            mark = [api.set_header(UNSERVED_HEADER, "true").to_dict()]
+            mappers.append(_mapper(words, 503, unreached, *of_path) | {"headers_to_add": mark})
+        mappers += [_mapper(words, status, _status(op, status), *of_path) for op, status in _STATUSES]
+    return api.hcm.LocalReplyConfig.from_dict({"mappers": mappers})
 
 
-def _of_picker() -> api.hcm.ResponseMapper:
-    """Leave the picker's answers as they are."""
-    path = [api.matcher.MetadataMatcherPathSegment(key=REPLIED_KEY)]
-    present = api.matcher.ValueMatcher(present_match=True)
-    matcher = api.matcher.MetadataMatcher(filter=DECISION_NAMESPACE, path=path, value=present)
-    metadata = api.accesslog.MetadataFilter(matcher=matcher, match_if_key_not_found=False)
-    return api.hcm.ResponseMapper(filter=api.accesslog.AccessLogFilter(metadata_filter=metadata))
-
-
-def _mapper(
-    words: ErrorBody, status: int, *filters: api.accesslog.AccessLogFilter, message: str = _BODY
-) -> api.hcm.ResponseMapper:
+def _mapper(words: ErrorBody, status: int, *filters: _Tree, message: str = _BODY) -> _Tree:
     """Word answers that all filters match as one of a status."""
-    every = filters[0]
-    if len(filters) > 1:
-        every = api.accesslog.AccessLogFilter(and_filter=api.accesslog.AndFilter(filters=list(filters)))
-    body = api.protobuf.Struct.from_dict(_tree(words, status, message))
-    text = api.core.SubstitutionFormatString(json_format=body)
-    return api.hcm.ResponseMapper(filter=every, body_format_override=text)
-
-
-def _tree(words: ErrorBody, status: int, message: str = _BODY) -> dict[str, Any]:
-    """Build an error as an API words it, of any status that says the same."""
-    tree: dict[str, Any] = json.loads(words(status, message, None))
+    tree = json.loads(words(status, message, None))
     if tree["error"].get("code") == status:
         tree["error"]["code"] = "%RESPONSE_CODE%"
-    return tree
+    every = filters[0] if len(filters) == 1 else {"and_filter": {"filters": list(filters)}}
+    return {"filter": every, "body_format_override": {"json_format": tree}}
 
 
-def _path(paths: list[str]) -> api.accesslog.AccessLogFilter:
-    text = api.matcher.StringMatcher(safe_regex=api.matcher.RegexMatcher(regex=pattern_of(paths)))
-    header = api.route.HeaderMatcher(name=":path", string_match=text)
-    return api.accesslog.AccessLogFilter(header_filter=api.accesslog.HeaderFilter(header=header))
+def _path(paths: list[str]) -> _Tree:
+    text = {"safe_regex": {"regex": pattern_of(paths)}}
+    return {"header_filter": {"header": {"name": ":path", "string_match": text}}}
 
 
-def _status(op: api.accesslog.ComparisonFilterOp, status: int) -> api.accesslog.AccessLogFilter:
-    value = api.core.RuntimeUInt32(default_value=status, runtime_key="epp.replies")
-    compared = api.accesslog.ComparisonFilter(op=op, value=value)
-    found = api.accesslog.StatusCodeFilter(comparison=compared)
-    return api.accesslog.AccessLogFilter(status_code_filter=found)
+def _status(op: str, status: int) -> _Tree:
+    value = {"default_value": status, "runtime_key": "epp.replies"}
+    return {"status_code_filter": {"comparison": {"op": op, "value": value}}}

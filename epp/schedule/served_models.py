@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from epp.apis.listed_models import ListedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from epp.schedule.model_rules import ModelRules
     from epp.signals.fleet import Fleet
@@ -34,33 +34,30 @@ def served_models(
     known = False
     for slot, endpoint in fleet.members:
         listed = fleet.listed_models(slot)
-        names = sorted(endpoint.models) or listed
-        known = known or bool(names)
-        for name in names:
+        for name in sorted(endpoint.models) or listed:
+            known = True
             if may_serve(endpoint, name):
-                found[name] = _larger(_told(endpoint, name, listed), found.get(name))
-    rewritten = {name: rule.targets for name, rule in rules.by_model.items() if rule.targets}
-    hidden = {target for targets in rewritten.values() for target, _ in targets} | rewritten.keys()
+                told = _told(endpoint, name, listed)
+                found[name] = max(told, found.get(name, told), key=_context)
+    rewritten = {name: dict(rule.targets) for name, rule in rules.by_model.items() if rule.targets}
+    hidden = rewritten.keys() | set().union(*rewritten.values())
     shown = {name: model for name, model in found.items() if name not in hidden}
     for name, targets in rewritten.items():
-        for target, _ in targets:
-            if target in found:
-                shown[name] = _larger(found[target], shown.get(name))
+        if served := [found[target] for target in targets if target in found]:
+            shown[name] = max(served, key=_context)
     return shown if known else None
+
+
+def _context(model: ListedModel) -> int:
+    return model.context_tokens or 0
 
 
 def _told(endpoint: Endpoint, name: str, listed: Mapping[str, ListedModel]) -> ListedModel:
     """Describe a model by what its engine lists, in public names, within what the operator allows."""
     model = listed.get(endpoint.served_name(name), ListedModel())
-    base = listed.get(model.parent, ListedModel())
     public = {engine_name: each for each, engine_name in endpoint.served_names.items()}
-    contexts = (model.context_tokens or base.context_tokens, endpoint.context_tokens)
+    contexts = (model.context_tokens or _context(listed.get(model.parent, model)), endpoint.context_tokens)
     return model._replace(
         context_tokens=min(filter(None, contexts), default=None),
         parent=public.get(model.parent, model.parent),
     )
-
-
-def _larger(model: ListedModel, other: ListedModel | None) -> ListedModel:
-    contexts: Iterable[int | None] = (model.context_tokens, other.context_tokens if other else None)
-    return model._replace(context_tokens=max(filter(None, contexts), default=None))

@@ -333,30 +333,21 @@ def cached_tokens(api: Api) -> bool:
     return told is not None and told[1].cached_tokens is not None
 
 
-#: What engines serve beside their APIs, by why clients do not reach it.
-SHUT: dict[str, tuple[str, ...]] = {
-    "tells what all clients do": (
-        "/metrics", "/prometheus/metrics", "/perf_metrics", "/load", "/get_load", "/v1/loads", "/slots",
-        "/kv_cache_events",
-    ),
-    "tells how the engine runs": (
-        "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/info", "/props",
-        "/tokenizer_info", "/docs", "/openapi.json",
-    ),
-    "stops, pauses or profiles it": (
-        "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/pause_generation",
-        "/release_memory_occupation", "/resume_memory_occupation", "/start_profile", "/stop_profile",
-        "/collective_rpc", "/scale_elastic_ep", "/slow_down",
-    ),
-    "changes what it serves": (
-        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
-        "/lora-adapters", "/models/load", "/models/unload", "/update_weights", "/update_weights_from_disk",
-        "/update_weights_from_tensor", "/init_weights_update_group", "/get_weights_by_name",
-    ),
-    "empties caches that others use": ("/reset_prefix_cache", "/reset_mm_cache", "/flush_cache"),
-    "ends or steers others' requests": ("/abort_request", "/abort_requests", "/v1/chat/completions/control"),
-    "generates unpriced; the same is had on an open path": (
-        "/invocations", "/vertex_generate", "/generate_from_file", "/health_generate", "/api/chat",
-        "/api/generate",
-    ),
-}  # fmt: skip
+#: What engines serve beside their APIs, by why clients do not reach it; a blank between.
+SHUT: dict[str, str] = {
+    "tells what all clients do": "/metrics /prometheus/metrics /perf_metrics /load /get_load /v1/loads"
+    " /slots /kv_cache_events",
+    "tells how the engine runs": "/server_info /get_server_info /model_info /get_model_info /info /props"
+    " /tokenizer_info /docs /openapi.json",
+    "stops, pauses or profiles it": "/sleep /wake_up /is_sleeping /pause /resume /pause_generation"
+    " /release_memory_occupation /resume_memory_occupation /start_profile /stop_profile /collective_rpc"
+    " /scale_elastic_ep /slow_down",
+    "changes what it serves": "/v1/load_lora_adapter /v1/unload_lora_adapter /load_lora_adapter"
+    " /unload_lora_adapter /lora-adapters /models/load /models/unload /update_weights"
+    " /update_weights_from_disk /update_weights_from_tensor /init_weights_update_group"
+    " /get_weights_by_name",
+    "empties caches that others use": "/reset_prefix_cache /reset_mm_cache /flush_cache",
+    "ends or steers others' requests": "/abort_request /abort_requests /v1/chat/completions/control",
+    "generates unpriced; the same is had on an open path": "/invocations /vertex_generate"
+    " /generate_from_file /health_generate /api/chat /api/generate",
+}
