@@ -66,6 +66,8 @@ class Listen(Section, frozen=True):
     Attributes:
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez, /decisions/ID and /ui.
+        http_names: host names by which clients may ask `listen.http`, beside IP addresses and ``localhost``;
+            other names of a web page's choice get 421. /metrics, /readyz and /livez answer to any.
         first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
         health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
             name; none when empty.
@@ -87,6 +89,7 @@ class Listen(Section, frozen=True):
 
     grpc: str = "127.0.0.1:9002"
     http: str = "127.0.0.1:9090"
+    http_names: list[str] = []
     first_token: str = "127.0.0.1:9003"  # noqa: S105  # an address
     health: str = ""
     transport: Literal["builtin", "grpcio"] = "builtin"

@@ -170,11 +170,9 @@ async def _opinion(live: LivePage, name: str) -> dict[str, Any]:
     except EppError as error:
         return {"id": live.name, "opinion": name, "error": str(error)}
     decisions = [decision for decision in reversed(live.recent) if is_opinion(decision)]
-    return {
-        "id": live.name,
-        "opinion": name,
-        **await in_daemon_thread(_ask, decisions, policy, picker.tie_band),
-    }
+    async with live.one_opinion:
+        found = await in_daemon_thread(_ask, decisions, policy, picker.tie_band)
+    return {"id": live.name, "opinion": name, **found}
 
 
 def _row(decision: Decision) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class Page:
         self._live, self._loop = live, asyncio.get_running_loop()
         self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}
-        self._asking: list[tuple[str, asyncio.Queue[dict[str, Any]]]] = []
+        #: The policy that is asked for its opinion, and what takes the pickers' answers.
+        self._asking: tuple[str, asyncio.Queue[dict[str, Any]]] | None = None
+        self._opinions = asyncio.Lock()
         self._watching = 0
         self._ticks: asyncio.Task[None] | None = None
         #: The next picture, empty at the end.
@@ -79,7 +81,7 @@ class Page:
         if asked == "/events":
             return await self._stream(request)
         if asked == "/opinion":
-            return await self._opinion(request.query.get("policy", ""))
+            return await self._opinion(request, request.query.get("policy", ""))
         name = asked.removeprefix("/") or "ui.html"
         if name not in _FILES:
             raise web.HTTPNotFound
@@ -124,20 +126,23 @@ class Page:
             await asyncio.sleep(TICK_S - GATHER_S)
         self._ticks = None
 
-    async def _opinion(self, policy: str) -> web.Response:
-        """Have a policy asked by each picker, and send what they say."""
+    async def _opinion(self, request: web.Request, policy: str) -> web.Response:
+        """Have a policy asked by each picker, and send what they say; one after the other."""
         if policy not in offered():
             return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
         link, told = self._live.link, dict[str, dict[str, Any]]()
-        asking = policy, asyncio.Queue[dict[str, Any]](_MOST_PICKERS)
-        self._asking.append(asking)
-        self._live.loop.call_soon_threadsafe(self._ask, policy)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OPINION_S):
-                while len(told) <= (0 if link is None else link.sharing.peers):
-                    found = await asking[1].get()
-                    told[found["id"]] = found
-        self._asking.remove(asking)
+        async with self._opinions:
+            if request.transport is None:
+                raise web.HTTPGone  # nobody waits any longer
+            answers = asyncio.Queue[dict[str, Any]](_MOST_PICKERS)
+            self._asking = policy, answers
+            self._live.loop.call_soon_threadsafe(self._ask, policy)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OPINION_S):
+                    while len(told) <= (0 if link is None else link.sharing.peers):
+                        found = await answers.get()
+                        told[found["id"]] = found
+            self._asking = None
         return web.json_response(summed(policy, told.values()))
 
     def _ask(self, question: str) -> None:
@@ -167,7 +172,8 @@ class Page:
         if asked is None and (name in self._frames or len(self._frames) < _MOST_PICKERS):
             add_rate(found, self._frames.get(name))
             self._frames[name] = found | {"heard_s": self._loop.time()}
-        for policy, answers in self._asking:
+        if self._asking is not None:
+            policy, answers = self._asking
             if policy == asked and not answers.full():
                 answers.put_nowait(found)
 

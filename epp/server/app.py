@@ -421,6 +421,7 @@ class App:
         await self._pool.start()
         routes = build_app(
             health=self._health,
+            names=frozenset(map(str.lower, listen.http_names)),
             metrics=self.metrics,
             decision=self._decision_json,
             decided=self._decision_ids.__contains__,

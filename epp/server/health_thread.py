@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
+from epp.config.address import is_ip
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.server.accepting import located, watching
 from epp.server.health import HealthState, health_service
@@ -27,7 +30,9 @@ from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+
+    from aiohttp.typedefs import Handler
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -48,6 +53,10 @@ _MESSAGE_BYTES = 4096
 
 #: How requests begin for which places are kept on `listen.http`.
 _PROBES = (b"GET /livez", b"GET /readyz")
+
+#: Paths that are answered whatever name they are asked by: scrapers and kubelets know a pod by any.
+_ANY_HOST = ("/metrics", "/livez", "/readyz")
+_PORT = re.compile(r":\d*$")
 
 T = TypeVar("T")
 
@@ -139,7 +148,10 @@ class HealthThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="health", daemon=True)
         self._thread.start()
-        self._runner = web.AppRunner(routes, access_log=None, shutdown_timeout=_UNANSWERED_S)
+        # A small body may be a large one, compressed: all that are taken are short.
+        self._runner = web.AppRunner(
+            routes, access_log=None, shutdown_timeout=_UNANSWERED_S, auto_decompress=False
+        )
         self._health = RpcServer(
             health_service(self._state, any_name=True),
             max_receive_bytes=_MESSAGE_BYTES,
@@ -293,6 +305,7 @@ class HealthThread:
 def build_app(
     *,
     health: HealthThread,
+    names: Collection[str],
     metrics: Metrics,
     decision: Callable[[str], bytes],
     decided: Callable[[str], bool],
@@ -303,6 +316,7 @@ def build_app(
 
     Args:
         health: the thread that serves the routes.
+        names: hosts, in lower case, by which they may be asked for beside IP addresses and ``localhost``.
         metrics: what `/metrics` shows.
         decision: a recent decision as JSON by id, empty where it is unknown; ``"last"`` for the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
@@ -329,6 +343,11 @@ def build_app(
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
             return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            return web.json_response({"error": f"pages of {origin} may say nothing here"}, status=403)
+        if request.content_type != "application/json":
+            return web.json_response({"error": "content-type is not application/json"}, status=415)
         try:
             given = parse_verdict(request.match_info["id"], await request.read())
         except ValueError as error:
@@ -339,7 +358,16 @@ def build_app(
         verdict(given, time.time())
         return web.json_response({"recorded": given.id}, status=202)
 
-    app = web.Application(client_max_size=MAX_VERDICT_BYTES)
+    @web.middleware
+    async def known_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A name that an attacker's DNS points here would make a page of his of the same origin.
+        host = _PORT.sub("", request.headers.get("host", "")).lower()
+        if request.path in _ANY_HOST or host == "localhost" or is_ip(host.strip("[]")) or host in names:
+            return await handler(request)
+        words = f"the host {host!r} is not known here: ask by IP address, or name it in listen.http_names\n"
+        return web.Response(text=words, status=421)
+
+    app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=[known_host])
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),

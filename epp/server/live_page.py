@@ -36,6 +36,7 @@ class LivePage:
         link: the way to other pickers, None without any.
         learning: its learned policies, None without any.
         asking: opinions that are being made, by policy.
+        one_opinion: held while one is: each takes a thread for seconds.
     """
 
     picker: Picker
@@ -45,6 +46,7 @@ class LivePage:
     learning: Learning | None
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)
     _page: Page | None = None
     _packed: tuple[float, bytes] = (-math.inf, b"")
 

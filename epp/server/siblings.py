@@ -170,11 +170,12 @@ class Siblings(Host):
         """Ask a worker the same; status 0 where it does not answer."""
         body = await request.read()
         connector, limit = aiohttp.UnixConnector(str(self._http(index))), aiohttp.ClientTimeout(_ANSWER_S)
-        url = f"http://worker{request.rel_url}"
+        url = f"http://localhost{request.rel_url}"
+        headers = {_ASKED: "1", "content-type": request.content_type}
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=limit) as http,
-                http.request(request.method, url, data=body, headers={_ASKED: "1"}) as answer,
+                http.request(request.method, url, data=body, headers=headers) as answer,
             ):
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.attacks import panic, places
+from tests.attacks import page, panic, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 #: As long as kubelet waits by default.
 _PROBE_MS = 1000.0
+_GROWTH_BYTES = 32 << 20
 
 
 class Check(NamedTuple):
@@ -36,7 +37,21 @@ def _places() -> tuple[str, str]:
     return f"slowest probe: {figures}, limit {_PROBE_MS:g}", f"late: {', '.join(late)}" if late else ""
 
 
+def _page() -> tuple[str, str]:
+    statuses, slowest_ms, grown_bytes = page.asked()
+    taken = sum(status < 400 for status in statuses)
+    problems = [
+        f"{taken} taken" if taken else "",
+        f"/livez {slowest_ms:.0f} ms" if slowest_ms > _PROBE_MS else "",
+        f"{grown_bytes >> 20} MiB more" if grown_bytes > _GROWTH_BYTES else "",
+    ]
+    figures = f"{taken} of {len(statuses)} hostile requests taken, limit 0; /livez beside opinions {slowest_ms:.0f} ms"
+    limits = f"limit {_PROBE_MS:g}; {grown_bytes >> 20} MiB more, limit {_GROWTH_BYTES >> 20}"
+    return f"{figures}, {limits}", "; ".join(filter(None, problems))
+
+
 CHECKS = {
     "panic": Check("requests through an Envoy to a pool of 300 dead endpoints and 3 good ones", _panic),
+    "page": Check("foreign hosts and origins, a compressed body of 200 MB, 100 opinions at once", _page),
     "held-places": Check("/livez and /readyz while 2,600 slow clients or readers hold listen.http", _places),
 }

@@ -137,3 +137,6 @@ async def test_the_notes_tell_three_commands(installed: Installed) -> None:
         assert "cost about" not in notes
     alone = await installed.helm("install", *words("gateway"), "--set", "replicas=2", "--dry-run=server")
     assert "cost about" in alone, "pickers that do not share"
+    assert "networkPolicy.gatewayFrom is empty: every pod of the cluster may call" in alone
+    peers = ("--set-json", 'networkPolicy.gatewayFrom=[{"podSelector": {}}]')
+    assert "gatewayFrom" not in await installed.helm("install", *words("gateway"), *peers, "--dry-run=server")

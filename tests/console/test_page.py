@@ -11,13 +11,15 @@ import struct
 import subprocess
 import sys
 import termios
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
 from epp.config.listen import FileTls, Listen
 from epp.config.plan import Plan, Split, render_plan
+from epp.console import frames
 from epp.console.frames import frame
 from epp.envoy.child import EPP
 from epp.server.live_page import LivePage
@@ -226,3 +228,30 @@ async def until_printed(terminal: int, words: str) -> None:
                 shown += os.read(terminal, 65536).decode(errors="replace")
             else:
                 await asyncio.sleep(0.05)
+
+
+async def test_one_opinion_is_made_at_a_time_and_all_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making, most = 0, 0
+    make = frames._ask
+
+    def slowly(*words: object) -> dict[str, Any]:
+        nonlocal making, most
+        making, most = making + 1, max(most, making + 1)
+        time.sleep(0.1)
+        making -= 1
+        return make(*words)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(frames, "_ask", slowly)
+    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+    any_port = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
+    app = app_of(tmp_path, listen=any_port)
+    await app.start()
+    try:
+        names = ("gorgo", "gorgo-ms", "lmetric", "round-robin", "least-request")
+        said = await asyncio.gather(*(opinion(app.addresses["http"], name) for name in names))
+    finally:
+        await app.stop(0.0)
+    assert len(said) == len(names)
+    assert most == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -73,7 +75,7 @@ async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     any_port = dict.fromkeys(("grpc", "http", "first_token", "health"), "127.0.0.1:0")
     monkeypatch.setattr(accepting, "_KEPT", KEPT)
     (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    app = app_of(tmp_path, listen={**any_port, "max_connections": MOST})
+    app = app_of(tmp_path, listen={**any_port, "max_connections": MOST}, records={"folder": "records"})
     await app.start()
     yield app
     await app.stop(0.0)
@@ -100,7 +102,7 @@ async def test_connections_beyond_the_bound_are_closed_and_room_is_made_by_those
 
 #: Places kept for probes.
 KEPT = 4
-FEEDBACK = b"POST /decisions/one/feedback HTTP/1.1\r\nhost: picker\r\ncontent-length: 9\r\n\r\n"
+FEEDBACK = b"POST /decisions/one/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
 
 
 async def test_an_address_has_half_of_the_places_and_its_oldest_idle_connection_makes_room(app: App) -> None:
@@ -174,3 +176,12 @@ async def test_silent_connections_are_closed_and_make_room(
     assert await late.answered()
     for peer in (spoken, unfinished, mute, late):
         await peer.close()
+
+
+async def test_a_body_is_never_decompressed(app: App) -> None:
+    """Or a small one would be a large one."""
+    body = zlib.compress(b'{"correct": true}')
+    headers = {"content-encoding": "deflate", "content-type": "application/json"}
+    url = f"http://{app.addresses['http']}/decisions/one/feedback"
+    async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=headers) as answer:
+        assert answer.status == 400

@@ -98,10 +98,11 @@ def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> Non
 
 
 def client(verdict: Any = None) -> TestClient[Any, Any]:
-    health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler)
+    health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler, not_live=str, not_ready=str)
     made = build_app(
         metrics=Metrics(),
         health=health,
+        names=frozenset({"picker.example"}),
         decision=lambda _: b"",
         decided=lambda decision_id: not decision_id.startswith("unknown"),
         verdict=verdict,
@@ -128,9 +129,55 @@ def client(verdict: Any = None) -> TestClient[Any, Any]:
 async def test_feedback_is_taken_in_one_shape(path: str, body: object, status: int) -> None:
     told: list[Any] = []
     async with client(lambda verdict, _: told.append(verdict)) as http:
-        answer = await http.post(f"/decisions/{path}/feedback", data=json.dumps(body))
+        answer = await http.post(f"/decisions/{path}/feedback", json=body)
         assert answer.status == status, await answer.text()
     assert len(told) == (status == 202)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"content-type": "application/json; charset=utf-8"}, 202),
+        ({"origin": "http://picker.example:9090"}, 202),
+        ({"origin": "http://picker.example"}, 403),
+        ({"origin": "http://elsewhere.example:9090"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+async def test_feedback_comes_as_json_and_from_no_page_of_others(
+    headers: dict[str, str], status: int
+) -> None:
+    told: list[Any] = []
+    usual = {"content-type": "application/json", "host": "picker.example:9090"}
+    async with client(lambda verdict, _: told.append(verdict)) as http:
+        answer = await http.post(
+            "/decisions/ab-1/feedback", data=b'{"correct": true}', headers=usual | headers
+        )
+        assert answer.status == status
+    assert len(told) == (status == 202)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:9090", "[::1]:9090", "localhost", "LocalHost:80", "Picker.example:1"]
+)
+async def test_pages_answer_to_addresses_and_known_names(host: str) -> None:
+    async with client() as http:
+        answer = await http.get("/decisions/last", headers={"host": host})
+        assert answer.status == 404, "it is answered: there is no decision"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:9090", "picker.example.evil", "localhost.evil:80", "", "1.2.3.4.evil"]
+)
+async def test_other_names_see_metrics_and_probes_alone(host: str) -> None:
+    async with client(lambda *_: None) as http:
+        for path, status in (("/decisions/last", 421), ("/metrics", 200), ("/livez", 200), ("/readyz", 200)):
+            assert (await http.get(path, headers={"host": host})).status == status
+        answer = await http.post("/decisions/ab-1/feedback", json={"correct": True}, headers={"host": host})
+        assert answer.status == 421
 
 
 async def test_the_command_tells_a_picker_and_the_recorder_has_it(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 {{/* epp.yaml: what the chart knows, then what the operator wrote over it. */}}
 {{- define "gorgo-epp.config" -}}
-{{- $listen := dict "http" "[::]:9090" "health" "[::]:9003" -}}
+{{- $service := include "gorgo-epp.fullname" . -}}
+{{- $inNamespace := printf "%s.%s" $service .Release.Namespace -}}
+{{- $names := list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) -}}
+{{- $listen := dict "http" "[::]:9090" "http_names" $names "health" "[::]:9003" -}}
 {{- if .Values.standalone.enabled -}}
 {{- $_ := merge $listen (dict "grpc" "127.0.0.1:9002" "first_token" "unix:/run/epp/first-token.sock") -}}
 {{- else -}}
