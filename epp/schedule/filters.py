@@ -94,6 +94,8 @@ class Filters:
         self._served: set[str] = set()
         #: Addresses, and models by engines' names that the engines there do not know; the oldest first.
         self._refused: dict[tuple[str, str], None] = {}
+        #: Likewise, those of which it is not certain; until the next list.
+        self._doubted: set[tuple[str, str]] = set()
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """Take the pool as (slot, endpoint) pairs, in order."""
@@ -121,12 +123,30 @@ class Filters:
         self._forget()
         return True
 
-    def listed(self, address: str, names: Collection[str]) -> None:
-        """Send an endpoint requests again for models that its engine lists; for all where it lists none."""
+    def doubt(self, address: str, name: str) -> bool:
+        """Refuse a model as `refuse` does where the next list of its engine lacks it.
+
+        Returns:
+            Whether this is news.
+        """
+        if (address, name) in self._doubted or (address, name) in self._refused:
+            return False
+        self._doubted.add((address, name))
+        return True
+
+    def listed(self, address: str, names: Collection[str]) -> int:
+        """Send an endpoint requests again for models that its engine lists; for all where it lists none.
+
+        Returns:
+            How many models that were doubted it does not list.
+        """
+        doubted = {each for each in self._doubted if each[0] == address}
+        self._doubted -= doubted
         for refused in [each for each in self._refused if each[0] == address]:
             if not names or refused[1] in names:
                 del self._refused[refused]
                 self._forget()
+        return sum(self.refuse(*each) for each in doubted if names and each[1] not in names)
 
     def serves(self, model: str) -> bool:
         """Tell whether an endpoint of the pool serves a model, whether or not it takes requests now."""

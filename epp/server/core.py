@@ -170,6 +170,7 @@ class Core:
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
         self.outcomes.listeners.append(self._ended)
+        self.outcomes.on_no_model = self._check_model
         self._retries = Retries(
             self.outcomes.retry_budget,
             relayed=relays is not None,
@@ -352,15 +353,22 @@ class Core:
         """Ask engines for a model that none is known to serve (`ModelLists.wait_for`); None for others."""
         return None if self.picker.filters.serves(model) else self.model_lists.wait_for(model)
 
-    def _ended(self, outcome: Outcome) -> None:
-        if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:
-            self.refused_model(outcome.id, outcome.where)
+    def _check_model(self, decision_id: str, where: str) -> None:
+        """Ask whether an engine has a model still that answered 404, which may be of the path as well."""
+        if (name := self._model_at(decision_id, where)) and self.picker.filters.doubt(where, name):
+            self.model_lists.want()
 
-    def refused_model(self, decision_id: str, where: str) -> None:
-        """Take a request's model from an endpoint whose engine does not know it, until it lists it."""
+    def _model_at(self, decision_id: str, where: str) -> str:
+        """Name a request's model as its engine does, empty where none is named or no list is asked for."""
         decision = self.recent.get(decision_id)
-        name = "" if decision is None else decision.served_model
-        if name and self.model_lists.follows(where) and self.picker.filters.refuse(where, name):
+        return "" if decision is None or not self.model_lists.follows(where) else decision.served_model
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Take a model from an endpoint whose engine does not know it, until it lists it."""
+        if outcome.failure is None or outcome.failure.code != MODEL_NOT_FOUND:
+            return
+        where, filters = outcome.where, self.picker.filters
+        if (name := self._model_at(outcome.id, where)) and filters.refuse(where, name):
             self._metrics.endpoint_event(where, "model-refused")
             self.model_lists.want()
 

@@ -116,6 +116,8 @@ class Outcomes:
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.listeners: list[Callable[[Outcome], None]] = []
+        #: Called with a request and the endpoint whose answer to it was `NO_MODEL`, and may be retried.
+        self.on_no_model: Callable[[str, str], None] | None = None
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """Note the first piece of an answer; the end of a short one, or its report, may be here before.
@@ -191,6 +193,8 @@ class Outcomes:
         if failed and not counted:
             self._count(where, True, f"status {status}" if status else Termination.UNREACHABLE.value, now_s)
         tried.add(where)
+        if status == NO_MODEL and self.on_no_model is not None:
+            self.on_no_model(decision_id, where)
         following = self._resolver.endpoint_of(attempt.following)
         # This answer is retried for bound requests alone, which is not known here.
         if following and status != NO_MODEL and self._picker.has_in_flight(decision_id):

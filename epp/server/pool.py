@@ -181,7 +181,8 @@ class PoolFeed:
         endpoint, further = spec.endpoint(), frozenset[str]()
         if endpoint.models:
             further = frozenset(names).difference(endpoint.models, endpoint.served_names.values())
-        self._picker.filters.listed(address, names)
+        for _ in range(self._picker.filters.listed(address, names)):
+            self._metrics.endpoint_event(address, "model-refused")
         if self._further.get(address, frozenset()) != further:
             self._further[address] = further
             self._offer()
