@@ -19,7 +19,7 @@ from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http
 from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.replies import local_replies
 from epp.envoy.retry import ASKED, DECISION_HEADER, ENDPOINT_HEADER, REFUSAL_HEADER, TOLD, decision_headers
-from epp.envoy.settings import EnvoySettings, Variant
+from epp.envoy.settings import MOST_HEADERS, EnvoySettings, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +37,6 @@ _KEEPALIVE_SINCE = (1, 37)
 #: First version whose routes' body limits go beyond the connection's.
 _BODY_LIMIT_SINCE = (1, 37)
 _SLOW_READER_BYTES = 1024 * 1024
-
-_MOST_HEADERS = 256
-"""As vLLM takes (``--h11-max-header-count``)."""
 
 NOT_RETRIED = "x-envoy-ratelimited"
 """Response header of an Envoy behind this one: its statuses are final here."""
@@ -91,7 +88,7 @@ def connection_manager(
         path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
         strip_trailing_host_dot=True,
         common_http_protocol_options=api.core.HttpProtocolOptions(
-            idle_timeout=api.seconds(3600), max_headers_count=_MOST_HEADERS
+            idle_timeout=api.seconds(3600), max_headers_count=MOST_HEADERS
         ),
         # nginx and ApacheBench speak it unless told otherwise, and name no host.
         http_protocol_options=api.core.Http1ProtocolOptions(

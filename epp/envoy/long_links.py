@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from epp.config.relays import STREAM_WINDOW_BYTES
 from epp.envoy import messages as api
+from epp.envoy.settings import MOST_HEADERS
 
 CONNECTION_BUFFER_BYTES = 4 * 1024 * 1024
 """Room for some fifty long prompts of one connection."""
@@ -31,6 +32,11 @@ MAX_STREAMS = 1000
 PING_S, PING_TIMEOUT_S = 2.0, 4.0
 """How often a sign of life is asked for, and when a connection is given up without one: more than a round
 trip and a lost packet's repeat."""
+
+
+def long_lived() -> api.core.HttpProtocolOptions:
+    """Connections of the tier before: kept without an end, with as many headers as it takes."""
+    return api.core.HttpProtocolOptions(idle_timeout=api.seconds(0), max_headers_count=MOST_HEADERS)
 
 
 def http2(ping_s: float = PING_S, timeout_s: float = PING_TIMEOUT_S) -> api.core.Http2ProtocolOptions:

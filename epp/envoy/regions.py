@@ -39,7 +39,7 @@ from epp.envoy.listener import (
     route_configuration,
     to_replicas,
 )
-from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
+from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2, long_lived
 from epp.envoy.observe import observer_clusters, observers
 from epp.envoy.relay import ready, relay_listener
 from epp.envoy.relays import assignment_of, ready_check, warm_cluster
@@ -161,7 +161,7 @@ def _peers_listener(
         manager.http_filters = [*decompressors(relays.compression), *manager.http_filters]
         manager.http2_protocol_options = http2(_PING_S, _PING_TIMEOUT_S)
         manager.use_remote_address, manager.skip_xff_append = False, True
-        manager.common_http_protocol_options = api.core.HttpProtocolOptions(idle_timeout=api.seconds(0))
+        manager.common_http_protocol_options = long_lived()
     # Theirs is the token that the picker checks, and no more.
     peers.early_header_mutation_extensions = early_mutations(
         [*RESERVED_PREFIXES, FORWARD_HEADER, PEER_HEADER],
@@ -238,6 +238,7 @@ def _forwarder(settings: EnvoySettings, region: str, compression: str) -> api.hc
         skip_xff_append=True,
         preserve_external_request_id=True,
         generate_request_id=False,
+        common_http_protocol_options=long_lived(),
         upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         max_request_headers_kb=96,
         stream_idle_timeout=api.seconds(settings.stream_idle_timeout_s),

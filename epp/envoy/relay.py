@@ -20,7 +20,7 @@ from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, replicas
 from epp.envoy.compression import decompressors
 from epp.envoy.filters import router_filter
 from epp.envoy.listener import open_routes
-from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2
+from epp.envoy.long_links import CONNECTION_BUFFER_BYTES, http2, long_lived
 from epp.envoy.overload import overload_manager
 from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.replies import local_replies, long_patterns
@@ -117,7 +117,7 @@ def _connection_manager(settings: EnvoySettings, relays: Relays) -> api.hcm.Http
         skip_xff_append=True,
         preserve_external_request_id=True,
         generate_request_id=False,
-        common_http_protocol_options=api.core.HttpProtocolOptions(idle_timeout=api.seconds(0)),
+        common_http_protocol_options=long_lived(),
         http2_protocol_options=http2(),
         upgrade_configs=[hcm.HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         max_request_headers_kb=96,

@@ -38,6 +38,9 @@ class Variant(StrEnum):
     FULL_DUPLEX = "full-duplex"
 
 
+#: Headers of a request, as many as vLLM takes (``--h11-max-header-count``).
+MOST_HEADERS = 256
+
 #: First version of Envoy with all that we configure.
 FULL_FEATURED = (1, 38)
 

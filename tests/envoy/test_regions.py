@@ -52,9 +52,9 @@ RULES = (
     RegionRule(allow=[EU, DOWN], model="eu-*", path_prefix="/models/"),
 )
 BOUND: tuple[tuple[str, dict[str, str]], ...] = (
-    ("/v1/x", {"x-tenant": "acme"}),
-    ("/eu/v1/x", {}),
-    ("/models/v1/x", {}),
+    ("/v1/completions", {"x-tenant": "acme"}),
+    ("/eu/v1/completions", {}),
+    ("/models/v1/completions", {}),
 )
 
 
@@ -98,7 +98,7 @@ class World:
         region.picker.says = {AWAY_KEY: "true"} if away else {}
 
     async def ask(
-        self, path: str = "/v1/x", headers: dict[str, str] | None = None, body: bytes = b"{}"
+        self, path: str = "/v1/completions", headers: dict[str, str] | None = None, body: bytes = b"{}"
     ) -> Answer:
         """A client's request in the first region."""
         return await send(f"{self.us.envoy.listener_url}{path}", headers, body=body)
@@ -267,7 +267,7 @@ async def test_a_pick_that_leads_away_does_not_stay_for_a_port_that_envoy_has_no
     """The picker was started with other regions than its Envoy, and no rule that Envoy knows binds but a model's."""
     elsewhere = f"127.0.0.1:{free_ports()}"
     here = world.us.seen()
-    for path in ("/models/v1/x", "/v1/x"):
+    for path in ("/models/v1/completions", "/v1/completions"):
         for picked in ((elsewhere,), (elsewhere, EU)):
             world.pick(*picked, to=EU, away=True)
             assert (await world.ask(path)).served == world.eu.engines[0].address
@@ -307,7 +307,7 @@ async def test_a_region_refuses_who_is_no_peer(world: World, who: str) -> None:
     """Also its own certificate, and the entry's on the peers' side."""
     address = world.eu.settings.relays.addresses(EU)[0] if world.eu.settings.relays else ""
     asked, before = len(world.eu.picker.headers), world.eu.seen()
-    url = f"{'http' if who == 'plaintext' else 'https'}://{address}/v1/x"
+    url = f"{'http' if who == 'plaintext' else 'https'}://{address}/v1/completions"
     with pytest.raises(aiohttp.ClientError):
         await send(url, FORGED, None if who == "plaintext" else certified(world, who))
     assert (len(world.eu.picker.headers), world.eu.seen()) == (asked, before)
@@ -339,13 +339,13 @@ async def test_who_does_not_say_who_it_is_is_cut_off(
 async def test_a_peer_is_who_its_certificate_says(world: World) -> None:
     address = world.eu.settings.relays.addresses(EU)[1] if world.eu.settings.relays else ""
     answer = await send(
-        f"https://{address}/v1/x", {**FORGED, PEER_HEADER: f"{US}.{DOMAIN}"}, certified(world, DOWN)
+        f"https://{address}/v1/completions", {**FORGED, PEER_HEADER: f"{US}.{DOMAIN}"}, certified(world, DOWN)
     )
     assert answer.status == 200
     assert world.eu.picker.headers[-1][PEER_HEADER] == f"{DOWN}.{DOMAIN}"
     world.pick(at=EU)
     before = world.eu.seen()
-    assert (await send(f"https://{address}/v1/x", FORGED, certified(world, DOWN))).status == 503
+    assert (await send(f"https://{address}/v1/completions", FORGED, certified(world, DOWN))).status == 503
     assert world.eu.seen() == before, "an engine serves no peer without a pick"
 
 

@@ -139,6 +139,11 @@ async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tier
     assert entry["upstream"] == tiers.relays.addresses(FAR)[0]
 
 
+async def test_more_than_a_hundred_headers_pass_both_tiers(tiers: Tiers) -> None:
+    tiers.pick(tiers.replicas[FAR][0], through=(FAR,))
+    assert (await tiers.ask(headers={f"x-{number}": "v" for number in range(110)})).status == 200
+
+
 async def test_a_dead_endpoint_is_replaced_within_its_region(tiers: Tiers) -> None:
     dead, alive = tiers.replicas[FAR]
     await dead.stop()
