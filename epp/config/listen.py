@@ -67,7 +67,8 @@ class Listen(Section, frozen=True):
         grpc: ``host:port`` of the ext_proc and health services.
         http: ``host:port`` of /metrics, /readyz, /livez, /decisions/ID and /ui.
         http_names: host names by which clients may ask `listen.http`, beside IP addresses and ``localhost``;
-            other names of a web page's choice get 421. /metrics, /readyz and /livez answer to any.
+            others get 421, because a web page may point a name of its own here. /metrics, /readyz and /livez
+            answer to any.
         first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
         health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
             name; none when empty.
