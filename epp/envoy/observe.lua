@@ -16,15 +16,16 @@
 --   response_id  under which the engine stores the response (OpenAI responses)
 --
 -- An event stream is complete with the event that ends it: many clients hang up there, before the connection
--- says so. An event stream's first content, and the id of a response, are also told to the picker at once, by
--- calls that nobody waits for: the next turn may come before the log does.
+-- says so. An event stream's first content, the id of a response, and a failure that tells of the engine are also
+-- told to the picker at once, by calls that nobody waits for: the next turn may come before the log does, and an
+-- engine that fails in no time looks idle meanwhile.
 --
 -- What is found does not depend on how the answer was cut. Kept of it are these objects, each of at most
 -- TAIL_BYTES, its first LINE_BYTES up to the first content, and the end of a chunk in which something has begun
 -- that its successor may finish; that is nothing where a chunk ends with its line. A handle's objects die when
 -- the script yields, so streamInfo() is asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty
 -- for no call), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES, EVENTS, CONTENT, PROGRESS and FAILURES
--- (as in epp/apis/events.py) are set above.
+-- (as in epp/apis/events.py), LB_NAMESPACE and SERVED_KEY (where Envoy says who served) are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
@@ -42,6 +43,9 @@ local COUNTS = {
   cached_tokens = true, cache_read_input_tokens = true, cache_creation_input_tokens = true,
 }
 local TIMINGS = '^"tokens_cached"%s*:%s*%d+%s*,%s*"timings"%s*:%s*%b{}'
+
+-- Of what a failure says so much is told at once.
+local TOLD_BYTES = 512
 
 local function note(handle, key, value)
   handle:streamInfo():dynamicMetadata():set(NAMESPACE, key, value)
@@ -73,6 +77,14 @@ local function tell(handle, path)
   if not sent then
     handle:logErr(tostring(why))
   end
+end
+
+local function tell_failure(handle, id, status, data)
+  local lb = handle:streamInfo():dynamicMetadata():get(LB_NAMESPACE)
+  local escaped = data:sub(1, TOLD_BYTES):gsub("%W", function(char)
+    return string.format("%%%02x", char:byte())
+  end)
+  tell(handle, "/failed/" .. id .. "/" .. (lb and lb[SERVED_KEY] or "") .. "/" .. status .. "/" .. escaped)
 end
 
 -- Where the object that opens at `from` closes, nil if not in this text, or farther away than is kept: names within
@@ -383,6 +395,7 @@ local function watch(handle, id, streamed, readable)
       if found.failure ~= failure then
         failure = found.failure
         note(handle, "failure", ascii(failure, LINE_BYTES))
+        tell_failure(handle, id, 200, failure)
       end
       if ended then
         break
@@ -402,6 +415,7 @@ local function watch(handle, id, streamed, readable)
   end
   if not streamed and not failure and fits(head) then
     note(handle, "failure", ascii(head, LINE_BYTES))
+    tell_failure(handle, id, 200, head)
   end
 end
 
@@ -422,6 +436,9 @@ function envoy_on_response(handle)
   local headers = handle:headers()
   local class = (headers:get(":status") or ""):sub(1, 1)
   local kind = (headers:get("content-type") or ""):lower()
+  if id and (class == "5" or headers:get(":status") == "404") then
+    tell_failure(handle, id, headers:get(":status"), "")
+  end
   if id and class == "4" and kind:find("json", 1, true) then
     note_failure(handle)
   end

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from epp.apis.events import CONTENT, EVENTS, FAILURES, LINE_BYTES, PROGRESS, Kind
 from epp.envoy import messages as api
+from epp.envoy.clusters import DESTINATION_NAMESPACE, SERVED_KEY
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
 
@@ -80,6 +81,8 @@ def script(settings: EnvoySettings) -> str:
         "CLUSTER": _lua(FIRST_TOKENS if settings.reports_first_tokens else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(_USAGE_BYTES),
+        "LB_NAMESPACE": _lua(DESTINATION_NAMESPACE),
+        "SERVED_KEY": _lua(SERVED_KEY),
         **_TABLE,
     }
     parts = ["observe.lua"]

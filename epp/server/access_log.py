@@ -263,6 +263,10 @@ class Report(msgspec.Struct, frozen=True):
         return max(0.0, found_ms, self.received_ms)  # one that is NaN is never the larger
 
 
+#: ``Retry-After`` of an endpoint that says within an answer, which cannot have one, that it is full.
+FULL_PAUSE_S = "1"
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """A request that an endpoint refused, or that did not reach it; it may go on to another.
 

@@ -1,6 +1,7 @@
 """Receives Envoy's reports while answers still run.
 
-``POST /first-token/<decision>``, and ``/stored/<decision>/<id>`` of a response that the engine stores.
+``POST /first-token/<decision>``, ``/stored/<decision>/<id>`` of a response that the engine stores, and
+``/failed/<decision>/<endpoint>/<status>/<what it says>`` of an answer that failed.
 
 Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because these calls come once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
@@ -17,9 +18,12 @@ import asyncio
 import logging
 import re
 from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote_to_bytes
 
+from epp.apis.failure import failure_in
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.accepting import watching
+from epp.server.access_log import FULL_PAUSE_S, Attempt
 from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]+) ([!-~]+) HTTP/1\.1\r\n")
 _FIRST_TOKEN = re.compile(rb"/first-token/(.{1,%d})" % MAX_ID_BYTES)
 _STORED = re.compile(rb"/stored/([^/]{1,%d})/([^/]+)" % MAX_ID_BYTES)
+_FAILED = re.compile(rb"/failed/([^/]{1,%d})/([^/]*)/(\d{3})/([^/]*)" % MAX_ID_BYTES)
 _BODY = re.compile(rb"\r\n(?:transfer-encoding:|content-length:[ \t]*0*[1-9])", re.IGNORECASE)
 
 
@@ -108,19 +113,31 @@ class FirstTokenReceiver:
             self.malformed += 1
             return None
         method, path = line.groups()
-        call = _FIRST_TOKEN.fullmatch(path) or _STORED.fullmatch(path)
+        call = _FIRST_TOKEN.fullmatch(path) or _STORED.fullmatch(path) or _FAILED.fullmatch(path)
         if method != b"POST" or call is None:
             self.malformed += 1
             return _NOT_FOUND
         try:
-            report = self._reports.first_token if call.re is _FIRST_TOKEN else self._reports.stored
-            report(*(part.decode("ascii") for part in call.groups()))
+            self._report(call.re, [part.decode("ascii") for part in call.groups()])
         except Exception:
             self.failed += 1
             log.exception("a report was lost", extra=REPEATED)
         else:
             self.received += 1
         return _NO_CONTENT
+
+    def _report(self, kind: re.Pattern[bytes], told: list[str]) -> None:
+        if kind is _FIRST_TOKEN:
+            self._reports.first_token(*told)
+        elif kind is _STORED:
+            self._reports.stored(*told)
+        else:
+            decision_id, served, status, words = told
+            failure = failure_in(unquote_to_bytes(words), int(status))
+            if failure is not None:
+                pause = "" if failure.status == int(status) else FULL_PAUSE_S
+                attempt = Attempt(decision_id, (), served, failure.status, pause, unserved=False)
+                self._reports.attempted(attempt)
 
 
 class _Connection(asyncio.Protocol):

@@ -28,7 +28,7 @@ from epp.apis.usage import NO_USAGE
 from epp.config.retries import NO_MODEL, REFUSALS
 from epp.extproc.types import Cause
 from epp.schedule.decision import FAILED_ANSWER, Source, usage_sources, with_itl
-from epp.server.access_log import Termination
+from epp.server.access_log import FULL_PAUSE_S, Termination
 from epp.signals.engine_metrics import RUNNING, WAITING
 from epp.signals.ledger import RUNNING as PROMISED_REQUESTS
 from epp.signals.paths import ConnectionTiming
@@ -68,8 +68,6 @@ _ENDPOINT_FAILED = {Termination.UPSTREAM_RESET, Termination.UNREACHABLE}
 LONGEST = 3.0
 #: A request that an idle engine can have missed: sent so many seconds before the scrape, and a round trip.
 IN_TRANSIT_S = 0.5
-#: ``Retry-After`` of an endpoint that says within an answer, which cannot have one, that it is full.
-_FULL_PAUSE_S = "1"
 #: An endpoint, and whether a request failed there.
 _Verdict = tuple[str, bool]
 _EMPTY = "an empty answer"
@@ -185,7 +183,7 @@ class Outcomes:
         tried = self._attempts.get(decision_id)
         if tried is None:
             _remember(self._attempts, decision_id, tried := set())
-        elif status in REFUSALS:
+        elif status in REFUSALS and where not in tried:
             self.retry_budget.in_vain(now_s)
         self.answered(decision_id, where, status, attempt.retry_after)
         failed = status == 0 or status >= _SERVER_ERROR or attempt.unserved
@@ -321,7 +319,7 @@ class Outcomes:
                 self._count(where, failed, how, now_s)
         served = self._resolver.endpoint_of(report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
-            self.answered(report.decision_id, served, report.failure.status, _FULL_PAUSE_S)
+            self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
         slot = fleet.slot_of(served)
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
             fleet.rtt.connected(slot, report.connect_ms, now_s)
@@ -356,7 +354,7 @@ class Outcomes:
         if where not in self._attempts.get(outcome.id, ()):
             self._count(*verdict, _EMPTY if outcome.empty else _words(outcome), self._clock.mono_s())
         if outcome.cause == FAILED_ANSWER:
-            self.answered(outcome.id, where, status, _FULL_PAUSE_S)
+            self.answered(outcome.id, where, status, FULL_PAUSE_S)
         return verdict
 
     def _count_honoured(self, outcome: Outcome) -> None:

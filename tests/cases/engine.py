@@ -128,7 +128,7 @@ class Cases(Serving):
     """Such engines behind the real picker and a real Envoy."""
 
     def __init__(self, folder: Path, engines: Sequence[CaseEngine]) -> None:
-        super().__init__(folder, upstreams=engines)
+        super().__init__(folder, upstreams=engines, probe={"interval_s": 0.1, "timeout_s": 2.0})
         self.engines = engines
 
     def specs(self) -> list[EndpointSpec]:

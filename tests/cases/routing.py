@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 from tests.cases.engine import CaseEngine, Cases, Reply, answered
@@ -21,7 +22,7 @@ def refusals(status: int) -> Callable[[Path], Awaitable[float]]:
     error = {"error": {"message": "busy", "type": "overloaded", "code": status}}
 
     async def measure(folder: Path) -> float:
-        idle = Reply([0.2, b"{}"])
+        idle = Reply([0.2, json.dumps(answered()).encode()])
         engines = [CaseEngine(lambda *_: Reply.of(error, status)), CaseEngine(lambda *_: idle)]
         async with Cases(folder, engines) as fleet:
 

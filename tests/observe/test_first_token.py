@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import stat
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 import uvloop
@@ -64,6 +66,24 @@ async def test_stored_responses_are_told_by_the_same_calls() -> None:
         wrong = call("a").replace(b"first-token/a", b"stored/d-1")
         assert await talk(receiver, data + wrong, answer_bytes=len(OK) + len(MISSING)) == OK + MISSING
         assert (sink.stored_ids, sink.first_tokens) == ([("d-1", "resp_2")], [])
+
+
+async def test_a_failed_answer_is_told_at_once_with_what_it_says() -> None:
+    said = quote(json.dumps({"error": {"message": "full", "code": 503}}))
+    calls = [
+        call("a").replace(b"first-token/a", path.encode())
+        for path in (
+            f"failed/d-1/10.0.0.1:8000/200/{said}",
+            "failed/d-2//500/",
+            "failed/d-3//200/%7b%7d",
+            "failed/d",
+        )
+    ]
+    async with listening() as (receiver, sink):
+        data, answers = b"".join(calls), 3 * OK + MISSING
+        assert await talk(receiver, data, answer_bytes=len(answers)) == answers
+        told = [(one.decision_id, one.served, one.status, one.retry_after) for one in sink.attempts]
+        assert told == [("d-1", "10.0.0.1:8000", 503, "1"), ("d-2", "", 500, "")]
 
 
 async def test_a_call_may_come_in_any_pieces() -> None:

@@ -143,7 +143,7 @@ def own_folder(claims: ExitStack) -> Path:
 
 
 def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
-    """Claim a port that nobody listens on: this one, or with ``others`` the next free one.
+    """Claim a port that nobody listens on: this one, 0 for any, or with ``others`` the next free one.
 
     Envoy and picker listen later, and Envoys of one user share a port without a word. As long as ``claims``
     is open, a socket's name in the kernel keeps other runs of this command from the port.
@@ -155,16 +155,17 @@ def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
     while True:
         claim = socket.socket(socket.AF_UNIX)
         try:
-            claim.bind(f"\0epp-up-{port}")
-            socket.create_server((host, port), family=family).close()
+            with socket.create_server((host, port), family=family) as free:
+                claimed = free.getsockname()[1]
+            claim.bind(f"\0epp-up-{claimed}")
         except OSError as error:
             claim.close()
-            if not others or error.errno != errno.EADDRINUSE:
+            if (port and not others) or error.errno != errno.EADDRINUSE:
                 raise EppError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
-            port += 1
+            port += bool(port)
         else:
             claims.enter_context(claim)
-            return port
+            return claimed
 
 
 def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
