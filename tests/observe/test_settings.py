@@ -59,7 +59,7 @@ async def test_without_calls_the_report_still_comes() -> None:
     [
         (True, "/v1/chat/completions?x=1", False),
         (True, "/tenant/v1/messages/", False),
-        (True, "/v1/other", True),
+        (True, "/v1/files", True),
         (False, "/v1/chat/completions", True),
     ],
 )
