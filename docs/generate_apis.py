@@ -115,13 +115,25 @@ part with a `uuid` (vLLM) is known by that and costs as if nothing could be read
 
 All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sources.md.
 
-## Usage
+## What is read in answers
+
+| API | first token: the first event with | no content | failure |
+|---|---|---|---|
+| chat, completions | text, reasoning, a refusal, a tool call, sound, an image | role chunks, empty deltas, usage, `prompt_progress` | `error`, `"object": "error"`, finish reason `error` or `abort` |
+| OpenAI responses | `response.*.delta`, `partial_image`, an item that names a tool | every other event | `error`, `response.failed` |
+| Anthropic | `content_block_delta`, a block that names a tool | every other event | `error` |
+| SGLang, vLLM, llama.cpp generate | text or token ids that are not empty | empty ones, `prompt_progress` | `error`, finish reason `abort` |
+
+Comments (`: ping`) are nothing. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
+piece of what is no event stream. A whole answer fails by the same members in its outermost object. One table, `epp/apis/events.py`,
+serves Envoy's filter and the picker.
 
 | API | where | the prompt's tokens |
 |---|---|---|
 | OpenAI chat, completions; vLLM | `usage`; streamed only with `stream_options.include_usage` | `prompt_tokens`, of these `prompt_tokens_details.cached_tokens` |
 | OpenAI responses | `usage`; streamed in `response.completed` | `input_tokens`, of these `input_tokens_details.cached_tokens` |
 | Anthropic | `usage`; streamed in `message_start` and `message_delta` | `input_tokens` + `cache_read_input_tokens` + `cache_creation_input_tokens` |
+| llama.cpp completion | `timings`, in each prompt's last event | `cache_n` + `prompt_n`, of these `cache_n` |
 | SGLang generate | `meta_info`, in every event; batches are added up | `prompt_tokens`, of these `cached_tokens` |
 | embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
 

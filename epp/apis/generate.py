@@ -1,8 +1,8 @@
 """The engines' own generate APIs: bodies to canonical form.
 
 vLLM ``/inference/v1/generate`` (tokens in, tokens out; media as hashes with the places of their tokens) and
-``/generate`` of SGLang (text or token ids, alone or in batches, media beside them) and of TGI (a text). None
-needs a model's name.
+``/generate`` of SGLang (text or token ids, alone or in batches, media beside them) and of TGI (a text);
+llama.cpp's ``/completion`` and ``/infill``. None needs a model's name.
 """
 
 from __future__ import annotations
@@ -151,6 +151,38 @@ class Generate(Body, kw_only=True):
             for one in self._sampling()
         ]
         return output_limit(max_new_tokens=max(limits))
+
+
+class Llama(Body, kw_only=True):
+    """Texts, token ids or mixtures, llama.cpp's, alone or in a batch; or the code around a gap."""
+
+    api = "llamacpp-completion"
+    named = False
+    tells_usage = True  # the last event of each prompt carries timings
+    prompt: Any = None
+    n_predict: Whole | None = None
+    max_tokens: Whole | None = None
+    input_extra: Any = None
+    input_prefix: Any = None
+    input_suffix: Any = None
+
+    def frame(self, framed: PromptFrames) -> int | None:
+        """Frame prompts; of code other files, what is before the gap and behind it, what begins it."""
+        prompt = self.prompt
+        if isinstance(prompt, dict):  # a text with media, whose places it marks
+            for one in _listed(prompt.get("multimodal_data") or []):
+                framed.add_part(one, "image")
+            prompt = prompt.get("prompt_string")
+        if self.input_prefix is not None or self.input_suffix is not None:
+            files = [file.get("text") for file in _listed(self.input_extra) if isinstance(file, dict)]
+            for text in (*files, self.input_prefix, self.input_suffix, prompt):
+                if isinstance(text, str):
+                    framed.add_text(b"P", text)
+        elif len(set(map(type, _listed(prompt)))) > 1:
+            framed.add_json(b"J", prompt)
+        else:
+            add_prompts(framed, prompt, "prompt")
+        return output_limit(n_predict=self.n_predict, max_tokens=self.max_tokens)
 
 
 def _listed(given: Any) -> list[Any]:

@@ -25,7 +25,7 @@ UNREAD: Mapping[str, str] = {
     "files and batches": "/v1/files /v1/files/* /v1/batches /v1/batches/* /v1/chat/completions/batch",
     "sound, images, films": "/v1/audio/* /v1/images/* /v1/videos /v1/videos/* /v1/realtime",
     "embeddings, as Cohere and SGLang have them": "/v2/embed /encode",
-    "llama.cpp's own names": "/completion /completions /chat/completions /responses /infill /embedding"
+    "llama.cpp's own names": "/chat/completions /responses /embedding"
     " /embeddings /reranking /v1/reranking /audio/transcriptions",
     "TGI's own names": "/generate_stream /chat_tokenize",
     "probes of load balancers": "/health /v1/health /ping /version",

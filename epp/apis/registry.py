@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from epp.apis.anthropic import CountTokens, Messages
-from epp.apis.generate import Generate, Tokens
+from epp.apis.generate import Generate, Llama, Tokens
 from epp.apis.openai import Chat, Completion
 from epp.apis.pooling import Classify, Embeddings, Pooling, Rerank, Score
 from epp.apis.responses import Responses
@@ -98,6 +98,7 @@ PARSERS = (
     _parser(Classify, vllm_error, "/classify", "/v1/classify"),
     _parser(Pooling, vllm_error, "/pooling", "/v1/pooling"),
     _parser(Tokens, vllm_error, "/inference/v1/generate"),
+    _parser(Llama, openai_error, "/completion", "/completions", "/infill"),
     _parser(Generate, sglang_error, "/generate", methods=frozenset({"POST", "PUT"})),
 )
 

@@ -43,6 +43,9 @@ STRIPPED_PATHS = (
     "/v1/pooling",
     "/inference/v1/generate",
     "/generate",
+    "/completion",
+    "/completions",
+    "/infill",
 )
 """Paths whose answers carry a usage, as `epp.apis.registry` has them, for `strip_accept_encoding`."""
 

@@ -284,6 +284,7 @@ class Outcome(Struct, frozen=True):
             Envoy's cluster lacks that endpoint.
         answers: how many it got, of one length where nothing else is told; recorded where there are several.
         failure: what the engine said where it failed the request, in an answer of any status.
+        model: what the answer calls the model, ``""`` where it does not say. Not recorded.
     """
 
     id: str
@@ -306,6 +307,7 @@ class Outcome(Struct, frozen=True):
     generates: bool = False
     answers: int = 1
     failure: AnswerFailure | None = None
+    model: str = ""
 
     @property
     def empty(self) -> bool:

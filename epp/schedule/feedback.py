@@ -73,6 +73,7 @@ class InFlight:
     connection: ConnectionTiming | None = None
     streamed: bool | None = None
     failure: AnswerFailure | None = None
+    model: str = ""
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
@@ -104,6 +105,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         streamed=entry.request.stream if entry.streamed is None else entry.streamed,
         answers=entry.request.answers,
         failure=entry.failure,
+        model=entry.model,
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

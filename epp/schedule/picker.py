@@ -379,6 +379,7 @@ class Picker:
         last_chunk_s: float = math.nan,
         streamed: bool | None = None,
         failure: AnswerFailure | None = None,
+        model: str = "",
     ) -> bool:
         """Note what the stream showed of the answer; False when the decision is unknown or ended.
 
@@ -390,12 +391,13 @@ class Picker:
             last_chunk_s: when the last of them came.
             streamed: it was an event stream; None where it is unknown, then what the client asked for counts.
             failure: what the engine said of it where it failed.
+            model: what the answer calls the model.
         """
         entry = self._in_flight.get(decision_id)
         if entry is None:
             return False
         entry.chunks, entry.response_bytes, entry.last_chunk_s = chunks, response_bytes, last_chunk_s
-        entry.streamed, entry.failure = streamed, failure
+        entry.streamed, entry.failure, entry.model = streamed, failure, model
         if failure is not None and not streamed:
             entry.first_token_s = math.nan  # it was the error's
         elif failure is None and usage != NO_USAGE:

@@ -52,6 +52,28 @@ def _context(model: ListedModel) -> int:
     return model.context_tokens or 0
 
 
+def is_wrong(endpoint: Endpoint, listed: Mapping[str, ListedModel], asked: str, answered: str) -> bool:
+    """Tell whether an endpoint answered by another model than the one asked for, as far as that is known.
+
+    Engines may call a model by an alias, by the base of its adapter, by a file's name, or as the client did.
+
+    Args:
+        endpoint: who answered.
+        listed: what its engine lists.
+        asked: public name.
+        answered: name in the answer.
+    """
+    names, served = endpoint.models | listed.keys(), endpoint.served_name(asked)
+    if not names or answered in (asked, served):
+        return False
+    if asked not in names and served not in names:
+        return True
+    own, other = listed.get(served), listed.get(answered)
+    if own is None or other is None or answered == own.parent or served == other.parent:
+        return False
+    return bool(own.root) and own.root != other.root
+
+
 def _told(endpoint: Endpoint, name: str, listed: Mapping[str, ListedModel]) -> ListedModel:
     """Describe a model by what its engine lists, in public names, within what the operator allows."""
     model = listed.get(endpoint.served_name(name), ListedModel())

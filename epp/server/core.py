@@ -8,6 +8,7 @@ not ask for the usage. Has no socket and no stream: an exchange calls it once pe
 
 from __future__ import annotations
 
+import logging
 import re
 from base64 import b64encode
 from functools import partial
@@ -41,8 +42,9 @@ from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
-from epp.schedule.served_models import served_models
+from epp.schedule.served_models import is_wrong, served_models
 from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
+from epp.server.logs import REPEATED
 from epp.server.metrics import models_of
 from epp.server.model_lists import ModelLists
 from epp.server.outcomes import EstimatedLeases, Outcomes
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from epp.server.tracing import Tracing
     from epp.tokens.estimate import EstimateCounter
     from epp.types import Endpoint
+
+log = logging.getLogger(__name__)
 
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
@@ -363,8 +367,19 @@ class Core:
         decision = self.recent.get(decision_id)
         return "" if decision is None or not self.model_lists.follows(where) else decision.served_model
 
+    def _compare_models(self, outcome: Outcome, asked: str) -> None:
+        """Count an answer by another model than the one asked for."""
+        fleet, where, answered = self.picker.fleet, outcome.where, outcome.model
+        known = fleet.member(where)
+        if asked and known is not None and is_wrong(known[1], fleet.listed_models(known[0]), asked, answered):
+            self._metrics.endpoint_event(where, "wrong-model")
+            words = "endpoint %s answered a request for model %r by model %r"
+            log.warning(words, where, asked, answered, extra=REPEATED)
+
     def _ended(self, outcome: Outcome) -> None:
         """Take a model from an endpoint whose engine does not know it, until it lists it."""
+        if outcome.model and (decision := self.recent.get(outcome.id)) is not None:
+            self._compare_models(outcome, decision.request.model)
         if outcome.failure is None or outcome.failure.code != MODEL_NOT_FOUND:
             return
         where, filters = outcome.where, self.picker.filters

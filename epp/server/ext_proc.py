@@ -266,6 +266,7 @@ class Exchange:
                 last_chunk_s=math.nan if math.isnan(watch.first_s) else watch.last_s,
                 streamed=watch.streamed,
                 failure=watch.failure(),
+                model=watch.model(),
             )
             if not known:
                 self._core.outcomes.late(decision_id)

@@ -326,7 +326,8 @@ TABLE: tuple[Row, ...] = (
         "epp_endpoint_events_total",
         "endpoint event",
         "What happened to an endpoint: probe-failed, scrape-failed, gpu-scrape-failed, ejected, restarted "
-        "(its engine), model-refused (its engine does not know a model).",
+        "(its engine), model-refused (its engine does not know a model), wrong-model (it answered by "
+        "another).",
     ),
     gauge(
         "epp_endpoint_model_mismatch",

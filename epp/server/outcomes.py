@@ -300,6 +300,7 @@ class Outcomes:
             usage_refused=outcome.usage_refused or reported != report.usage,
             honoured=report.honoured,
             failure=report.failure or outcome.failure,
+            model=report.model or outcome.model,
         )
         # NaN where Envoy saw no first token
         return with_itl(merged, report.e2e_ms - report.ttft_ms, Source.ENVOY)

@@ -234,6 +234,10 @@ class Fleet:
         known = self._members.get(address)
         return None if known is None else known[0]
 
+    def member(self, address: str) -> tuple[int, Endpoint] | None:
+        """Return slot and endpoint of an address, None when it is not in the pool."""
+        return self._members.get(address)
+
     def address_of(self, slot: int) -> str | None:
         """Return the address of the slot's endpoint, None when the slot is free."""
         return self._slots.address_of(slot)

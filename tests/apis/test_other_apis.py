@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epp.apis.anthropic import CountTokens, Messages
 from epp.apis.canonical import exact_tokens
-from epp.apis.generate import Generate, Tokens
+from epp.apis.generate import Generate, Llama, Tokens
 from epp.apis.openai import Chat
 from epp.apis.pooling import MAX_REPEATED_BYTES, Rerank, Score
 from epp.apis.responses import Responses
@@ -266,3 +266,14 @@ def test_places_outside_of_the_prompt_are_refused(features: dict[str, Any]) -> N
     with pytest.raises(ClientError) as caught:
         tokens(token_ids=[1, 2, 3], features=features)
     assert caught.value.param == "features"
+
+
+def test_llama_cpp_takes_code_around_a_gap_and_mixtures_of_text_and_tokens() -> None:
+    def canonical(**body: object) -> bytes:
+        return Llama.parse(json.dumps(body).encode(), {}).canonical
+
+    code = {"input_prefix": "def f(", "input_suffix": "return 1"}
+    first = canonical(**code, input_extra=[{"filename": "a.py", "text": "x = 1"}])
+    assert canonical(**code) != first
+    assert first.startswith(canonical(prompt="x = 1"))
+    assert canonical(prompt=[1, 2, "hi"]) != canonical(prompt=[1, 3, "hi"])

@@ -303,10 +303,37 @@ SGLANG_GENERATE = Api(
     stream=(_events({"text": "x", "meta_info": _META | {"completion_tokens": 1}}, {"meta_info": _META}), _TOLD),
     answer=(json.dumps({"text": "x", "meta_info": _META}).encode(), _TOLD),
 )  # fmt: skip
+_TIMINGS = {"cache_n": 16, "prompt_n": 4, "prompt_ms": 1.5, "predicted_n": 3, "predicted_ms": 0.5}
+_FINAL = {
+    "content": "",
+    "stop": True,
+    "model": "m",
+    "tokens_evaluated": 20,
+    "tokens_cached": 23,
+    "timings": _TIMINGS,
+}
+LLAMA = Api(
+    "llamacpp-completion",
+    "llama.cpp completion, infill",
+    ("/completion", "/completions", "/infill"),
+    {"prompt": "a", "n_predict": 7},
+    7,
+    OPENAI_ERROR,
+    turns=({"prompt": "a"}, {"prompt": "a and b"}, {"prompt": ["a and b", "c"]}),
+    ids=({"prompt": [[1, 2], [3]]}, 3),
+    media=(
+        {"prompt": {"prompt_string": "a <__media__>", "multimodal_data": [ONE]}},
+        {"prompt": {"prompt_string": "a <__media__>", "multimodal_data": [TWO]}},
+        765,
+    ),
+    bad=(b"", b"{", b"[]", b"{}", b'{"prompt": []}', b'{"prompt": [-1]}'),
+    stream=(_events({"content": "x", "stop": False}, _FINAL, end=b""), _TOLD),
+    answer=(json.dumps(_FINAL | {"content": "x"}).encode(), _TOLD),
+)
 
 APIS = (
     CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, COUNT, RERANK, SCORE, CLASSIFY, POOLING, VLLM_GENERATE,
-    SGLANG_GENERATE,
+    SGLANG_GENERATE, LLAMA,
 )  # fmt: skip
 
 #: Column of the table -> whether an API has it.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from epp.apis.failure import AnswerFailure
+from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
 from epp.ops.explain import explain
 from epp.schedule.decision import Source, outcome_record, to_record
+from epp.schedule.served_models import is_wrong
 from epp.server.access_log import Report, Termination
 from epp.signals.health import State
 from epp.types import Endpoint
@@ -319,3 +321,35 @@ def test_a_failure_inside_an_answer_counts_by_its_status(
         for one in POOL[:2]
     }
     assert (State.EJECTED in states) is ejected
+
+
+def test_answers_by_another_model_are_counted_where_the_endpoints_names_are_known(
+    deployment: Deployment,
+) -> None:
+    def counted(answered: str) -> bool:
+        decision = deployment.decide([{"role": "user", "content": WORDS}])
+        count = deployment.app.metrics.value("epp_endpoint_events_total", decision.endpoint, "wrong-model")
+        before = count.value
+        deployment.ended(decision, model=answered)
+        return count.value > before
+
+    assert not counted("other"), "a pool without names serves any"
+    named = [replace(endpoint, models=frozenset({"m", "alias"})) for endpoint in POOL]
+    deployment.app.picker.set_pool(named, deployment.clock.mono_s())
+    assert not counted("m")
+    assert not counted("/models/m.gguf"), "llama.cpp names the file"
+    for slot, _ in deployment.fleet.members:
+        listed = {"m": ListedModel(root="a"), "alias": ListedModel(root="a"), "x": ListedModel(root="b"),
+                  "sql": ListedModel(root="c", parent="m")}  # fmt: skip
+        deployment.fleet.learn_models(slot, listed)
+    assert not counted("alias")
+    assert not counted("sql"), "an adapter and its base"
+    assert counted("x")
+
+
+def test_an_endpoint_that_does_not_serve_the_model_answers_wrongly() -> None:
+    tiny = Endpoint("a:1", models=frozenset({"tiny"}))
+    assert is_wrong(tiny, {}, "foo", "tiny")
+    assert not is_wrong(
+        replace(tiny, models=frozenset({"foo"}), served_names={"foo": "tiny"}), {}, "foo", "tiny"
+    )
