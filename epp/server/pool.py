@@ -159,7 +159,7 @@ class PoolFeed:
         """Give the picker the pool; an endpoint that Envoy does not know yet takes no requests.
 
         One whose models no other endpoint serves takes them at once: without it every request for them would
-        be refused, while Envoy sends a request whose pick it does not know to another host.
+        be refused as one for an unknown model; Envoy answers 503 until it has read the file.
         """
         eds, endpoints = self._eds, self._endpoints
         if eds is not None:

@@ -28,8 +28,7 @@ async def test_while_one_replica_asks_for_peace_the_others_serve(tmp_path: Path,
             )
             # Those that were on their way there when its first refusal was known.
             await until_seen(seen, 2 * CLIENTS)
-            failed = seen[429]
-            assert failed > 0
+            had = victim.requests
             await until_seen(seen, 300)
-        assert seen[429] == failed, "none fails after the first few"
-        assert set(seen) == {200, 429}
+        assert victim.requests == had, "none is sent there after the first few"
+        assert set(seen) == {200}, "those were served elsewhere"
