@@ -138,3 +138,19 @@ async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> 
     await tiers.relay["far"].__aexit__()
     for _ in range(6):
         assert await tiers.ask() == (200, "near-0")
+
+
+async def test_a_relay_retries_what_an_engine_of_its_region_refuses_and_passes_on_the_last(
+    tiers: Tiers,
+) -> None:
+    tiers.replicas["far-0"].refusal = (429, 0)
+    tiers.replicas["near-0"].refusal = (429, 0)
+    assert {await tiers.ask("far") for _ in range(8)} == {(200, "far-1")}
+    assert tiers.replicas["far-0"].requests > 0
+    for picked, outcome in await tiers.outcomes(8):
+        assert outcome["served"] == tiers.replicas["far-1"].address
+        assert outcome["cause"] == ("completed" if picked == outcome["served"] else "retried-elsewhere")
+    before = tiers.replicas["near-0"].requests
+    assert (await tiers.ask("near"))[0] == 429
+    assert tiers.replicas["near-0"].requests == before + 1
+    assert tiers.replicas["far-1"].requests == 8
