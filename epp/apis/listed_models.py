@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,58 +13,42 @@ if TYPE_CHECKING:
 ANTHROPIC_HEADER = "anthropic-version"
 
 
-class ListedModel(NamedTuple):
+class ListedModel(
+    msgspec.Struct, frozen=True, rename={"context_tokens": "max_model_len", "owner": "owned_by"}
+):
     """A model as its engine lists it.
 
     Attributes:
         context_tokens: context length, prompt and answer together, where the engine tells it: vLLM and SGLang
             do, as ``max_model_len``.
-        root: what the engine was started with, a hub id or a folder; empty when not known.
-        parent: the base model of an adapter; empty for others.
-        owner: who lists it, mostly the engine's name; empty when not known.
+        root: what the engine was started with, a hub id or a folder.
+        parent: the base model of an adapter.
+        owner: who lists it, mostly the engine's name.
     """
 
     context_tokens: int | None = None
-    root: str = ""
-    parent: str = ""
-    owner: str = ""
+    root: str | None = None
+    parent: str | None = None
+    owner: str | None = None
 
 
-class _Model(msgspec.Struct):
+class _Entry(ListedModel, frozen=True, kw_only=True):
     id: str
-    max_model_len: object = None
-    root: object = None
-    parent: object = None
-    owned_by: object = None
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
+class _List(msgspec.Struct):
+    data: list[_Entry]
 
 
-_DECODER = msgspec.json.Decoder(_Models)
+_DECODER = msgspec.json.Decoder(_List)
 
 
 def parse_models(body: bytes) -> dict[str, ListedModel]:
     """Read the names that requests may give, adapters among them; empty when the body tells none."""
     try:
-        models = _DECODER.decode(body).data
+        return {entry.id: entry for entry in _DECODER.decode(body).data}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
-    return {
-        model.id: ListedModel(
-            _tokens(model.max_model_len), _text(model.root), _text(model.parent), _text(model.owned_by)
-        )
-        for model in models
-    }
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _tokens(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 and value is not True else None
 
 
 def openai_models(models: Mapping[str, ListedModel], name: str | None) -> bytes:

@@ -55,8 +55,6 @@ _FIELDS: Mapping[str, Any] = {
     "server-name": str,
     "metrics-path": MetricsPath,
 }
-#: Annotations that tell Prometheus where a pod's metrics are. Istio has them name its own port and path.
-PROMETHEUS_PATH, PROMETHEUS_PORT = "prometheus.io/path", "prometheus.io/port"
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -173,7 +171,7 @@ def _offers(
     if not serving and not any(join_address(ip, port) in known for port in ports):
         return  # most pods that are not ready have never been: spare them the rest
     fields = stated(pod.metadata, problems)
-    draining, annotations = fields.pop("draining", False), pod.metadata.annotations or {}
+    draining = fields.pop("draining", False)
     places = [pod.metadata.annotations, pod.metadata.labels, _labels(node)]
     topology = {key: value for key, value in _labels(node).items() if key in (ZONE, REGION)}
     if pod.spec.node_name:
@@ -198,17 +196,10 @@ def _offers(
             engine_class=first(places, [f"{PREFIX}engine-class", settings.engine_class_label]),
             labels=labels,
             draining=draining or not serving,
-            **{"tls": settings.tls, "metrics_path": _metrics_path(annotations, port), **fields},
+            **{"tls": settings.tls, **fields},
         )
         aliases = tuple(join_address(other, port) for other in others)
         yield Offer((serving, pod.metadata.creation_timestamp or ""), spec, aliases)
-
-
-def _metrics_path(annotations: Mapping[str, str], port: int) -> str:
-    """The path that a pod tells Prometheus, empty where it tells none for this port."""
-    path = annotations.get(PROMETHEUS_PATH, "").strip()
-    here = annotations.get(PROMETHEUS_PORT, str(port)).strip() == str(port)
-    return path if here and path.startswith("/") else ""
 
 
 def addresses_of(pod: Pod) -> tuple[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ and remembered; the rules on health, context length and Retry-After are a mask p
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,11 +92,11 @@ class Filters:
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
         self._memory: dict[tuple[str, frozenset[str] | None, str], _Static] = {}
-        self._served: set[str] = set()
-        #: Addresses, and models by engines' names that the engines there do not know; the oldest first.
-        self._refused: dict[tuple[str, str], None] = {}
-        #: Likewise, those of which it is not certain; until the next list.
-        self._doubted: set[tuple[str, str]] = set()
+        #: Whether an endpoint of the pool serves a model, whether or not it takes requests now.
+        self.serves = lru_cache(_REMEMBERED)(self._serves)
+        #: Addresses, and models by engines' names that the engines there do not know, the oldest first; False
+        #: where that is not certain before the next list.
+        self._refused: dict[tuple[str, str], bool] = {}
 
     def set_pool(self, endpoints: Sequence[tuple[int, Endpoint]]) -> None:
         """Take the pool as (slot, endpoint) pairs, in order."""
@@ -109,63 +110,48 @@ class Filters:
         self.only_model = "" if not all(named) else next(iter(names), "") if len(names) < 2 else None
         self._forget()
 
-    def refuse(self, address: str, name: str) -> bool:
+    def refuse(self, address: str, name: str, *, certain: bool = True) -> bool:
         """Send an endpoint no requests for a model, by its engine's name, which its engine does not know.
+
+        Where that is not certain, only if the next list of its engine lacks it.
 
         Returns:
             Whether this is news.
         """
-        if (address, name) in self._refused:
+        known = self._refused.get((address, name))
+        if known or known is certain:
             return False
         if len(self._refused) >= _REMEMBERED:
             self._refused.pop(next(iter(self._refused)))
-        self._refused[address, name] = None
+        self._refused[address, name] = certain
         self._forget()
-        return True
-
-    def doubt(self, address: str, name: str) -> bool:
-        """Refuse a model as `refuse` does where the next list of its engine lacks it.
-
-        Returns:
-            Whether this is news.
-        """
-        if (address, name) in self._doubted or (address, name) in self._refused:
-            return False
-        self._doubted.add((address, name))
         return True
 
     def listed(self, address: str, names: Collection[str]) -> int:
         """Send an endpoint requests again for models that its engine lists; for all where it lists none.
 
         Returns:
-            How many models that were doubted it does not list.
+            How many models it does not list of those that were not certain.
         """
-        doubted = {each for each in self._doubted if each[0] == address}
-        self._doubted -= doubted
-        for refused in [each for each in self._refused if each[0] == address]:
-            if not names or refused[1] in names:
-                del self._refused[refused]
-                self._forget()
-        return sum(self.refuse(*each) for each in doubted if names and each[1] not in names)
+        here = [name for where, name in self._refused if where == address]
+        for name in here:
+            if not names or name in names:
+                del self._refused[address, name]
+        if here:
+            self._forget()
+        return sum(self.refuse(address, name) for name in here if (address, name) in self._refused)
 
-    def serves(self, model: str) -> bool:
-        """Tell whether an endpoint of the pool serves a model, whether or not it takes requests now."""
-        if model not in self._served:
-            if not any(self._is_served(endpoint, model) for endpoint in self._pool.values()):
-                return False
-            if len(self._served) >= _REMEMBERED:
-                self._served.clear()
-            self._served.add(model)
-        return True
+    def _serves(self, model: str) -> bool:
+        return any(self._is_served(endpoint, model) for endpoint in self._pool.values())
 
     def _forget(self) -> None:
         self._memory.clear()
-        self._served.clear()
+        self.serves.cache_clear()
 
     def _is_served(self, endpoint: Endpoint, model: str) -> bool:
         if model and endpoint.models and model not in endpoint.models:
             return False
-        return not self._refused or (endpoint.address, endpoint.served_name(model)) not in self._refused
+        return not self._refused or not self._refused.get((endpoint.address, endpoint.served_name(model)))
 
     def addresses(self, subset: Subset) -> tuple[str, ...]:
         """Return the endpoints of the pool that a subset names, in its order."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from epp.apis.listed_models import ListedModel
 
 if TYPE_CHECKING:
@@ -78,8 +80,9 @@ def _told(endpoint: Endpoint, name: str, listed: Mapping[str, ListedModel]) -> L
     """Describe a model by what its engine lists, in public names, within what the operator allows."""
     model = listed.get(endpoint.served_name(name), ListedModel())
     public = {engine_name: each for each, engine_name in endpoint.served_names.items()}
-    contexts = (model.context_tokens or _context(listed.get(model.parent, model)), endpoint.context_tokens)
-    return model._replace(
+    contexts = (model.context_tokens or _context(listed.get(model.parent or "", model)), endpoint.context_tokens)
+    return replace(
+        model,
         context_tokens=min(filter(None, contexts), default=None),
-        parent=public.get(model.parent, model.parent),
+        parent=public.get(model.parent or "", model.parent),
     )

@@ -232,10 +232,8 @@ class Core:
                 return self._refuse(request, 429, reason, rule="saturated")
         if parser is None or not (request.whole or request.body is not None):
             return None
-        renames = self._model_rules.names or not request.headers.keys().isdisjoint(REWRITE_HEADERS)
         try:
-            parse = self._parse_renamed if renames else self._parse
-            parsed = parse(parser, request.body or b"", request.headers)
+            parsed = self._parse(parser, request)
         except ClientError as error:
             if not request.whole:
                 return None  # it was cut off on its way: what the engine gets may be in order
@@ -246,15 +244,15 @@ class Core:
         if only is None:
             words = "you must provide a model parameter"
             return self._refuse(request, 400, words, rule="client", param="model")
-        return self._as_model(parser, parsed, only, request.body or b"", request.headers)
+        return self._as_model(parser, parsed, only, request)
 
     def _as_model(
-        self, parser: Parser, parsed: ParsedRequest, model: str, body: bytes, headers: Headers
+        self, parser: Parser, parsed: ParsedRequest, model: str, request: HttpRequest
     ) -> ParsedRequest:
         """Return a request as one for another model than its body says."""
         rendering = self.tokenizers.rendering(model)
         if rendering != parsed.rendering:
-            parsed = parser.parse(body, headers, lambda _: rendering)
+            parsed = parser.parse(request.body or b"", request.headers, lambda _: rendering)
         return replace(parsed, model=model)
 
     def _models(self, request: HttpRequest, name: str | None) -> LocalReply | None:
@@ -276,12 +274,10 @@ class Core:
         write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
         return LocalReply(200, write(models, name), details="models")
 
-    def _parse(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
-        return parser.parse(body, headers, self.tokenizers.rendering)
-
-    def _parse_renamed(self, parser: Parser, body: bytes, headers: Headers) -> ParsedRequest:
+    def _parse(self, parser: Parser, request: HttpRequest) -> ParsedRequest:
         """Parse a request, and give it the model of the rule for it, else of its header."""
-        parsed = self._parse(parser, body, headers)
+        headers = request.headers
+        parsed = parser.parse(request.body or b"", headers, self.tokenizers.rendering)
         header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
         model, target = parsed.model, headers.get(header, "")
         if len(target) > MAX_MODEL_CHARS:
@@ -294,7 +290,7 @@ class Core:
             self._metrics.requests.rewritten(rule.name, model, target or model)
         if target in ("", model):
             return parsed
-        return replace(self._as_model(parser, parsed, target, body, headers), rewritten_from=model)
+        return replace(self._as_model(parser, parsed, target, request), rewritten_from=model)
 
     def decide(
         self,
@@ -359,7 +355,9 @@ class Core:
 
     def _check_model(self, decision_id: str, where: str) -> None:
         """Ask whether an engine has a model still that answered 404, which may be of the path as well."""
-        if (name := self._model_at(decision_id, where)) and self.picker.filters.doubt(where, name):
+        if (name := self._model_at(decision_id, where)) and self.picker.filters.refuse(
+            where, name, certain=False
+        ):
             self.model_lists.want()
 
     def _model_at(self, decision_id: str, where: str) -> str:

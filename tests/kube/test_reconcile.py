@@ -84,22 +84,6 @@ def test_the_active_ports_annotation_chooses_among_the_ports(
 
 
 @pytest.mark.parametrize(
-    ("annotations", "paths"),
-    [
-        ({}, ["", ""]),
-        ({"prometheus.io/path": "/own"}, ["/own", "/own"]),
-        ({"prometheus.io/path": "/own", "prometheus.io/port": "8001"}, ["", "/own"]),
-        ({"prometheus.io/path": "/stats/prometheus", "prometheus.io/port": "15020"}, ["", ""]),
-        ({"prometheus.io/path": "/own", "gorgo-epp/metrics-path": "/first"}, ["/first", "/first"]),
-    ],
-    ids=["none", "any port", "one port", "Istio's", "ours first"],
-)
-def test_metrics_are_where_the_pod_tells_prometheus(annotations: dict[str, str], paths: list[str]) -> None:
-    specs = found(made(annotations=annotations), ports=(8000, 8001)).specs
-    assert [spec.metrics_path for spec in specs.values()] == paths
-
-
-@pytest.mark.parametrize(
     ("ips", "address", "aliases"),
     [
         (DUAL, "10.0.0.1:8000", {"[fd00::1]:8000": "10.0.0.1:8000"}),

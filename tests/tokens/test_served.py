@@ -72,7 +72,7 @@ async def test_the_operator_s_word_is_left_alone() -> None:
 
 def test_public_names_lead_to_what_their_engine_serves() -> None:
     listing = parse_models(
-        b'{"data": [{"id": "prod", "root": "org/base", "parent": null}, {"id": "own", "root": 5},'
+        b'{"data": [{"id": "prod", "root": "org/base", "parent": null}, {"id": "own"},'
         b' {"id": "sql", "root": "/adapters/sql", "parent": "prod"}]}'
     )
     fleet, told = Fleet(PrefixIndex()), list[object]()
