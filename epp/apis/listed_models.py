@@ -51,21 +51,19 @@ def parse_models(body: bytes) -> dict[str, ListedModel]:
         return {}
 
 
-def openai_models(models: Mapping[str, ListedModel], name: str | None) -> bytes:
-    """Write the list, or one of its models, as OpenAI's API and engines have it."""
+def openai_models(models: Mapping[str, ListedModel], name: str) -> bytes:
+    """Write one of the models, or the list where the name is empty, as OpenAI's API and engines have it."""
     cards = {
         each: {"id": each, "object": "model", "created": 0, "owned_by": model.owner or "unknown"}
         | ({"parent": model.parent} if model.parent else {})
         | ({"max_model_len": model.context_tokens} if model.context_tokens else {})
         for each, model in models.items()
     }
-    return msgspec.json.encode(
-        {"object": "list", "data": list(cards.values())} if name is None else cards[name]
-    )
+    return msgspec.json.encode(cards[name] if name else {"object": "list", "data": list(cards.values())})
 
 
-def anthropic_models(models: Mapping[str, ListedModel], name: str | None) -> bytes:
-    """Write the list, all on one page, or one of its models as Anthropic's API has it."""
+def anthropic_models(models: Mapping[str, ListedModel], name: str) -> bytes:
+    """Write one of the models, or where the name is empty all on one page, as Anthropic's API has it."""
     cards: dict[str, dict[str, Any]] = {
         each: {
             "type": "model",
@@ -78,4 +76,4 @@ def anthropic_models(models: Mapping[str, ListedModel], name: str | None) -> byt
     }
     ends = {"first_id": next(iter(cards), None), "last_id": next(reversed(cards), None)}
     page = {"data": list(cards.values()), "has_more": False, **ends}
-    return msgspec.json.encode(page if name is None else cards[name])
+    return msgspec.json.encode(cards[name] if name else page)

@@ -80,9 +80,7 @@ def _told(endpoint: Endpoint, name: str, listed: Mapping[str, ListedModel]) -> L
     """Describe a model by what its engine lists, in public names, within what the operator allows."""
     model = listed.get(endpoint.served_name(name), ListedModel())
     public = {engine_name: each for each, engine_name in endpoint.served_names.items()}
-    contexts = (model.context_tokens or _context(listed.get(model.parent or "", model)), endpoint.context_tokens)
-    return replace(
-        model,
-        context_tokens=min(filter(None, contexts), default=None),
-        parent=public.get(model.parent or "", model.parent),
-    )
+    parent = model.parent or ""
+    contexts = (model.context_tokens or _context(listed.get(parent, model)), endpoint.context_tokens)
+    context_tokens = min(filter(None, contexts), default=None)
+    return replace(model, context_tokens=context_tokens, parent=public.get(parent, model.parent))

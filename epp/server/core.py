@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.apis.types import Headers, ParsedRequest, Parser, TokenCount
+    from epp.apis.types import ParsedRequest, Parser, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
     from epp.extproc.types import HttpRequest
@@ -174,7 +174,7 @@ class Core:
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
         self.outcomes.listeners.append(self._ended)
-        self.outcomes.on_no_model = self._check_model
+        self.outcomes.on_no_model = partial(self._refuse_model, certain=False)
         self._retries = Retries(
             self.outcomes.retry_budget,
             relayed=relays is not None,
@@ -225,7 +225,7 @@ class Core:
         if request.path not in self._open_paths:
             return self._refuse(request, 404, SHUT_WORDS, rule="path")
         if request.method == "GET" and (asked := _MODELS.fullmatch(request.path)):
-            return self._models(request, asked["name"])
+            return self._models(request, unquote(asked["name"] or ""))
         if request.body is not None or not request.whole:
             reason = self._admission.refusal(request.headers, self._clock.mono_s())
             if reason:
@@ -255,8 +255,8 @@ class Core:
             parsed = parser.parse(request.body or b"", request.headers, lambda _: rendering)
         return replace(parsed, model=model)
 
-    def _models(self, request: HttpRequest, name: str | None) -> LocalReply | None:
-        """Answer who asks what the pool serves, or of one model; None while no endpoint's names are known."""
+    def _models(self, request: HttpRequest, name: str) -> LocalReply | None:
+        """Answer who asks what the pool serves, or of a model by name; None while no names are known."""
         subset = self._subset(request)
 
         def may_serve(endpoint: Endpoint, model: str) -> bool:
@@ -268,8 +268,7 @@ class Core:
         models = served_models(self.picker.fleet, self._model_rules, may_serve)
         if models is None:
             return None
-        name = None if name is None else unquote(name)
-        if name is not None and name not in models:
+        if name and name not in models:
             return self._refuse(request, 404, _no_model(name), rule="model", param="model")
         write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
         return LocalReply(200, write(models, name), details="models")
@@ -353,17 +352,18 @@ class Core:
         """Ask engines for a model that none is known to serve (`ModelLists.wait_for`); None for others."""
         return None if self.picker.filters.serves(model) else self.model_lists.wait_for(model)
 
-    def _check_model(self, decision_id: str, where: str) -> None:
-        """Ask whether an engine has a model still that answered 404, which may be of the path as well."""
-        if (name := self._model_at(decision_id, where)) and self.picker.filters.refuse(
-            where, name, certain=False
-        ):
-            self.model_lists.want()
+    def _refuse_model(self, decision_id: str, where: str, *, certain: bool) -> None:
+        """Take a request's model from an endpoint whose engine does not know it, until it lists it.
 
-    def _model_at(self, decision_id: str, where: str) -> str:
-        """Name a request's model as its engine does, empty where none is named or no list is asked for."""
+        Where it only answered 404, which may be of the path as well, its next list decides.
+        """
         decision = self.recent.get(decision_id)
-        return "" if decision is None or not self.model_lists.follows(where) else decision.served_model
+        if decision is None or not decision.served_model or where not in self.model_lists.engines:
+            return
+        if self.picker.filters.refuse(where, decision.served_model, certain=certain):
+            self.model_lists.want()
+            if certain:
+                self._metrics.endpoint_event(where, "model-refused")
 
     def _compare_models(self, outcome: Outcome, asked: str) -> None:
         """Count an answer by another model than the one asked for."""
@@ -375,15 +375,10 @@ class Core:
             log.warning(words, where, asked, answered, extra=REPEATED)
 
     def _ended(self, outcome: Outcome) -> None:
-        """Take a model from an endpoint whose engine does not know it, until it lists it."""
         if outcome.model and (decision := self.recent.get(outcome.id)) is not None:
             self._compare_models(outcome, decision.request.model)
-        if outcome.failure is None or outcome.failure.code != MODEL_NOT_FOUND:
-            return
-        where, filters = outcome.where, self.picker.filters
-        if (name := self._model_at(outcome.id, where)) and filters.refuse(where, name):
-            self._metrics.endpoint_event(where, "model-refused")
-            self.model_lists.want()
+        if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:
+            self._refuse_model(outcome.id, outcome.where, certain=True)
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
         """Build the answer that carries a decision, its endpoints named as Envoy knows them."""

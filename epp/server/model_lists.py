@@ -19,24 +19,16 @@ MOST_WAITING = 64
 
 
 class ModelLists:
-    """Asks engines for their models when somebody wants to know them."""
+    """Asks engines for their models when somebody wants to know them.
+
+    Attributes:
+        engines: asks the engine at an address, and raises nothing.
+    """
 
     def __init__(self) -> None:
-        self._askers: dict[str, Callable[[], Awaitable[object]]] = {}
+        self.engines: dict[str, Callable[[], Awaitable[object]]] = {}
         self._waiting: dict[asyncio.Future[None], str] = {}
         self._wanted = asyncio.Event()
-
-    def follow(self, address: str, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask an engine by calling ``ask``, which raises nothing."""
-        self._askers[address] = ask
-
-    def forget(self, address: str) -> None:
-        """Ask an engine no longer."""
-        self._askers.pop(address, None)
-
-    def follows(self, address: str) -> bool:
-        """Tell whether an engine is asked."""
-        return address in self._askers
 
     def want(self) -> None:
         """Ask all engines soon."""
@@ -47,7 +39,7 @@ class ModelLists:
 
         None where nobody is to be asked, or too many wait.
         """
-        if not self._askers or len(self._waiting) >= MOST_WAITING:
+        if not self.engines or len(self._waiting) >= MOST_WAITING:
             return None
         done = asyncio.get_running_loop().create_future()
         self._waiting[done] = model
@@ -67,7 +59,7 @@ class ModelLists:
             await self._wanted.wait()
             self._wanted.clear()
             waiting = list(self._waiting)
-            await asyncio.gather(*(ask() for ask in self._askers.values()))
+            await asyncio.gather(*(ask() for ask in self.engines.values()))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)

@@ -238,7 +238,6 @@ class Poller:
         self._reader = MetricsReader()
         #: The first is asked: the one that was found, or else the next to try.
         self._metrics_paths = deque(target.metrics_paths)
-        self._tries = len(target.metrics_paths)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -344,26 +343,17 @@ class Poller:
             return None
 
     async def _scrape_once(self, connection: KeepAlive) -> None:
-        """Scrape at the path that was found, or find it.
-
-        All paths are asked at first and when the one that was found fails. Where none has metrics, one is
-        asked each time, so that an engine without metrics is asked no more often than others.
-        """
-        paths, problems = self._metrics_paths, list[str]()
-        for _ in range(self._tries):
-            answer = await self._answered("scrape", self._ask(connection, paths[0]))
-            if answer is None:
-                return
-            sample = self._reader.read(answer.body) if answer.status == 200 else None
-            if sample is not None and is_exposition(answer.body, sample):
-                self._tries = len(paths)
-                self._sink.scraped(self._target.address, sample, self._clock.mono_s())
-                return
-            what = f"status {answer.status}" if sample is None else "no metrics"
-            problems.append(f"{what} at {paths[0]}")
-            paths.rotate(-1)
-        self._tries = 1
-        self._failed("scrape", ", ".join(problems))
+        """Scrape at a path; where it has no metrics, the next path is asked the next time."""
+        path = self._metrics_paths[0]
+        answer = await self._answered("scrape", self._ask(connection, path))
+        if answer is None:
+            return
+        sample = self._reader.read(answer.body)
+        if answer.status == 200 and is_exposition(answer.body, sample):
+            self._sink.scraped(self._target.address, sample, self._clock.mono_s())
+            return
+        self._failed("scrape", f"no metrics at {path}, status {answer.status}")
+        self._metrics_paths.rotate(-1)
 
     async def _gpu_once(self, exporter: KeepAlive) -> None:
         asking = exporter.get("/metrics", {}, self._probe.timeout_s)
@@ -394,11 +384,11 @@ class Poller:
             await asyncio.sleep(self._listed_s + MODELS_PAUSE_S - self._clock.mono_s())
             self._listed_s = self._clock.mono_s()
             listed = await self._listed(self._lister)
-            if listed is not None and self._on_models is not None:
-                self._on_models(self._target.address, listed)
             if listed:
                 unknown = self._target.engine_names - listed.keys()
                 self._sink.models_listed(self._target.address, unknown, listed)
+            if listed is not None and self._on_models is not None:
+                self._on_models(self._target.address, listed)
             return listed
 
     async def _listed(self, connection: KeepAlive) -> dict[str, ListedModel] | None:
@@ -519,7 +509,7 @@ class SignalFeed:
         for name in endpoint.models or listed:
             engine_name = endpoint.served_name(name)
             model = listed.get(engine_name)
-            if model is not None and model.parent in listed:
+            if model and model.parent and model.parent in listed:
                 engine_name, model = model.parent, listed[model.parent]
             if model is not None:
                 roots[name] = model.root or engine_name

@@ -96,8 +96,6 @@ class PoolFeed:
             )
         self._pollers: dict[str, Target] = {}
         self._lists = core.model_lists
-        #: By address, models that engines list beside those of the pool.
-        self._further: dict[str, frozenset[str]] = {}
         self._tokens: dict[str, TokenFile] = {}
         self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
         self._scrapes = PollSchedule(self._scrape.interval_s)
@@ -142,7 +140,6 @@ class PoolFeed:
         if self._eds is not None:
             self._eds.set_pool(endpoints)
         for address in gone:
-            self._further.pop(address, None)
             self._metrics.forget_endpoint(address)
         for address in new:
             self._metrics.requests.new_endpoint(address)
@@ -171,28 +168,24 @@ class PoolFeed:
                 else endpoint
                 for endpoint in endpoints
             ]
-        self._picker.set_pool([self._with_further(each) for each in endpoints], self._clock.mono_s())
+        self._picker.set_pool([self._with_listed(each) for each in endpoints], self._clock.mono_s())
 
     def _listed(self, address: str, names: Collection[str]) -> None:
         """Send an endpoint requests for what its engine lists, by public names where the pool has some."""
-        spec = self._specs.get(address)
-        if spec is None:
-            return
-        endpoint, further = spec.endpoint(), frozenset[str]()
-        if endpoint.models:
-            further = frozenset(names).difference(endpoint.models, endpoint.served_names.values())
         for _ in range(self._picker.filters.listed(address, names)):
             self._metrics.endpoint_event(address, "model-refused")
-        if self._further.get(address, frozenset()) != further:
-            self._further[address] = further
+        spec, known = self._specs.get(address), self._picker.fleet.member(address)
+        if spec and known and self._with_listed(spec.endpoint()).models != known[1].models:
             self._offer()
         self._lists.changed(self._picker.filters.serves)
 
-    def _with_further(self, endpoint: Endpoint) -> Endpoint:
+    def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
-        further = self._further.get(endpoint.address)
-        if not further or not endpoint.models:
+        known = self._picker.fleet.member(endpoint.address)
+        if known is None or not endpoint.models:
             return endpoint
+        listed = frozenset(self._picker.fleet.listed_models(known[0]))
+        further = listed.difference(endpoint.models, endpoint.served_names.values())
         return replace(endpoint, models=endpoint.models | further, adapters=endpoint.adapters | further)
 
     def _run_pollers(self, wanted: Mapping[str, Target]) -> None:
@@ -200,7 +193,7 @@ class PoolFeed:
         self._scrapes.spread(len(self._specs))
         for address in [a for a, target in self._pollers.items() if wanted.get(a) != target]:
             del self._pollers[address]
-            self._lists.forget(address)
+            self._lists.engines.pop(address, None)
             # Of other names, or of none: what was found of these says nothing any more.
             self._metrics.forget("epp_endpoint_model_mismatch", endpoint=address)
             self._tasks.cancel(_task_name(address))
@@ -220,7 +213,7 @@ class PoolFeed:
                     on_models=self._listed,
                 )
                 if self._probe.interval_s and not target.ready_path:
-                    self._lists.follow(address, poller.list_models)
+                    self._lists.engines[address] = poller.list_models
                 self._tasks.start(_task_name(address), poller.run())
                 self._pollers[address] = target
 

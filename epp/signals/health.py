@@ -59,13 +59,10 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class _Health:
-    out: bool = False  # ejected, or on trial
-    failures: dict[Kind, int] = field(default_factory=dict)
-    cause: Kind = "probe"
-    ejections: int = 0  # in a row
-    back_off_until_s: float = -math.inf  # the trial never begins before
-    failed: float = 0.0  # requests of late, fading
+class Lately:
+    """Requests of late: each counts less as time goes by."""
+
+    failed: float = 0.0
     answered: float = 0.0
     counted_s: float = 0.0
 
@@ -76,10 +73,21 @@ class _Health:
         self.answered = self.answered * left + (not failed)
         self.counted_s = now_s
 
+
+@dataclass(slots=True)
+class _Health:
+    out: bool = False  # ejected, or on trial
+    failures: dict[Kind, int] = field(default_factory=dict)
+    cause: Kind = "probe"
+    ejections: int = 0  # in a row
+    back_off_until_s: float = -math.inf  # the trial never begins before
+    lately: Lately = field(default_factory=Lately)
+
     @property
     def failing(self) -> bool:
         """Whether most requests of late failed."""
-        return self.failed >= max(_ERRORS, _ERROR_SHARE * (self.failed + self.answered))
+        lately = self.lately
+        return lately.failed >= max(_ERRORS, _ERROR_SHARE * (lately.failed + lately.answered))
 
 
 class Standing(Struct, frozen=True):
@@ -148,7 +156,7 @@ class HealthTracker:
             self._standing = None
         self._proved_s[slot] = now_s
         if kind == "outcome":
-            health.count(now_s, failed=False)
+            health.lately.count(now_s, failed=False)
         if health.failures:
             health.failures.pop(kind, None)
         if not health.out:
@@ -172,7 +180,7 @@ class HealthTracker:
             return False
         count = health.failures[kind] = health.failures.get(kind, 0) + 1
         if kind == "outcome":
-            health.count(now_s, failed=True)
+            health.lately.count(now_s, failed=True)
         on_trial = health.out and kind in (health.cause, "outcome")
         in_a_row = count >= _FAILURES[kind]
         if on_trial or in_a_row or (kind == "outcome" and health.failing):
@@ -227,7 +235,7 @@ class HealthTracker:
         length_s = min(self._eject_s * 2.0 ** min(health.ejections, 32), longest_s)
         health.ejections += 1
         health.failures.clear()
-        health.failed = health.answered = 0.0
+        health.lately = Lately()
         self._keep_out(slot, health, kind, now_s + length_s)
         if self.on_eject is not None:
             self.on_eject(slot, now_s + length_s)

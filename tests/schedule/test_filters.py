@@ -193,7 +193,11 @@ def test_refusals_that_are_remembered_are_bounded() -> None:
 def test_a_model_in_doubt_is_refused_where_the_next_list_lacks_it() -> None:
     filters = Filters()
     filters.set_pool([(0, Endpoint("a:1"))])
-    assert [filters.refuse("a:1", name, certain=False) for name in ("sql", "sql", "chat")] == [True, False, True]
+    assert [filters.refuse("a:1", name, certain=False) for name in ("sql", "sql", "chat")] == [
+        True,
+        False,
+        True,
+    ]
     assert filters.serves("sql")
     assert filters.listed("b:1", {"base"}) == 0
     assert filters.listed("a:1", {"chat"}) == 1

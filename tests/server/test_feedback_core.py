@@ -183,7 +183,8 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
     facts = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
     deployment.core.outcomes.finished(report(decision, connect_ms=3.0, connected_anew=True, **facts))
     shares = [
-        deployment.fleet.health._slots[deployment.slot(name)].failed for name in (decision.endpoint, other)
+        deployment.fleet.health._slots[deployment.slot(name)].lately.failed
+        for name in (decision.endpoint, other)
     ]
     assert shares == [1.0, 0.0]
     slot = deployment.slot(other)

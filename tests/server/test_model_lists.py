@@ -38,7 +38,7 @@ async def settled() -> None:
 async def test_who_comes_while_engines_are_asked_waits_for_the_next_time() -> None:
     engine = Engine()
     async with running(ModelLists()) as lists:
-        lists.follow("a:1", engine.ask)
+        lists.engines["a:1"] = engine.ask
         first = lists.wait_for("late")
         await settled()
         second = lists.wait_for("late")
@@ -54,7 +54,7 @@ async def test_who_comes_while_engines_are_asked_waits_for_the_next_time() -> No
 async def test_a_model_that_is_served_ends_the_wait_whoever_has_not_answered() -> None:
     engine = Engine()
     async with running(ModelLists()) as lists:
-        lists.follow("a:1", engine.ask)
+        lists.engines["a:1"] = engine.ask
         late, unknown = lists.wait_for("late"), lists.wait_for("unknown")
         assert late is not None
         assert unknown is not None
@@ -66,7 +66,7 @@ async def test_a_model_that_is_served_ends_the_wait_whoever_has_not_answered() -
 async def test_few_wait_and_nobody_where_nobody_is_asked() -> None:
     lists = ModelLists()
     assert lists.wait_for("late") is None
-    lists.follow("a:1", Engine().ask)
+    lists.engines["a:1"] = Engine().ask
     waiting = [lists.wait_for("late") for _ in range(MOST_WAITING)]
     assert all(waiting)
     assert lists.wait_for("late") is None
@@ -74,5 +74,3 @@ async def test_few_wait_and_nobody_where_nobody_is_asked() -> None:
     waiting[0].cancel()
     await settled()
     assert lists.wait_for("late") is not None
-    lists.forget("a:1")
-    assert not lists.follows("a:1")

@@ -36,7 +36,7 @@ def attempt(decision: Decision, number: int = 0, **facts: Any) -> Attempt:
 
 
 def failures(deployment: Deployment, address: str) -> float:
-    return deployment.fleet.health._slots[deployment.slot(address)].failed
+    return deployment.fleet.health._slots[deployment.slot(address)].lately.failed
 
 
 def pool(deployment: Deployment, *models: str) -> None:
