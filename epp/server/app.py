@@ -99,8 +99,7 @@ class App:
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._draining = False
         self._decision_ids = DecisionIds(host.index)
-        self.metrics = Metrics()
-        self.tasks = Tasks()
+        self.metrics, self.tasks = Metrics(), Tasks()
         self._secrets = hash_secrets(config, base, source)
         hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
         hasher = hashers[0]

@@ -103,9 +103,7 @@ def test_an_empty_pool_is_503_and_not_500(tmp_path: Path, request_of: Any) -> No
     assert refusal.headers == {REASON: "rejected-no-endpoints"}
 
 
-@pytest.mark.parametrize(
-    ("body", "word"), [(b"{", b"JSON"), (b'{"messages":[]}', b"model"), (b'{"model":"m"}', b"messages")]
-)
+@pytest.mark.parametrize(("body", "word"), [(b"{", b"JSON"), (b'{"model":"m"}', b"messages")])
 def test_the_clients_own_mistakes_in_llm_ds_words(tmp_path: Path, body: bytes, word: bytes) -> None:
     """Errors: 400, plain text, and no reason of a drop."""
     refusal = refused(app(tmp_path, errors="llm-d"), chat(body=body))
