@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 
-    from aiohttp.typedefs import Handler
+    from aiohttp.typedefs import Handler, Middleware
 
     from epp.config.listen import Listen
     from epp.records.verdicts import Verdict
@@ -343,11 +343,8 @@ def build_app(
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
             return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            return web.json_response({"error": f"pages of {origin} may say nothing here"}, status=403)
-        if request.content_type != "application/json":
-            return web.json_response({"error": "content-type is not application/json"}, status=415)
+        if (refused := _refused_sender(request)) is not None:
+            return refused
         try:
             given = parse_verdict(request.match_info["id"], await request.read())
         except ValueError as error:
@@ -358,16 +355,7 @@ def build_app(
         verdict(given, time.time())
         return web.json_response({"recorded": given.id}, status=202)
 
-    @web.middleware
-    async def known_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # A name that an attacker's DNS points here would make a page of his of the same origin.
-        host = _PORT.sub("", request.headers.get("host", "")).lower()
-        if request.path in _ANY_HOST or host == "localhost" or is_ip(host.strip("[]")) or host in names:
-            return await handler(request)
-        words = f"the host {host!r} is not known here: ask by IP address, or name it in listen.http_names\n"
-        return web.Response(text=words, status=421)
-
-    app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=[known_host])
+    app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=[_known_hosts(names)])
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),
@@ -378,6 +366,31 @@ def build_app(
         ]
     )
     return app
+
+
+def _known_hosts(names: Collection[str]) -> Middleware:
+    """Answer to hosts of these names alone, beside IP addresses and ``localhost``."""
+
+    @web.middleware
+    async def known_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A name that an attacker's DNS points here would make a page of his of the same origin.
+        host = _PORT.sub("", request.headers.get("host", "")).lower()
+        if request.path in _ANY_HOST or host == "localhost" or is_ip(host.strip("[]")) or host in names:
+            return await handler(request)
+        words = f"the host {host!r} is not known here: ask by IP address, or name it in listen.http_names\n"
+        return web.Response(text=words, status=421)
+
+    return known_host
+
+
+def _refused_sender(request: web.Request) -> web.Response | None:
+    """Refuse feedback of another site's page, which a browser sends along with what it may reach."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        return web.json_response({"error": f"pages of {origin} may say nothing here"}, status=403)
+    if request.content_type != "application/json":
+        return web.json_response({"error": "content-type is not application/json"}, status=415)
+    return None
 
 
 def _decided(record: bytes, *, explained: bool) -> web.Response:
