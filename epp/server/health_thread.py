@@ -327,12 +327,6 @@ def build_app(
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=await metrics.page(), headers={"content-type": CONTENT_TYPE})
 
-    async def livez(_: web.Request) -> web.Response:
-        return _probed(health.not_live())
-
-    async def readyz(_: web.Request) -> web.Response:
-        return _probed(health.not_ready())
-
     async def explain(request: web.Request) -> web.Response:
         asked = request.match_info["id"]
         content = decision(asked) or (b"" if elsewhere is None else await elsewhere(asked))
@@ -359,8 +353,8 @@ def build_app(
     app.add_routes(
         [
             web.get("/metrics", health.on_picker_loop(page)),
-            web.get("/livez", livez),
-            web.get("/readyz", readyz),
+            web.get("/livez", _probe(health.not_live)),
+            web.get("/readyz", _probe(health.not_ready)),
             web.get("/decisions/{id}", health.on_picker_loop(explain)),
             web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
         ]
@@ -401,5 +395,9 @@ def _decided(record: bytes, *, explained: bool) -> web.Response:
     return web.Response(body=record, content_type="application/json")
 
 
-def _probed(failure: str) -> web.Response:
-    return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)
+def _probe(problem: Callable[[], str]) -> _Handler:
+    async def answer(_: web.Request) -> web.Response:
+        failure = problem()
+        return web.Response(text=f"{failure or 'ok'}\n", status=503 if failure else 200)
+
+    return answer
