@@ -16,7 +16,7 @@ import msgspec
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.chat_messages import add_part, function_call, function_tool
+from epp.apis.chat_messages import add_part, function_call, function_tool, past_first
 from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import ANTHROPIC_RATES
 
@@ -74,9 +74,7 @@ class Messages(CountTokens, kw_only=True):
         tools = [function_tool(_rendered(tool), "input_schema") for tool in self.tools or ()]
         framed.add_tools(tools, self.tool_choice)
         _add_system(framed, self.system)
-        last = next((at for at in reversed(range(len(self.messages))) if _speaks(self.messages[at])), 0)
-        for number, message in enumerate(self.messages):
-            framed.is_past = number < last
+        for message in past_first(framed, self.messages, _speaks):
             role = _ROLES.get(message.role, message.role)
             if role == "system":
                 _add_system(framed, message.content)
@@ -139,7 +137,7 @@ def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
     kind, source = block.get("type"), block.get("source")
     if kind == "tool_use":
         call = function_call(block.get("id"), block.get("name"), block.get("input"))
-        framed.add_call(b"K", call)
+        framed.add_call(call)
     elif (
         isinstance(source, dict)
         and isinstance(text := source.get("data"), str)

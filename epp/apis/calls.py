@@ -1,4 +1,4 @@
-"""Calls of tools in the one spelling that engines make of all others before they render.
+"""Calls of tools in the one form that engines make of all others before they render.
 
 Engines read the arguments' text and hand templates the object (vLLM, SGLang); nothing at all is an empty one.
 """
@@ -9,44 +9,35 @@ from typing import Any
 
 import msgspec
 
-from epp.apis.canonical import spell
 from epp.apis.decode import decoder, has_too_many_values
 
 _DECODE = decoder(Any).decode
 
 
-def spelled_call(call: dict[str, Any], *, with_id: bool) -> bytes:
-    """Return a call as JSON, without its index, and without its id where prompts lack it.
+def read_call(call: dict[str, Any], *, with_id: bool) -> dict[str, Any]:
+    """Return a call with its arguments read, without its index, and without its id where prompts lack it.
 
-    Raises:
-        ClientError: 400, it is nested too deeply.
+    Args:
+        call: as the chat API has it; it may be changed.
+        with_id: prompts hold the ids of calls.
     """
     function = call.get("function")
     if isinstance(function, dict):
-        head = b'{"id":%b,' % spell(call.get("id")) if with_id else b"{"
-        kind = spell(call.get("type") or "function")
-        return b'%b"type":%b,"function":%b}' % (head, kind, spelled_function(function))
-    left_out = ("index",) if with_id else ("id", "index")
-    return spell({name: value for name, value in call.items() if name not in left_out})
+        named = {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
+        call = {"id": call.get("id"), "type": call.get("type") or "function", "function": named}
+    call.pop("index", None)
+    if not with_id:
+        call.pop("id", None)
+    return call
 
 
-def spelled_function(function: dict[str, Any]) -> bytes:
-    """Return a function's name and its arguments as JSON.
-
-    Raises:
-        ClientError: 400, they are nested too deeply.
-    """
-    name, arguments = spell(function.get("name")), _arguments(function.get("arguments"))
-    return b'{"name":%b,"arguments":%b}' % (name, arguments)
-
-
-def _arguments(given: object) -> bytes:
+def _arguments(given: object) -> object:
     """Return arguments as templates get them; a text that is no JSON as it is."""
-    if isinstance(given, str):
-        data = given.encode("utf-8", "replace")
-        if not has_too_many_values(data):  # those of a text were not counted with the body's
-            try:
-                return spell(_DECODE(data))
-            except (msgspec.DecodeError, RecursionError):
-                given = given if given.strip() else {}
-    return spell(given) if isinstance(given, list | dict | str) else b"{}"
+    if not isinstance(given, str):
+        return given if isinstance(given, list | dict) else {}
+    if has_too_many_values(given.encode()):  # those of a text were not counted with the body's
+        return given
+    try:
+        return _DECODE(given)
+    except (msgspec.DecodeError, RecursionError):
+        return given if given.strip() else {}

@@ -13,6 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from epp.apis.decode import invalid
 
@@ -76,19 +77,19 @@ class Frames:
 
         Nothing said is the same to engines as no content.
         """
+        self._parts += (_ROLE, role.encode("utf-8", "replace"))
         if text:
-            self._parts += (_ROLE, role.encode("utf-8", "replace"), _SAID, text.encode("utf-8", "replace"))
-        else:
-            self._parts += (_ROLE, role.encode("utf-8", "replace"))
+            self._parts += (_SAID, text.encode("utf-8", "replace"))
 
     def add_piece(self, text: str, separator: str) -> None:
         """Add a piece of what is said, to the piece before where that is the last of all frames."""
-        joins = self._joined_at == len(self._parts)
-        if joins:
-            self._parts += ((separator + text).encode("utf-8", "replace"),)
+        if self._joined_at == len(self._parts):
+            self._parts.append((separator + text).encode("utf-8", "replace"))
         elif text:
             self._parts += (_SAID, text.encode("utf-8", "replace"))
-        self._joined_at = len(self._parts) if joins or text else -1
+        else:
+            return
+        self._joined_at = len(self._parts)
 
     def count_values(self, count: int = 1) -> None:
         """Count texts or values against the bound.
@@ -198,12 +199,9 @@ def split_prompts(canonical: bytes) -> list[bytes]:
     if not canonical.startswith(_IDS_MARK):
         head, *texts = canonical.split(_PROMPT)
         return [head + _PROMPT + texts[0], *(_PROMPT + text for text in texts[1:])] if texts else [canonical]
-    words, prompts, start = array("I", canonical[len(_IDS_MARK) :]), list[bytes](), 0
-    for _ in range(words.count(_BETWEEN)):
-        end = words.index(_BETWEEN, start)
-        prompts.append(_IDS_MARK + words[start:end].tobytes())
-        start = end + 1
-    return [*prompts, _IDS_MARK + words[start:].tobytes()]
+    words = np.frombuffer(canonical, np.uint32, offset=len(_IDS_MARK))
+    prompts = np.split(words, np.flatnonzero(words == _BETWEEN))
+    return [_IDS_MARK + prompt.tobytes().removeprefix(_BETWEEN_WORD) for prompt in prompts]
 
 
 def spell(value: object, encoder: msgspec.json.Encoder = _AS_IT_CAME) -> bytes:

@@ -7,12 +7,12 @@ that engines translate those APIs to chats before they render them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from epp.apis.media import PromptFrames
 
@@ -25,6 +25,7 @@ _TEXT_PARTS = {
     "thinking": (b"G", ("thinking", "text")),
     "reasoning": (b"G", ("text", "thinking")),
 }
+_T = TypeVar("_T")
 _NO_TEXT: tuple[bytes, tuple[str, ...]] = (b"", ())
 
 
@@ -67,9 +68,9 @@ def add_message(framed: PromptFrames, message: Message) -> None:
     if message.tool_call_id:
         framed.add_id(message.tool_call_id)
     for call in message.tool_calls or ():
-        framed.add_call(b"K", call)
+        framed.add_call(call)
     if isinstance(message.function_call, dict) and message.function_call:
-        framed.add_call(b"F", message.function_call)
+        framed.add_described(b"F", message.function_call)
     if isinstance(message.refusal, str) and message.refusal:
         framed.add_text(b"X", message.refusal)
     if isinstance(message.audio, dict) and message.audio:
@@ -82,15 +83,22 @@ def add_messages(framed: PromptFrames, messages: Sequence[Message]) -> None:
     Raises:
         ClientError: as `add_message`.
     """
-    last = len(messages) - 1
-    while last and messages[last].role != "user":
-        last -= 1
-    framed.is_past = True
-    for message in messages[:last]:
+    for message in past_first(framed, messages, lambda message: message.role == "user"):
         add_message(framed, message)
-    framed.is_past = False
-    for message in messages[last:]:
-        add_message(framed, message)
+
+
+def past_first(framed: PromptFrames, turns: Sequence[_T], speaks: Callable[[_T], bool]) -> Iterator[_T]:
+    """Go through turns, and tell of each while it is framed whether a user speaks behind it.
+
+    Args:
+        framed: the prompt so far, which is told.
+        turns: messages or items.
+        speaks: whether a user speaks in one.
+    """
+    last = next((at for at in reversed(range(len(turns))) if speaks(turns[at])), 0)
+    for number, turn in enumerate(turns):
+        framed.is_past = number < last
+        yield turn
 
 
 def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:

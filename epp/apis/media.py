@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
-from epp.apis.calls import spelled_call, spelled_function
+from epp.apis.calls import read_call
 from epp.apis.canonical import Frames, described, media_words
 from epp.apis.decode import invalid
 from epp.apis.rendering import PAST_REASONING, REASONING, UNCHOSEN_TOOLS, Rendering
@@ -271,10 +271,7 @@ class PromptFrames(Frames):
         Raises:
             ClientError: as `add_described`.
         """
-        named = choice if isinstance(choice, dict) else {}
-        function = named.get("function")
-        name = function.get("name") if isinstance(function, dict) else named.get("name")
-        none = "none" in (choice, named.get("type"))
+        name, none = _name(choice), choice in ("none", {"type": "none"})
         for tool in tools:
             if none or (isinstance(name, str) and _name(tool) != name):
                 self.count_values()
@@ -282,15 +279,13 @@ class PromptFrames(Frames):
             else:
                 self.add_described(b"T", tool)
 
-    def add_call(self, tag: bytes, call: dict[str, Any]) -> None:
-        """Add a call (``K``), or a function's alone (``F``).
+    def add_call(self, call: dict[str, Any]) -> None:
+        """Add a call (``K``).
 
         Raises:
-            ClientError: as `add_json`.
+            ClientError: as `add_described`.
         """
-        self.count_values()
-        with_id = self.rendering.prints_ids
-        self.add_bytes(tag, spelled_function(call) if tag == b"F" else spelled_call(call, with_id=with_id))
+        self.add_described(b"K", read_call(call, with_id=self.rendering.prints_ids))
 
     def add_id(self, text: object) -> None:
         """Add the id of the call that a result is of (``I``), where prompts hold it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.chat_messages import add_part, function_call, function_tool
+from epp.apis.chat_messages import add_part, function_call, function_tool, past_first
 from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ class _Items:
         if isinstance(given, str):
             self._message(role, given, field)
         items = given if isinstance(given, list) else []
-        last = next((at for at in reversed(range(len(items))) if items[at].get("role") == "user"), 0)
-        for number, item in enumerate(items):
-            self.framed.is_past = number < last
+        turns = past_first(self.framed, items, lambda item: item.get("role") == "user")
+        for number, item in enumerate(turns):
             self._add(item, f"{field}[{number}]")
 
     def _message(self, role: str, content: object, where: str) -> None:
@@ -113,7 +112,7 @@ class _Items:
         elif kind == "function_call":
             self._speaks("assistant")
             call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
-            self.framed.add_call(b"K", call)
+            self.framed.add_call(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._message("tool", item.get("output"), f"{where}.output")
             self.framed.add_id(item.get("call_id"))
