@@ -50,18 +50,14 @@ def add_arguments(framed: PromptFrames, given: object, *efforts: object, **more:
     kept = (
         (name, value)
         for name, value in asked.items()
-        if isinstance(name, str) and len(name) <= _ARGUMENT_CHARS and _passes(value)
+        if isinstance(name, str)
+        and len(name) <= _ARGUMENT_CHARS
+        and (isinstance(value, list | dict) or (value is not None and len(str(value)) <= _ARGUMENT_CHARS))
     )
     # The others are not even looked at: they may be a million.
     framed.arguments = arguments = tuple(islice(kept, _MOST_ARGUMENTS))
     if arguments and (spelled := _spelled(framed, arguments)):
         framed.add_text(_TAG, spelled)
-
-
-def _passes(value: object) -> bool:
-    if isinstance(value, str | int | float):
-        return len(str(value)) <= _ARGUMENT_CHARS
-    return isinstance(value, list | dict)
 
 
 def _spelled(framed: PromptFrames, arguments: tuple[tuple[str, object], ...]) -> str:

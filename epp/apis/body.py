@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from epp.apis.decode import decode, decoder, invalid, whole
+from epp.apis.decode import decode, decoder, invalid
 from epp.apis.media import OPENAI_RATES, PromptFrames, Rates
 from epp.apis.rendering import by_name
 from epp.apis.types import ParsedRequest
@@ -34,6 +34,7 @@ _MOST_SEQUENCES = 1024
 #: Fields that some engines do not know, and do not check: what is of another type there is as if it were not.
 _OPTIONAL = frozenset(
     {
+        "best_of",
         "cache_salt",
         "chat_template",
         "documents",
@@ -42,10 +43,14 @@ _OPTIONAL = frozenset(
         "input_ids",
         "lora_path",
         "lora_request",
+        "n",
+        "n_cmpl",
         "prompt_embeds",
         "prompt_token_ids",
         "session_params",
         "stream_options",
+        "truncate_prompt_tokens",
+        "truncation_side",
     }
 )
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -80,7 +85,6 @@ class Body(msgspec.Struct, kw_only=True):
         api: name of the parser.
         rates: what media cost in this API.
         named: whether the API asks for the model's name; where one is served, engines do without.
-        keeps_start: an engine that cuts prompts keeps their beginning, where the client does not say.
         tells_usage: every stream tells its usage, whether the client asks for it or not.
         stored: the engine may store its responses, for others to go on from.
     """
@@ -88,14 +92,13 @@ class Body(msgspec.Struct, kw_only=True):
     api: ClassVar[str]
     rates: ClassVar[Rates] = OPENAI_RATES
     named: ClassVar[bool] = True
-    keeps_start: ClassVar[bool] = False
     tells_usage: ClassVar[bool] = False
     stored: ClassVar[bool] = False
 
     model: str | None = None
-    n: Any = None
-    n_cmpl: Any = None
-    best_of: Any = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    best_of: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     cache_salt: Salt = None
@@ -115,8 +118,8 @@ class Body(msgspec.Struct, kw_only=True):
     store: Any = None
     prompt_logprobs: Any = None
     cache_prompt: Any = None
-    truncate_prompt_tokens: Any = None
-    truncation_side: Any = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
 
     @classmethod
     def parse(cls, body: bytes, headers: Headers, renderings: Renderings = by_name) -> ParsedRequest:
@@ -129,7 +132,6 @@ class Body(msgspec.Struct, kw_only=True):
         framed = asked.frames(renderings)
         limit, options, choices = asked.frame(framed), asked.stream_options, asked.choices()
         previous = asked.previous_response_id if cls.stored else ""
-        side = asked.truncation_side
         return ParsedRequest(
             api=cls.api,
             model=framed.model,
@@ -142,12 +144,11 @@ class Body(msgspec.Struct, kw_only=True):
             template_arguments=framed.arguments,
             text_only=framed.text_only,
             choices=choices,
-            sequences=choices if asked.best_of is None else counted(choices, asked.best_of),
+            sequences=counted(choices, asked.best_of),
             prompts=framed.prompts,
             readable_tokens=asked.readable_tokens(),
             kept_tokens=asked.kept_tokens(),
-            keeps_start=side == "right" if side in ("left", "right") else cls.keeps_start,
-            cacheable=asked.cacheable(),
+            keeps_start=asked.truncation_side == "right",
             named=cls.named,
             rendering=framed.rendering,
             optional=framed.optional,
@@ -165,7 +166,7 @@ class Body(msgspec.Struct, kw_only=True):
 
     def choices(self) -> int:
         """Return how many answers to each prompt are asked for; beams are as many as those."""
-        return 1 if self.n is None and self.n_cmpl is None else counted(self.n, self.n_cmpl)
+        return counted(self.n, self.n_cmpl)
 
     def readable_tokens(self) -> int | None:
         """Return how much of a prompt the engine may take from its prefix cache, None for all.
@@ -176,11 +177,7 @@ class Body(msgspec.Struct, kw_only=True):
 
     def kept_tokens(self) -> int | None:
         """Return the tokens to which the engine cuts prompts, negative for what fits; None for no cut."""
-        return whole(self.truncate_prompt_tokens)
-
-    def cacheable(self) -> bool:
-        """Return whether the engine puts prompts into its prefix cache."""
-        return True
+        return self.truncate_prompt_tokens
 
     def frames(self, renderings: Renderings = by_name) -> PromptFrames:
         """Begin the prompt.
@@ -229,6 +226,6 @@ class Body(msgspec.Struct, kw_only=True):
         return salt if isinstance(salt, str) and not any(parts[1:]) else _ENCODER.encode(parts).decode()
 
 
-def counted(*counts: object) -> int:
+def counted(*counts: int | None) -> int:
     """Return the largest number of answers or sequences that a body's fields ask for, 1 at least."""
-    return min(max(1, *(whole(count) or 1 for count in counts), 1), _MOST_SEQUENCES)
+    return min(max(1, 1, *filter(None, counts)), _MOST_SEQUENCES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -32,10 +31,6 @@ MAX_BODY_NUMBERS = 4_000_000
 _T = TypeVar("_T")
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MEMBER = re.compile(r"`\$\.(\w+)")
-
-
-def _no_number(_name: str) -> None:
-    """Stand for a constant of Python's `json` that is no JSON."""
 
 
 def invalid(problem: str, param: str | None = None) -> ClientError:
@@ -86,7 +81,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes, optional: Collection[
     if has_too_many_values(body):
         raise invalid(f"more than {MAX_BODY_VALUES} texts, lists and objects, or {MAX_BODY_NUMBERS} numbers")
     try:
-        return _decode_without(optional, decoder, unmarked(body))
+        return _decode(decoder, unmarked(body), optional)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
         missing = re.search(r"missing required field `([^`]+)`", problem)
@@ -98,42 +93,27 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes, optional: Collection[
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
 
 
-def _decode_without(optional: Collection[str], decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    try:
-        return decode_repaired(decoder, body)
-    except msgspec.ValidationError as error:
-        name = _MEMBER.match(str(error).partition(" - at ")[2])
-        if name is None or name[1] not in optional:
-            raise
-    members = decode_repaired(_MEMBERS, body)
-    del members[name[1]]
-    return _decode_without(optional, decoder, msgspec.json.encode(members))
-
-
-def decode_repaired(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes, optional: Collection[str] = ()) -> _T:
     r"""Decode a body, lone surrogates in it (``"\ud800"``) as question marks, ``NaN`` and infinities as null.
 
     Python's `json`, by which engines read bodies, takes them; msgspec does not.
     """
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError:
-        raise
+    except msgspec.ValidationError as error:
+        name = _MEMBER.match(str(error).partition(" - at ")[2])
+        if name is None or name[1] not in optional:
+            raise
+        members = _decode(_MEMBERS, body)
+        del members[name[1]]
+        body = msgspec.json.encode(members)
     except msgspec.DecodeError as error:
         try:
-            other = json.dumps(json.loads(body, parse_constant=_no_number), ensure_ascii=False)
+            value = json.loads(body, parse_constant=lambda _: None)
         except ValueError:
             raise error from None
-        return decoder.decode(other.encode("utf-8", "replace"))
-
-
-def whole(value: object) -> int | None:
-    """Return a whole number as engines read it (``8``, ``8.0``, ``"8"``), None for anything else."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    with suppress(ValueError):
-        return int(value) if isinstance(value, int | str) else None
-    return None
+        body = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return _decode(decoder, body, optional)
 
 
 def output_limit(**limits: Whole | None) -> int | None:

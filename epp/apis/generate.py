@@ -16,7 +16,7 @@ import xxhash
 
 from epp.apis.body import Body, counted
 from epp.apis.canonical import media_words
-from epp.apis.decode import Whole, invalid, output_limit, whole
+from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import MAX_PARTS
 from epp.apis.openai import add_prompts
 
@@ -37,9 +37,9 @@ _SGLANG_NEW_TOKENS = 128
 class _Sampling(msgspec.Struct):
     max_tokens: Whole | None = None
     max_new_tokens: Whole | None = None
-    n: Any = None
-    best_of: Any = None
-    truncate: Any = None
+    n: int | None = None
+    best_of: int | None = None
+    truncate: int | None = None
     decoder_input_details: Any = None
     prompt_logprobs: Any = None
     prompt_logprob_token_ids: Any = None
@@ -108,17 +108,17 @@ class Generate(Body, kw_only=True):
 
     def kept_tokens(self) -> int | None:
         """Return the tokens to which TGI cuts a text; it keeps the end."""
-        return None if self.parameters is None else whole(self.parameters.truncate)
+        return self._sampling()[0].truncate
 
     def readable_tokens(self) -> int | None:
-        """Return the tokens before the first whose probability is asked for, the least of a batch."""
+        """Return the tokens before the first whose probability is asked for, the least of a batch.
+
+        Embeddings SGLang takes without its cache alone, and TGI makes its details of the prompt anew.
+        """
+        if self.input_embeds is not None or self._sampling()[0].decoder_input_details is True:
+            return 0
         starts = [start for start in _listed(self.logprob_start_len) if isinstance(start, int) and start >= 0]
         return min(starts) if starts and any(_listed(self.return_logprob)) else super().readable_tokens()
-
-    def cacheable(self) -> bool:
-        """Return False of embeddings, which SGLang takes without its cache alone, and of TGI's details."""
-        details = self.parameters is not None and self.parameters.decoder_input_details is True
-        return self.input_embeds is None and not details
 
     def _sampling(self) -> list[_Sampling]:
         given = self.sampling_params or self.parameters or _Sampling()
@@ -225,6 +225,5 @@ def _add_texts(framed: PromptFrames, texts: Sequence[str], media: list[tuple[Any
         for number, (start, end) in enumerate(pairwise((0, *ends, len(text)))):
             if number:
                 framed.add_part(*next(left))
-            framed.add_text(
-                b"C" if number else b"P", text[start:end]
-            )  # behind a medium the same text goes on
+            # Behind a medium the same text goes on.
+            framed.add_text(b"C" if number else b"P", text[start:end])

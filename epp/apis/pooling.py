@@ -32,7 +32,7 @@ class Embeddings(Body, kw_only=True):
     """Texts to embed."""
 
     api = "openai-embeddings"
-    keeps_start = True
+    truncation_side: str | None = "right"
     input: str | list[str | int | list[int] | dict[str, Any]] | None = None
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -82,8 +82,7 @@ class Pooling(Classify):
 
     def readable_tokens(self) -> int | None:
         """Return 0 where vLLM needs every token's state: for tasks by token, and for those of plugins."""
-        task = "plugin" if self.data is not None else self.task
-        by_token = isinstance(task, str) and ("token" in task or task == "plugin")
+        by_token = self.data is not None or "token" in str(self.task)
         return 0 if by_token else super().readable_tokens()
 
 
@@ -91,7 +90,7 @@ class _Pairs(Body):
     """Pairs of texts, of a model that may be left out."""
 
     named = False
-    keeps_start = True
+    truncation_side: str | None = "right"
 
     def add_pairs(
         self, framed: PromptFrames, firsts: Sequence[Any], seconds: Sequence[Any], *, turned: bool = False

@@ -66,7 +66,7 @@ def rewrite(body: bytes, *, model: str | None = None, include_usage: bool = Fals
         if include_usage:
             _ask_for_usage(members)
         return _ENCODE(members)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ClientError(400, f"The body is not valid JSON: {error}") from None
 
 
@@ -74,13 +74,8 @@ def _members(body: bytes) -> dict[str, msgspec.Raw]:
     """Cut a body into its members; what Python's `json` alone takes (``NaN``, lone surrogates) stays."""
     try:
         return _MEMBERS.decode(body)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError as error:
-        try:
-            whole = json.loads(body)
-        except ValueError:
-            raise error from None
+    except msgspec.DecodeError:
+        whole = json.loads(body)
         if not isinstance(whole, dict):
             raise
         return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in whole.items()}

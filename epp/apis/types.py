@@ -45,7 +45,6 @@ class ParsedRequest(Struct, frozen=True):
         kept_tokens: tokens to which the engine cuts each prompt, negative for what fits its context; None
             where it cuts none.
         keeps_start: the engine keeps the beginning of what it cuts, else the end.
-        cacheable: the engine puts the prompt into its prefix cache.
         named: the API asks for the model's name.
         rendering: of the model that it was parsed for.
         optional: bytes of the parts that engines may leave out, also where they are not in the prompt.
@@ -71,7 +70,6 @@ class ParsedRequest(Struct, frozen=True):
     readable_tokens: int | None = None
     kept_tokens: int | None = None
     keeps_start: bool = False
-    cacheable: bool = True
     named: bool = True
     rendering: Rendering = Rendering()
     optional: OptionalBytes = {}

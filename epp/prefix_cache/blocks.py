@@ -130,7 +130,7 @@ class BlockHasher:
             info = self._divided(info, canonical)
         if request.kept_tokens is not None:
             info = _cut(info, request.kept_tokens, keeps_start=request.keeps_start)
-        return info if request.cacheable else replace(info, blocks=(), more=(), readable_tokens=0)
+        return info
 
     def _divided(self, info: RequestInfo, canonical: bytes) -> RequestInfo:
         """Describe each of several prompts by itself."""

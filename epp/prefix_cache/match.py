@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from epp.types import Floats, Slots
 
@@ -69,21 +69,3 @@ class PrefixMatch:
                 cached = tokens
             found.append(min(max(cached, self._answered.get(slot, 0.0)), most))
         return found
-
-
-class PromptsMatch(PrefixMatch):
-    """What each slot holds of several prompts together.
-
-    Args:
-        matches: of each; `depth_blocks` is the first's.
-    """
-
-    __slots__ = ("_matches",)
-
-    def __init__(self, matches: Sequence[PrefixMatch]) -> None:
-        self._matches, self.depth_blocks = matches, matches[0].depth_blocks
-
-    def cached_tokens(self, slots: Slots) -> Floats:
-        """Return the tokens believed cached, by candidate."""
-        tokens: Floats = np.sum([match.cached_tokens(slots) for match in self._matches], axis=0)
-        return tokens

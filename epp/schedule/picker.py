@@ -20,7 +20,6 @@ from epp.config.plan import Split
 from epp.config.retries import MAX_LISTED
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
-from epp.prefix_cache.match import PromptsMatch
 from epp.schedule.decision import Basis, Decision, Source
 from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
 from epp.schedule.filters import Filters
@@ -172,7 +171,7 @@ class Picker:
         """
         settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
         found = self._candidates(request, now_s)
-        match = self._match(request) if tokens else None
+        match = fleet.index.match(request) if tokens and request.readable_tokens != 0 else None
         seen = self._seen(request, match, now_s, found)
         request = self._completed(request, match, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
@@ -236,7 +235,7 @@ class Picker:
     ) -> Snapshot:
         """Take the snapshot that the policy sees."""
         fleet, slots, models = self.fleet, found.slots, found.served_models
-        cached = _readable(request, match, slots)
+        cached = None if match is None else self._cached(request, match, slots)
         if cached is not None and fleet.remote is not None:
             cached = fleet.remote.cached_tokens(request, slots, cached)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
@@ -246,14 +245,18 @@ class Picker:
             seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
         return seen
 
-    def _match(self, request: RequestInfo) -> PrefixMatch | None:
-        """Look up a request's prompts; None where its engine reads no cache."""
-        index = self.fleet.index
-        if request.readable_tokens == 0:
-            return None
-        if request.more:
-            return PromptsMatch([index.match(one) for one in (request, *request.more)])
-        return index.match(request)
+    def _cached(self, request: RequestInfo, match: PrefixMatch, slots: Slots) -> Floats:
+        """Return the cached tokens that a request's engine may read of all its prompts, by candidate.
+
+        Args:
+            request: the request.
+            match: of its first prompt.
+            slots: the candidates.
+        """
+        cached, most = match.cached_tokens(slots), request.readable_tokens
+        for one in request.more:
+            cached = cached + self.fleet.index.match(one).cached_tokens(slots)
+        return cached if most is None else np.minimum(cached, float(most * request.prompts))
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -421,9 +424,9 @@ class Picker:
             return
         uncached = 0.0
         if entry.request.prompt_tokens:
-            cached = _readable(entry.request, self._match(entry.request), np.array([slot]))
-            hit = 0.0 if cached is None else float(cached[0])
-            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, hit)
+            match = self.fleet.index.match(entry.request)
+            cached = float(self._cached(entry.request, match, np.array([slot]))[0])
+            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
             self._insert(slot, entry.request)
         self.fleet.ledger.move(decision_id, slot, round(uncached))
 
@@ -503,9 +506,3 @@ class Picker:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
         return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
-
-
-def _readable(request: RequestInfo, match: PrefixMatch | None, slots: Slots) -> Floats | None:
-    """Return the cached tokens that a request's engine may read, by candidate."""
-    cached, most = match.cached_tokens(slots) if match else None, request.readable_tokens
-    return cached if cached is None or most is None else np.minimum(cached, float(most * request.prompts))

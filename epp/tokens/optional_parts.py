@@ -7,7 +7,7 @@ or leave it out, and the prompt's tokens tell which. A part is kept until a few 
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import product
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,11 +25,10 @@ class OptionalParts:
 
     def __init__(self) -> None:
         self._votes: OrderedDict[str, dict[str, int]] = OrderedDict()
-        self._dropped: dict[str, frozenset[str]] = {}
 
     def dropped(self, model: str) -> frozenset[str]:
         """Return the parts that prompts of a model lack."""
-        return self._dropped.get(model, frozenset())
+        return frozenset(kind for kind, count in self._votes.get(model, {}).items() if count > 0)
 
     def observe(self, request: RequestInfo, prompt_tokens: int, bytes_per_token: float) -> int:
         """Learn from an engine's count of a request's prompt.
@@ -40,21 +39,20 @@ class OptionalParts:
         parts = request.optional
         if not parts:
             return request.text_bytes
-        kinds, model = list(parts), request.model
-        base = request.text_bytes - sum(size for kind, size in parts.items() if kind not in request.dropped)
+        whole = request.text_bytes + sum(size for kind, size in parts.items() if kind in request.dropped)
         accounts = []
-        for kept in product((True, False), repeat=len(kinds)):
-            size = base + sum(parts[kind] for kind, has in zip(kinds, kept, strict=True) if has)
-            accounts.append((abs(size / bytes_per_token - prompt_tokens), kept, size))
-        votes = self._votes.setdefault(model, {})
-        self._votes.move_to_end(model)
-        for place, kind in enumerate(kinds):
-            off_kept = min(off for off, kept, _ in accounts if kept[place])
-            off_dropped = min(off for off, kept, _ in accounts if not kept[place])
+        for number in range(len(parts) + 1):
+            for dropped in combinations(parts, number):
+                size = whole - sum(parts[kind] for kind in dropped)
+                accounts.append((abs(size / bytes_per_token - prompt_tokens), size, dropped))
+        votes = self._votes.setdefault(request.model, {})
+        self._votes.move_to_end(request.model)
+        for kind in parts:
+            off_kept = min(off for off, _, dropped in accounts if kind not in dropped)
+            off_dropped = min(off for off, _, dropped in accounts if kind in dropped)
             if abs(off_kept - off_dropped) >= _LEAST_DIFFERENCE * prompt_tokens:
                 vote = votes.get(kind, _FIRST_VOTES) + (1 if off_dropped < off_kept else -1)
                 votes[kind] = min(max(vote, -_MOST_VOTES), _MOST_VOTES)
-        self._dropped[model] = frozenset(kind for kind, count in votes.items() if count > 0)
         if len(self._votes) > _MAX_MODELS:
-            self._dropped.pop(self._votes.popitem(last=False)[0], None)
-        return min(accounts)[2]
+            self._votes.popitem(last=False)
+        return min(accounts)[1]
