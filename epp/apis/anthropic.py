@@ -16,7 +16,7 @@ import msgspec
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.chat_messages import add_part, function_call, function_tool, past_first
+from epp.apis.chat_messages import add_part, function_call, function_tool, last_said
 from epp.apis.decode import Whole, invalid, output_limit
 from epp.apis.media import ANTHROPIC_RATES
 
@@ -33,6 +33,9 @@ _ROLES = {"ctx": "user", "msg": "user"}
 class _Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        self.role = _ROLES.get(self.role, self.role)
 
 
 class CountTokens(Body, kw_only=True):
@@ -74,23 +77,24 @@ class Messages(CountTokens, kw_only=True):
         tools = [function_tool(_rendered(tool), "input_schema") for tool in self.tools or ()]
         framed.add_tools(tools, self.tool_choice)
         _add_system(framed, self.system)
-        for message in past_first(framed, self.messages, _speaks):
-            role = _ROLES.get(message.role, message.role)
-            if role == "system":
+        last = last_said(self.messages, _speaks)
+        for number, message in enumerate(self.messages):
+            framed.is_past = number < last
+            if message.role == "system":
                 _add_system(framed, message.content)
             elif isinstance(message.content, str):
-                framed.add_said(role, message.content)
+                framed.add_said(message.role, message.content)
             else:
-                _add_blocks(framed, role, message.content)
+                _add_blocks(framed, message.role, message.content)
         return output_limit(max_tokens=self.max_tokens)
 
 
 def _speaks(message: _Message) -> bool:
     """Return whether a user speaks in a message, which may hold results of tools alone."""
-    if _ROLES.get(message.role, message.role) != "user":
-        return False
     content = message.content
-    return isinstance(content, str) or any(block.get("type") != "tool_result" for block in content)
+    return message.role == "user" and (
+        isinstance(content, str) or any(block.get("type") != "tool_result" for block in content)
+    )
 
 
 def _add_system(framed: PromptFrames, system: str | list[dict[str, Any]] | None) -> None:
@@ -136,8 +140,7 @@ def _add_result(framed: PromptFrames, block: dict[str, Any]) -> None:
 def _add_block(framed: PromptFrames, block: dict[str, Any]) -> None:
     kind, source = block.get("type"), block.get("source")
     if kind == "tool_use":
-        call = function_call(block.get("id"), block.get("name"), block.get("input"))
-        framed.add_call(call)
+        framed.add_call(function_call(block.get("id"), block.get("name"), block.get("input")))
     elif (
         isinstance(source, dict)
         and isinstance(text := source.get("data"), str)

@@ -25,7 +25,8 @@ def read_call(call: dict[str, Any], *, with_id: bool) -> dict[str, Any]:
     if isinstance(function, dict):
         named = {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))}
         call = {"id": call.get("id"), "type": call.get("type") or "function", "function": named}
-    call.pop("index", None)
+    else:
+        call.pop("index", None)
     if not with_id:
         call.pop("id", None)
     return call

@@ -77,9 +77,10 @@ class Frames:
 
         Nothing said is the same to engines as no content.
         """
-        self._parts += (_ROLE, role.encode("utf-8", "replace"))
         if text:
-            self._parts += (_SAID, text.encode("utf-8", "replace"))
+            self._parts += (_ROLE, role.encode("utf-8", "replace"), _SAID, text.encode("utf-8", "replace"))
+        else:
+            self.add_text(b"R", role)
 
     def add_piece(self, text: str, separator: str) -> None:
         """Add a piece of what is said, to the piece before where that is the last of all frames."""
@@ -142,12 +143,12 @@ class Frames:
             field: the body's name for them.
 
         Raises:
-            ClientError: 400, an id is not from 0 to 4294967294.
+            ClientError: 400, an id is no number from 0 to 4294967294.
         """
         self.text_only = False
         try:
             framed = [array("I", ids).tobytes() for ids in prompts]
-        except OverflowError:
+        except (OverflowError, TypeError):
             framed = []
         # Millions of ids are looked at one by one only where their bytes, on whatever borders, look like it.
         odd = any(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from epp.apis.media import PromptFrames
 
@@ -69,11 +69,11 @@ def add_message(framed: PromptFrames, message: Message) -> None:
         framed.add_id(message.tool_call_id)
     for call in message.tool_calls or ():
         framed.add_call(call)
-    if isinstance(message.function_call, dict) and message.function_call:
+    if message.function_call and isinstance(message.function_call, dict):
         framed.add_described(b"F", message.function_call)
-    if isinstance(message.refusal, str) and message.refusal:
+    if message.refusal and isinstance(message.refusal, str):
         framed.add_text(b"X", message.refusal)
-    if isinstance(message.audio, dict) and message.audio:
+    if message.audio and isinstance(message.audio, dict):
         framed.add_part(message.audio, "audio")
 
 
@@ -83,22 +83,15 @@ def add_messages(framed: PromptFrames, messages: Sequence[Message]) -> None:
     Raises:
         ClientError: as `add_message`.
     """
-    for message in past_first(framed, messages, lambda message: message.role == "user"):
+    last = last_said(messages, lambda message: message.role == "user")
+    for number, message in enumerate(messages):
+        framed.is_past = number < last
         add_message(framed, message)
 
 
-def past_first(framed: PromptFrames, turns: Sequence[_T], speaks: Callable[[_T], bool]) -> Iterator[_T]:
-    """Go through turns, and tell of each while it is framed whether a user speaks behind it.
-
-    Args:
-        framed: the prompt so far, which is told.
-        turns: messages or items.
-        speaks: whether a user speaks in one.
-    """
-    last = next((at for at in reversed(range(len(turns))) if speaks(turns[at])), 0)
-    for number, turn in enumerate(turns):
-        framed.is_past = number < last
-        yield turn
+def last_said(turns: Sequence[_T], speaks: Callable[[_T], bool]) -> int:
+    """Return the place of the last turn in which a user speaks, 0 where none does."""
+    return next((at for at in reversed(range(len(turns))) if speaks(turns[at])), 0)
 
 
 def add_part(framed: PromptFrames, part: str | dict[str, Any]) -> None:

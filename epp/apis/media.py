@@ -22,7 +22,7 @@ import msgspec
 import xxhash
 
 from epp.apis.calls import read_call
-from epp.apis.canonical import Frames, described, media_words
+from epp.apis.canonical import Frames, described, media_words, spell
 from epp.apis.decode import invalid
 from epp.apis.rendering import PAST_REASONING, REASONING, UNCHOSEN_TOOLS, Rendering
 
@@ -285,7 +285,8 @@ class PromptFrames(Frames):
         Raises:
             ClientError: as `add_described`.
         """
-        self.add_described(b"K", read_call(call, with_id=self.rendering.prints_ids))
+        self.count_values()
+        self.add_bytes(b"K", spell(read_call(call, with_id=self.rendering.prints_ids)))
 
     def add_id(self, text: object) -> None:
         """Add the id of the call that a result is of (``I``), where prompts hold it."""

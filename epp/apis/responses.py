@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.apis.arguments import add_arguments
 from epp.apis.body import Body
-from epp.apis.chat_messages import add_part, function_call, function_tool, past_first
+from epp.apis.chat_messages import add_part, function_call, function_tool, last_said
 from epp.apis.decode import Whole, invalid, output_limit
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ class _Items:
         if isinstance(given, str):
             self._message(role, given, field)
         items = given if isinstance(given, list) else []
-        turns = past_first(self.framed, items, lambda item: item.get("role") == "user")
-        for number, item in enumerate(turns):
+        last = last_said(items, lambda item: item.get("role") == "user")
+        for number, item in enumerate(items):
+            self.framed.is_past = number < last
             self._add(item, f"{field}[{number}]")
 
     def _message(self, role: str, content: object, where: str) -> None:
@@ -111,8 +112,7 @@ class _Items:
             self._message(role, item.get("content"), f"{where}.content")
         elif kind == "function_call":
             self._speaks("assistant")
-            call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"))
-            self.framed.add_call(call)
+            self.framed.add_call(function_call(item.get("call_id"), item.get("name"), item.get("arguments")))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._message("tool", item.get("output"), f"{where}.output")
             self.framed.add_id(item.get("call_id"))
@@ -130,18 +130,13 @@ class _Items:
 
     def _reasoning(self, item: dict[str, Any]) -> None:
         """Frame what was thought in words, else its summary, else what only the engine can read."""
-        for field in ("content", "summary"):
-            parts = item.get(field)
-            said = (
-                [part.get("text") for part in parts if isinstance(part, dict)]
-                if isinstance(parts, list)
-                else []
-            )
-            if texts := [text for text in said if isinstance(text, str)]:
-                for text in texts:
-                    self.framed.add_reasoning(text)
-                return
-        self.framed.add_json(b"J", _rendered(item))
+        parts = item.get("content") or item.get("summary")
+        given = filter(lambda part: isinstance(part, dict), parts) if isinstance(parts, list) else ()
+        texts = [text for part in given if isinstance(text := part.get("text"), str)]
+        for text in texts:
+            self.framed.add_reasoning(text)
+        if not texts:
+            self.framed.add_json(b"J", _rendered(item))
 
 
 def _rendered(item: dict[str, Any]) -> dict[str, Any]:
