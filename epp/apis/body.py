@@ -129,12 +129,15 @@ class Body(msgspec.Struct, kw_only=True):
             ClientError: 400, it is none.
         """
         asked: Body = decode(_decoder_of(cls), body, _OPTIONAL)
-        framed = asked.frames(renderings)
+        model = asked.model or ""
+        if len(model) > MAX_MODEL_CHARS:
+            raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
+        framed = PromptFrames(model, cls.rates, renderings(model))
         limit, options, choices = asked.frame(framed), asked.stream_options, asked.choices()
         previous = asked.previous_response_id if cls.stored else ""
         return ParsedRequest(
             api=cls.api,
-            model=framed.model,
+            model=model,
             canonical=framed.bytes(),
             stream=bool(asked.stream),
             max_output_tokens=limit,
@@ -178,17 +181,6 @@ class Body(msgspec.Struct, kw_only=True):
     def kept_tokens(self) -> int | None:
         """Return the tokens to which the engine cuts prompts, negative for what fits; None for no cut."""
         return self.truncate_prompt_tokens
-
-    def frames(self, renderings: Renderings = by_name) -> PromptFrames:
-        """Begin the prompt.
-
-        Raises:
-            ClientError: 400, the model's name is too long.
-        """
-        model = self.model or ""
-        if len(model) > MAX_MODEL_CHARS:
-            raise invalid(f"'model' must not be longer than {MAX_MODEL_CHARS} characters", "model")
-        return PromptFrames(model, self.rates, renderings(model))
 
     def _session(self, headers: Headers) -> str:
         """Return the first hint that is a text and not empty: of the headers, then of the body.

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from epp.apis.body import Body
 from epp.apis.chat_messages import Message, add_messages, add_part
 from epp.apis.decode import invalid
+from epp.apis.media import PromptFrames
 from epp.apis.openai import add_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from epp.apis.media import PromptFrames
 
 #: Bytes that repeated first texts may add; a query beside a million tiny documents would otherwise become as
 #: many copies of itself.
@@ -99,7 +98,7 @@ class _Pairs(Body):
 
         Turned, the second of a pair stands before the first.
         """
-        query = self.frames()
+        query = PromptFrames(framed.model, self.rates, framed.rendering)
         framed.count_values(len(seconds))
         framed.prompts = len(seconds)
         if len(firsts) == 1:
