@@ -42,7 +42,6 @@ class _Sampling(msgspec.Struct):
     truncate: int | None = None
     decoder_input_details: Any = None
     prompt_logprobs: Any = None
-    prompt_logprob_token_ids: Any = None
     skip_reading_prefix_cache: Any = None
 
 
@@ -72,9 +71,8 @@ class Tokens(Body, kw_only=True):
     def readable_tokens(self) -> int | None:
         """Return 0 where vLLM reads no cache: it is told so, or asked for the prompt's probabilities."""
         given = self.sampling_params
-        asked = (given.prompt_logprobs, given.prompt_logprob_token_ids)
         skips = given.skip_reading_prefix_cache
-        return 0 if (asked != (None, None) if skips is None else skips) else None
+        return 0 if (given.prompt_logprobs is not None if skips is None else skips) else None
 
     def frame(self, framed: PromptFrames) -> int | None:
         """Frame token ids; where the body tells the place of media, their hash stands."""
