@@ -135,12 +135,11 @@ class UsageReader:
         self._batch: dict[str, dict[str, object]] = {}
         self.failure: AnswerFailure | None = None
 
-    def feed(self, data: bytes | bytearray) -> None:
-        """Read the next piece."""
+    def feed(self, data: bytes | bytearray, *, whole: bool = False) -> None:
+        """Read the next piece; of a whole answer also how it ended."""
         data = self._pending + data
-        if b'"abort"' in data or b'"error"' in data:
-            for ended in _ENDED.finditer(data):
-                self.failure = failure_in(b"{%b}" % ended[0])
+        for ended in _ENDED.finditer(data) if whole else ():
+            self.failure = failure_in(b"{%b}" % ended[0])
         end = 0
         for found in _FOUND.finditer(data):
             adjacent = 0 < end == found.start()  # as in access logs
@@ -258,7 +257,7 @@ class AnswerWatch:
         self.response_bytes += size
         self.last_s = now_s
         if self._reader is not None:
-            self._reader.feed(data)
+            self._reader.feed(data, whole=True)
         else:
             self._kept += data
             if len(self._kept) > _MOST_KEPT:
@@ -329,7 +328,9 @@ class AnswerWatch:
             return None
         if self._reader is None and self._status < _CLIENT_ERROR:
             return last_failure(bytes(self._kept)) or self._failure
-        return failure_in(self._head, self._status) or (self._reader.failure if self._reader else None)
+        may_tell = self._status >= _CLIENT_ERROR or b"error" in self._head or b"abort" in self._head
+        told = failure_in(self._head, self._status) if may_tell else None
+        return told or (self._reader.failure if self._reader else None)
 
     def has_last_event(self) -> bool:
         """Return whether the event that ends a stream has come, whole: many clients hang up there.

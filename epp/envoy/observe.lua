@@ -33,8 +33,7 @@ local NAME_BYTES = 32
 -- Both are at the beginning of an answer.
 local RESPONSE_ID, MODEL = '"id"%s*:%s*"(resp_[%w_-]+)"', '"model"%s*:%s*"([^"\\]+)"'
 -- What tells the usage, by API: OpenAI and Anthropic, SGLang, llama.cpp.
-local USAGE_NAMES, META_NAMES, TIMINGS_NAMES = { '"usage"' }, { '"meta_info"' }, { '"tokens_cached"' }
-local ALL_NAMES = { USAGE_NAMES[1], META_NAMES[1], TIMINGS_NAMES[1] }
+local USAGE, META, TIMED = 'usage"', 'meta_info"', 'tokens_cached"'
 -- Prompts of one batch whose counts are told apart; of a larger one nothing is told.
 local MAX_BATCH = 16
 -- What an object that tells the usage counts; one without is of a client's, a tool's parameter of that name.
@@ -138,6 +137,9 @@ local function object(text, from)
 end
 
 local function fits(data)
+  if not (data:find("error", 1, true) or data:find("abort", 1, true) or data:find(".failed", 1, true)) then
+    return false
+  end
   for _, pattern in ipairs(FAILURES) do
     if data:find(pattern) then
       return true
@@ -181,7 +183,7 @@ Found.__index = Found
 
 local function new_found(streamed)
   return setmetatable({
-    streamed = streamed, carry = "", line = "", event = "", names = streamed and USAGE_NAMES or ALL_NAMES,
+    streamed = streamed, carry = "", line = "", event = "", name = streamed and USAGE,
     batch = {}, prompts = 0, over = false,
   }, Found)
 end
@@ -205,8 +207,8 @@ function Found:add(prompt, text)
 end
 
 function Found:take(name, text)
-  local told = name .. ":" .. text
-  if name == '"meta_info"' then
+  local told = '"' .. name .. ":" .. text
+  if name == META then
     self:add(text:match('"id"%s*:%s*"([^"]*)"') or "", told)
     if text:find('"abort"', 1, true) then
       self.failure = "{" .. told .. "}"
@@ -222,16 +224,16 @@ end
 -- In generated text quotes are escaped, so a name in plain quotes followed by an object is the real one.
 -- Where something begins that is not over yet.
 function Found:search(text, name)
-  local from, bare = 1, name:sub(2)
+  local from = 1
   while true do
-    local at, ends = text:find(bare, from, true)
+    local at, ends = text:find(name, from, true)
     if not at then
       return nil
     end
     from = ends + 1
     if text:byte(at - 1) ~= QUOTE then
       -- a text that ends like a name
-    elseif name == '"tokens_cached"' then
+    elseif name == TIMED then
       local timings = text:match(TIMINGS, at - 1)
       if timings then
         self:add(timings, timings)
@@ -266,9 +268,9 @@ function Found:begins(piece)
     if data then
       self.model = self.model or data:match(MODEL)
       if data:find('"meta_info"', 1, true) then
-        self.names = META_NAMES
+        self.name = META
       elseif data:find('"tokens_evaluated"', 1, true) then
-        self.names = TIMINGS_NAMES
+        self.name = TIMED
       end
       self.named = self.named or self.event ~= "" or data:find('^%s*{%s*"type"') ~= nil
       if kind_of(self.event, data) == "content" then
@@ -303,19 +305,21 @@ end
 -- The next chunk. True when the event has come that ends the stream, and is whole.
 function Found:feed(piece)
   local text = self.carry == "" and piece or self.carry .. piece
-  local from, ended = nil, false
-  for _, name in ipairs(self.names) do
-    local unfinished = self:search(text, name)
-    from = unfinished and math.min(from or unfinished, unfinished) or from
-  end
+  local from, line, ended = nil, nil, false
   self:look_for_failure(text)
-  if self.streamed then
+  if not self.streamed then
+    for _, name in ipairs({ USAGE, META, TIMED }) do
+      local unfinished = self:search(text, name)
+      from = unfinished and math.min(from or unfinished, unfinished) or from
+    end
+  else
+    from = self:search(text, self.name)
     self:look_for_end(text)
+    line = text:byte(-1) ~= NEWLINE and (text:match("^.*\n()") or 1)
     ended = self.over and text:byte(-1) == NEWLINE and text:find("\r?\n\r?\n$") ~= nil
   end
   if from or text:byte(-1) ~= NEWLINE then
-    local line = text:match("^.*\n()") or 1
-    if #text - line < TAIL_BYTES then
+    if line and #text - line < TAIL_BYTES then
       from = math.min(from or line, line)
     end
     self.carry = text:sub(math.min(from or #text, math.max(#text - NAME_BYTES + 1, 1)))
@@ -333,9 +337,11 @@ function Found:look_for_end(text)
   if text:find("[DONE]", 1, true) then
     self.over = text:find("^data: ?%[DONE%]") ~= nil or text:find("\ndata: ?%[DONE%]") ~= nil
   end
-  for _, last in ipairs(self.named and LAST_EVENTS or {}) do
-    if text:find(last, 1, true) and text:find('"type"%s*:%s*"' .. last) then
-      self.over = true
+  if self.named and (self.failure or text:find("message_stop", 1, true) or text:find("response.", 1, true)) then
+    for _, last in ipairs(LAST_EVENTS) do
+      if text:find(last, 1, true) and text:find('"type"%s*:%s*"' .. last) then
+        self.over = true
+      end
     end
   end
 end
