@@ -9,6 +9,7 @@ from epp.config.retries import NO_MODEL, REFUSALS
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_KEY
 from epp.envoy.filters import DECISION_NAMESPACE, picker_service
+from epp.envoy.replies import status_is
 from epp.envoy.retry import DECISION_HEADER
 from epp.envoy.settings import Variant
 
@@ -87,26 +88,18 @@ def attempt_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
 
     Where there are relays the attempts are theirs, and `original-dst` knows one address a request.
     """
-    relayed = settings.relays is not None and settings.federation is None
-    if not settings.observe or relayed or settings.variant is Variant.ORIGINAL_DST:
+    if not settings.observe or settings.relayed or settings.variant is Variant.ORIGINAL_DST:
         return []
-    unreached = api.accesslog.ResponseFlagFilter(flags=["UF", "UR", "UC"])
-    either = [_of_status(status) for status in (*REFUSALS, NO_MODEL)]
-    either.append(api.accesslog.AccessLogFilter(response_flag_filter=unreached))
+    unreached = {"response_flag_filter": {"flags": ["UF", "UR", "UC"]}}
+    either = [unreached, *(status_is("EQ", status) for status in (*REFUSALS, NO_MODEL))]
+    wanted = api.accesslog.AccessLogFilter.from_dict({"or_filter": {"filters": either}})
     attempts = api.grpc_log.HttpGrpcAccessLogConfig(
         common_config=_common(0),
         # An attempt has no metadata; headers tell it from a request's entry, too.
         additional_request_headers_to_log=[DECISION_HEADER, DESTINATION_KEY],
         additional_response_headers_to_log=["retry-after", UNSERVED_HEADER],
     )
-    wanted = api.accesslog.AccessLogFilter(or_filter=api.accesslog.OrFilter(filters=either))
     return [api.accesslog.AccessLog(name="attempts", filter=wanted, typed_config=api.pack(attempts))]
-
-
-def _of_status(status: int) -> api.accesslog.AccessLogFilter:
-    value = api.core.RuntimeUInt32(default_value=status, runtime_key=f"epp.attempts.{status}")
-    equal = api.accesslog.ComparisonFilter(op=api.accesslog.ComparisonFilterOp.EQ, value=value)
-    return api.accesslog.AccessLogFilter(status_code_filter=api.accesslog.StatusCodeFilter(comparison=equal))
 
 
 def _common(buffer_bytes: int) -> api.grpc_log.CommonGrpcAccessLogConfig:

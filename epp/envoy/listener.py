@@ -174,10 +174,16 @@ def bound_routes(settings: EnvoySettings) -> list[api.route.Route]:
 
     An engine that answers that it does not have the model is passed over there.
     """
-    if settings.relays and not settings.federation:
+    if settings.relayed:
         return []
     marked = api.route.HeaderMatcher(name=BOUND_HEADER, present_match=True)
-    route = to_replicas(settings, api.route.RouteMatch(prefix="/", headers=[marked]), bound=True)
+    key = api.protobuf.Struct(fields={BOUND_KEY: api.protobuf.Value(string_value="true")})
+    route = to_replicas(
+        settings,
+        api.route.RouteMatch(prefix="/", headers=[marked]),
+        retry=_retry_policy(settings, NO_MODEL),
+        metadata=api.core.Metadata(filter_metadata={DESTINATION_NAMESPACE: key}),
+    )
     route.request_headers_to_remove = [BOUND_HEADER]
     return [route]
 
@@ -187,8 +193,7 @@ def to_replicas(
     match: api.route.RouteMatch,
     cluster: str = REPLICAS,
     retry: api.route.RetryPolicy | None = None,
-    *,
-    bound: bool = False,
+    metadata: api.core.Metadata | None = None,
 ) -> api.route.Route:
     """The route to endpoints, or to the relays before them.
 
@@ -197,11 +202,8 @@ def to_replicas(
         match: which requests.
         cluster: where they go.
         retry: in place of the settings' retries.
-        bound: to the endpoints listed alone.
+        metadata: what hosts must have that are not named.
     """
-    if retry is None and settings.retries:
-        retry = _retry_policy(settings, bound=bound)
-    key = api.protobuf.Struct(fields={BOUND_KEY: api.protobuf.Value(string_value="true")})
     return api.route.Route(
         name=cluster,
         match=match,
@@ -211,28 +213,30 @@ def to_replicas(
             # 0 is no limit: an answer may take as long as it takes while bytes still flow.
             timeout=api.seconds(0),
             idle_timeout=api.seconds(settings.stream_idle_timeout_s),
-            retry_policy=retry,
-            metadata_match=api.core.Metadata(filter_metadata={DESTINATION_NAMESPACE: key}) if bound else None,
+            retry_policy=retry or _retry_policy(settings),
+            metadata_match=metadata,
         ),
     )
 
 
-def _retry_policy(settings: EnvoySettings, *, bound: bool) -> api.route.RetryPolicy:
-    """Each retry takes the next picked endpoint; hosts tried before are passed over."""
+def _retry_policy(settings: EnvoySettings, *further: int) -> api.route.RetryPolicy | None:
+    """Each retry takes the next picked endpoint; hosts tried before are passed over.
+
+    Refusals are retried, and ``further`` statuses.
+    """
+    if not settings.retries:
+        return None
     predicate = api.route.RetryPolicyRetryHostPredicate(
         name="envoy.retry_host_predicates.previous_hosts",
         typed_config=api.pack(api.previous_hosts.PreviousHostsPredicate()),
     )
     unserved = api.route.HeaderMatcher(name=UNSERVED_HEADER, present_match=True)
-    # The innermost Envoy retries refusals: behind relays it is theirs.
-    innermost = settings.federation or not settings.relays
-    refusals = [*REFUSALS, *([NO_MODEL] if bound else [])] if innermost else []
     return api.route.RetryPolicy(
         retry_on=f"{RETRY_ON},retriable-headers" if settings.relays else RETRY_ON,
         # A relay that reached no endpoint says so; another region's may.
         retriable_headers=[unserved] if settings.relays else [],
-        # Where the picker allows it.
-        retriable_status_codes=refusals,
+        # Where the picker allows it; the innermost Envoy does it.
+        retriable_status_codes=[] if settings.relayed else [*REFUSALS, *further],
         num_retries=settings.retries,
         retry_host_predicate=[predicate] if settings.variant is not Variant.ORIGINAL_DST else [],
         host_selection_retry_max_attempts=5,

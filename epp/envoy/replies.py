@@ -51,14 +51,14 @@ def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
     as_it_is = {"filter": {"metadata_filter": {"matcher": replied, "match_if_key_not_found": False}}}
     # Of these Envoy tells in no other way why, and often before it has read a path.
     details = "malformed request: %RESPONSE_CODE_DETAILS%"
-    mappers = [as_it_is, _mapper(openai_error, 400, _status("EQ", 400), message=details)]
+    mappers = [as_it_is, _mapper(openai_error, 400, status_is("EQ", 400), message=details)]
     for words, paths in families.items():
         of_path = [] if words is openai_error else [_path(paths)]
         if unserved:
             unreached = {"response_flag_filter": {"flags": list(_UNREACHED_FLAGS)}}
             mark = [api.set_header(UNSERVED_HEADER, "true").to_dict()]
             mappers.append(_mapper(words, 503, unreached, *of_path) | {"headers_to_add": mark})
-        mappers += [_mapper(words, status, _status(op, status), *of_path) for op, status in _STATUSES]
+        mappers += [_mapper(words, status, status_is(op, status), *of_path) for op, status in _STATUSES]
     return api.hcm.LocalReplyConfig.from_dict({"mappers": mappers})
 
 
@@ -76,6 +76,7 @@ def _path(paths: list[str]) -> _Tree:
     return {"header_filter": {"header": {"name": ":path", "string_match": text}}}
 
 
-def _status(op: str, status: int) -> _Tree:
+def status_is(op: str, status: int) -> _Tree:
+    """Match answers whose status compares so with this one; an access log's filter."""
     value = {"default_value": status, "runtime_key": "epp.replies"}
     return {"status_code_filter": {"comparison": {"op": op, "value": value}}}

@@ -33,8 +33,7 @@ def decision_headers(settings: EnvoySettings) -> list[api.core.HeaderValueOption
         for name, field in told.items()
     ]
     if settings.endpoint_header:
-        relayed = settings.relays and not settings.federation
-        served = f"%RESP({SERVED_HEADER})%" if relayed else "%UPSTREAM_REMOTE_ADDRESS%"
+        served = f"%RESP({SERVED_HEADER})%" if settings.relayed else "%UPSTREAM_REMOTE_ADDRESS%"
         header = api.set_header(ENDPOINT_HEADER, served)
         if settings.federation:  # the Envoy of another region has said it
             header.append_action = api.core.HeaderValueOptionHeaderAppendAction.ADD_IF_ABSENT

@@ -174,6 +174,11 @@ class EnvoySettings:
         return self.observe and self.variant is not Variant.FULL_DUPLEX
 
     @property
+    def relayed(self) -> bool:
+        """Whether endpoints are reached through relays, whose attempts are not ours."""
+        return self.relays is not None and self.federation is None
+
+    @property
     def restores_models(self) -> bool:
         """Whether Envoy itself gives answers the public name of a model that was rewritten for an endpoint.
 
