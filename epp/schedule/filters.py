@@ -184,7 +184,7 @@ class Filters:
         asked_of_all = request.subset is None and holder is None
         if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
             return static.found
-        excluded, bound = dict(static.found.excluded), static.found.bound or not asked_of_all
+        excluded = dict(static.found.excluded)
         if context is not None:
             longest = request.context_tokens
             needed = request.prompt_tokens if longest is None else longest
@@ -193,7 +193,7 @@ class Filters:
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"
                 raise NoEndpointError("context", f"{needs}; at most {context.max():.0f} fit")
-            slots, bound = self._keep(slots, fits, "context", excluded), bound or not fits.all()
+            slots = self._keep(slots, fits, "context", excluded)
         if request.subset is not None:
             allowed = frozenset(request.subset)
             mask = np.array([self._pool[slot].address in allowed for slot in slots.tolist()], np.bool_)
@@ -213,6 +213,7 @@ class Filters:
                 free = slots == min(slots.tolist(), key=retry_after.__getitem__)
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
+        bound = static.found.bound or not asked_of_all or "context" in excluded
         return Candidates(slots, excluded, names, bound)
 
     def _keep(
