@@ -156,7 +156,7 @@ def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
         claim = socket.socket(socket.AF_UNIX)
         try:
             with socket.create_server((host, port), family=family) as free:
-                claimed = free.getsockname()[1]
+                claimed: int = free.getsockname()[1]
             claim.bind(f"\0epp-up-{claimed}")
         except OSError as error:
             claim.close()

@@ -98,7 +98,7 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     adapters = [name for name, model in listed.items() if model.parent in listed]
     models = [name for name in listed if name not in adapters]
     kind = parse_metrics(page.body).engine if page.status == 200 else ""
-    name = _NAMES.get(kind or next(iter(listed.values())).owner, "an OpenAI server")
+    name = _NAMES.get(kind or next(iter(listed.values())).owner or "", "an OpenAI server")
     words = f"is {name} and serves {', '.join(listed)}"
     if page.status in _REFUSED:
         words += f"; its metrics want {key}: --key-env NAME"
