@@ -121,10 +121,10 @@ All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sour
 |---|---|---|---|
 | chat, completions | text, reasoning, a refusal, a tool call, sound, an image | role chunks, empty deltas, usage, `prompt_progress` | `error`, `"object": "error"`, finish reason `error` or `abort` |
 | OpenAI responses | `response.*.delta`, `partial_image`, an item that names a tool | every other event | `error`, `response.failed` |
-| Anthropic | `content_block_delta`, a block that names a tool | every other event | `error` |
+| Anthropic | `content_block_delta`, a block that names a tool or hides thoughts | every other event | `error` |
 | SGLang, vLLM, llama.cpp generate | text or token ids that are not empty | empty ones, `prompt_progress` | `error`, finish reason `abort` |
 
-Comments (`: ping`) are nothing. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
+Comments (`: ping`) and empty deltas are nothing. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
 piece of what is no event stream. A whole answer fails by the same members in its outermost object. One table, `epp/apis/events.py`,
 serves Envoy's filter and the picker.
 

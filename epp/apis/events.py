@@ -18,8 +18,8 @@ class Kind(StrEnum):
 
     STRUCTURE = "structure"  # begins or ends a part of the answer, and holds nothing that was generated
     PROGRESS = "progress"  # says that the engine is at work
-    CALL = "call"  # structure, but content where it names the tool that a model calls
-    CONTENT = "content"  # text, reasoning, the call of a tool, sound, an image
+    CALL = "call"  # structure, but content where it names the tool that a model calls, or has hidden thoughts
+    CONTENT = "content"  # text, reasoning, the call of a tool, sound, an image; structure where it is empty
     USAGE = "usage"
     ERROR = "error"  # the request failed
     END = "end"  # the last event
@@ -62,6 +62,9 @@ CONTENT = (
 )
 """Members that hold what was generated, in events without a name: content, unless all of them are empty."""
 
+DELTAS = ("delta", "text", "thinking", "partial_json")
+"""Members that hold it in events with a name: no content where one is an empty text."""
+
 PROGRESS = "prompt_progress"
 """A member that only events of progress have (llama.cpp)."""
 
@@ -87,7 +90,8 @@ def _members(names: tuple[str, ...], value: str) -> re.Pattern[bytes]:
 
 _GENERATED = _members(CONTENT, r'(?:"[^"]|\[\s*+[^\]\s]|\{\s*+[^}\s])')
 _SHAPE = re.compile(rb"\s*+(?:null|\[DONE\])|.*?" + _members(("choices", *CONTENT), "").pattern, re.DOTALL)
-_CALLED = _members(("name",), '"[^"]')
+_CALLED = _members(("name", "data"), '"[^"]')
+_NOTHING = _members(DELTAS, '""')
 _TYPE = re.compile(rb'\s*+\{\s*+"type"\s*+:\s*+"([\w.]++)"')
 FAILING = re.compile("|".join(rf'"{name}"\s*+:\s*+{re.escape(value)}' for name, value in FAILURES).encode())
 """Where there may be a failure."""
@@ -106,6 +110,8 @@ def kind_of(name: str, data: bytes) -> Kind:
         if name.startswith(begins) and name.endswith(ends):
             if kind is Kind.CALL:
                 return Kind.CONTENT if _CALLED.search(data) else Kind.STRUCTURE
+            if kind is Kind.CONTENT and _NOTHING.search(data):
+                return Kind.STRUCTURE
             return kind
     if FAILING.search(data):
         return Kind.ERROR

@@ -24,6 +24,8 @@ _TOKEN = re.compile(
 )
 #: Reasons for which a generation ended that say that it failed.
 _FAILED = frozenset({"abort", "error"})
+#: Where such a reason stands: in a choice, in what tells of the answer, or alone.
+_REASON = re.compile(r"\.?(?:choices\.\.|meta_info\.)?finish_reason(?:\.type)?")
 #: Members that say of what kind an error is, best first.
 _CODES = ("code", "type", "error_type", "err_type")
 _NUMBERS = ("code", "status_code", "status")
@@ -107,7 +109,7 @@ def _place(told: dict[str, str]) -> str | None:
     if told.get("error", "") not in _EMPTY or "error" in (told.get("type"), told.get("object")):
         return ""
     for name, word in told.items():
-        if word in _FAILED and "finish_reason" in name.split(".")[-2:]:
+        if word in _FAILED and _REASON.fullmatch(name):
             return name.removesuffix(".type") + "."
     return None
 

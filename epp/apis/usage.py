@@ -200,6 +200,8 @@ _LAST_EVENT = re.compile(
 #: In the first bytes of an answer: under which an engine stores a response (OpenAI responses), and the model.
 _RESPONSE_ID = re.compile(rb'"id"\s*+:\s*+"(resp_[\w-]++)"', re.ASCII)
 _MODEL = re.compile(rb'"model"\s*+:\s*+"([^"\\]++)"')
+#: In an answer of Anthropic's, which has no finish reason, but objects that a model gives to tools.
+_MESSAGE = re.compile(rb'"type"\s*+:\s*+"message"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n\Z")
 #: Between the two ends of an answer: nothing that begins in the one goes on in the other after so many bytes.
 _GAP = b"\n" * MAX_OBJECT_BYTES
@@ -330,7 +332,8 @@ class AnswerWatch:
             return last_failure(bytes(self._kept)) or self._failure
         may_tell = self._status >= _CLIENT_ERROR or b"error" in self._head or b"abort" in self._head
         told = failure_in(self._head, self._status) if may_tell else None
-        return told or (self._reader.failure if self._reader else None)
+        reader = None if _MESSAGE.search(self._head) else self._reader
+        return told or (reader.failure if reader else None)
 
     def has_last_event(self) -> bool:
         """Return whether the event that ends a stream has come, whole: many clients hang up there.

@@ -24,7 +24,7 @@
 -- TAIL_BYTES, its first LINE_BYTES up to the first content, and the end of a chunk in which something has begun
 -- that its successor may finish; that is nothing where a chunk ends with its line. A handle's objects die when
 -- the script yields, so streamInfo() is asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty
--- for no call), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES, EVENTS, CONTENT, PROGRESS and FAILURES
+-- for no call), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES, EVENTS, CONTENT, DELTAS, PROGRESS and FAILURES
 -- (as in epp/apis/events.py), LB_NAMESPACE and SERVED_KEY (where Envoy says who served) are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
@@ -155,7 +155,13 @@ local function kind_of(name, data)
     local begins, ends, kind = event[1], event[2], event[3]
     if name:sub(1, #begins) == begins and name:sub(#name - #ends + 1) == ends then
       if kind == "call" then
-        return data:find('"name"%s*:%s*"[^"]') and "content" or "structure"
+        local named = data:find('"name"%s*:%s*"[^"]') or data:find('"data"%s*:%s*"[^"]')
+        return named and "content" or "structure"
+      end
+      for _, member in ipairs(kind == "content" and DELTAS or {}) do
+        if data:find('"' .. member .. '"%s*:%s*""') then
+          return "structure"
+        end
       end
       return kind
     end
@@ -286,6 +292,8 @@ end
 function Found:look_for_failure(text)
   if not (text:find("error", 1, true) or text:find("abort", 1, true)) then
     return
+  elseif self.is_message then
+    return
   elseif not self.streamed then
     for reason in text:gmatch('"finish_reason"%s*:%s*"(%l+)"') do
       if reason == "abort" or reason == "error" then
@@ -391,6 +399,8 @@ local function watch(handle, id, streamed, readable)
         local first = chunks == 1
         if streamed then
           first = found:begins(piece)
+        else -- one of Anthropic's has no finish reason, but objects that a model gives to tools
+          found.is_message = head:find('"type"%s*:%s*"message"') ~= nil
         end
         if first then
           first_seen(handle, id, streamed)

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.apis.events import CONTENT, EVENTS, FAILURES, LINE_BYTES, PROGRESS, Kind
+from epp.apis.events import CONTENT, DELTAS, EVENTS, FAILURES, LINE_BYTES, PROGRESS, Kind
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_NAMESPACE, SERVED_KEY
 from epp.envoy.filters import DECISION_NAMESPACE
@@ -110,6 +110,7 @@ _TABLE = {
     "EVENTS": _lua(EVENTS),
     "LAST_EVENTS": _lua([f'{name}"' for name, _, kind in EVENTS if kind in {Kind.END, Kind.ERROR}]),
     "CONTENT": _lua(CONTENT),
+    "DELTAS": _lua(DELTAS),
     "PROGRESS": _lua(PROGRESS),
     "FAILURES": _lua([f'"{name}"%s*:%s*{value.replace(".", "%.")}' for name, value in FAILURES]),
 }
