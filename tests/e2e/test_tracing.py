@@ -81,7 +81,7 @@ async def test_a_span_continues_the_clients_trace_and_says_why(
         async with EngineServing(tmp_path, engines, tracing=True) as serving:
             for flag in ("00", "01"):
                 await serving.chat(headers={"traceparent": f"00-{TRACE}-{PARENT}-{flag}"})
-            await serving.chat(headers={"content-type": "application/json"}, model="")
+            await serving.chat(headers={"content-type": "application/json"}, messages=[])
             await until(lambda: len(collector.spans) == 2)
             record = await decision(serving)
         (span,) = collector.spans.pop(TRACE)  # the request that was not sampled has none

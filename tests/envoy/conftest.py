@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ async def ask(url: str, *, body: Any = b"{}", headers: dict[str, str] | None = N
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
         session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response,
     ):
-        reply = await response.json()
+        body = await response.read()
+        reply = json.loads(body) if response.content_type == "application/json" else {}
         return Answer(response.status, reply.get("served", ""), reply.get("body_bytes", 0))
 
 
