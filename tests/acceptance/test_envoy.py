@@ -21,7 +21,7 @@ MODES: dict[str, tuple[str, dict[str, str]]] = {
     "streamed": ("standalone", {"body_mode: BUFFERED": "body_mode: STREAMED"}),
     "streamed-ahead": (
         "standalone",
-        {"body_mode: BUFFERED": "body_mode: STREAMED", "message_timeout:": AHEAD},
+        {"body_mode: BUFFERED": "body_mode: STREAMED", " message_timeout:": f" {AHEAD}"},
     ),
     "full-duplex": ("full-duplex", {}),
 }
