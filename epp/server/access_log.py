@@ -263,7 +263,7 @@ class Report(msgspec.Struct, frozen=True):
         return max(0.0, found_ms, self.received_ms)  # one that is NaN is never the larger
 
 
-#: ``Retry-After`` of an endpoint that says within an answer, which cannot have one, that it is full.
+#: ``Retry-After`` of an endpoint that says that it is full, and not for how long.
 FULL_PAUSE_S = "1"
 
 

@@ -132,18 +132,18 @@ class Outcomes:
         self._picker.stored(decision_id, response_id, self._clock.mono_s())
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
-        """Pause an endpoint whose answer asks for it by ``Retry-After``, or end its pause.
+        """Pause an endpoint that has no room, or end its pause.
 
         Args:
             decision_id: the request.
             where: address of who answered.
             status: HTTP status.
-            retry_after: the answer's ``Retry-After``, ``""`` without one.
+            retry_after: the answer's ``Retry-After``, ``""`` without one, which stands for `FULL_PAUSE_S`.
         """
         pauses = self._picker.fleet.retry_after
         if status in STATUSES:
             slot = self._picker.fleet.slot_of(where)
-            asked_s = retry_after_s(retry_after, self._clock.wall_s())
+            asked_s = retry_after_s(retry_after or FULL_PAUSE_S, self._clock.wall_s())
             if slot is None or asked_s <= 0.0:
                 return
             if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
@@ -207,7 +207,8 @@ class Outcomes:
             self._late_reports.value += 1.0
             return
         served = self._resolver.endpoint_of(report.served)
-        if report.decision_id not in self._finished:  # else the stream showed the headers
+        if report.decision_id not in self._finished and report.cause not in _ENDPOINT_FAILED:
+            # else the stream showed the headers, or Envoy made them
             self.answered(report.decision_id, served, report.status, report.retry_after)
         if report.encoding:
             self._metrics.value("epp_compressed_answers_total").inc()

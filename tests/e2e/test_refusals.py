@@ -72,6 +72,15 @@ async def test_a_refusing_engine_is_left_alone_for_as_long_as_it_asks(
         assert len(full.asked) == 1
 
 
+async def test_no_refusal_reaches_a_client_where_one_of_three_engines_has_room(tmp_path: Path) -> None:
+    engines = [Engine(answer=refusing(429)), Engine(answer=refusing(429)), Engine(answer=told)]
+    async with serving(tmp_path, engines) as served:
+        for number in range(16):
+            assert {
+                seen[0] for seen in await asyncio.gather(*(asked(served, f"{number} {n}") for n in range(3)))
+            } == {200}
+
+
 @BOTH
 async def test_the_last_refusal_reaches_the_client_as_the_engine_said_it(
     tmp_path: Path, variant: Variant
@@ -92,12 +101,12 @@ async def test_an_engine_without_another_is_asked_once(tmp_path: Path) -> None:
 
 
 async def test_a_full_engine_is_not_ejected_and_each_attempt_is_told_of(tmp_path: Path) -> None:
-    full, idle = Engine(answer=refusing(429)), Engine(answer=told)
+    full, idle = Engine(answer=refusing(429, retry_after="0")), Engine(answer=told)
     async with serving(tmp_path, [full, idle]) as served:
         for number in range(16):
             assert (await asked(served, f"{number}"))[0] == 200
         await served.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-        assert len(full.asked) == 8, "it goes on to be picked in turn"
+        assert len(full.asked) == 8, "it asks for no pause, and goes on to be picked in turn"
         assert not await served.picker.metric(UNAVAILABLE, endpoint=full.address, reason="ejected")
 
 

@@ -89,13 +89,14 @@ def test_a_full_engine_bears_its_own_refusal_and_no_failure(deployment: Deployme
     assert state is State.HEALTHY
 
 
-def test_a_refusal_with_retry_after_pauses_its_endpoint_at_once(deployment: Deployment) -> None:
+@pytest.mark.parametrize(("retry_after", "least_s"), [("30", 30.0), ("", 1.0)])
+def test_a_refusal_pauses_its_endpoint_at_once(
+    deployment: Deployment, retry_after: str, least_s: float
+) -> None:
     decision = deployment.decide(QUESTION)
-    deployment.core.outcomes.attempted(attempt(decision, retry_after="30"))
-    assert (
-        deployment.fleet.retry_after.left_s(deployment.slot(decision.endpoint), deployment.clock.mono_s())
-        >= 30
-    )
+    deployment.core.outcomes.attempted(attempt(decision, retry_after=retry_after))
+    slot = deployment.slot(decision.endpoint)
+    assert deployment.fleet.retry_after.left_s(slot, deployment.clock.mono_s()) >= least_s
     assert deployment.decide(QUESTION).endpoint != decision.endpoint
 
 
