@@ -1,7 +1,7 @@
 """The engines' own generate APIs: bodies to canonical form.
 
 vLLM ``/inference/v1/generate`` (tokens in, tokens out; media as hashes with the places of their tokens) and
-``/generate`` of SGLang (text or token ids, alone or in batches, media beside them) and of TGI (a text);
+``/generate`` of SGLang (text or token ids, alone or in batches, media beside them), TGI and LMDeploy (a text);
 llama.cpp's ``/completion`` and ``/infill``. None needs a model's name.
 """
 
@@ -30,7 +30,7 @@ _PLACES = re.compile(
     r"<\|vision_start\|>(?:<\|(?:image|video)_pad\|>)+<\|vision_end\|>|<start_of_image>|<\|image\|>|<image>"
     r"|<video>|<audio>|\[IMG\]|<\|(?:image|video|audio)_pad\|>|<IMG_CONTEXT>|<\|image_\d{1,3}\|>"
 )
-#: SGLang generates 128 tokens when nothing is said.
+#: SGLang and LMDeploy generate 128 tokens when nothing is said.
 _SGLANG_NEW_TOKENS = 128
 
 
@@ -83,7 +83,10 @@ class Tokens(Body, kw_only=True):
 
 
 class Generate(Body, kw_only=True):
-    """Texts or token ids, SGLang's; ``inputs`` and ``parameters`` are TGI's."""
+    """Texts or token ids, SGLang's.
+
+    ``inputs`` and ``parameters`` are TGI's, ``prompt`` and ``max_tokens`` LMDeploy's.
+    """
 
     api = "sglang-generate"
     named = False
@@ -95,6 +98,8 @@ class Generate(Body, kw_only=True):
     video_data: Any = None
     audio_data: Any = None
     inputs: str | None = None
+    prompt: str | None = None
+    max_tokens: Whole | None = None
     sampling_params: _Sampling | list[_Sampling] | None = None
     parameters: _Sampling | None = None
     return_logprob: Any = None
@@ -140,15 +145,15 @@ class Generate(Body, kw_only=True):
             add_prompts(framed, self.input_ids, "input_ids", media)
         elif self.input_embeds is not None:
             framed.add_json(b"J", self.input_embeds)
-        elif self.inputs is not None:
-            framed.add_text(b"P", self.inputs)
+        elif (text := self.prompt if self.inputs is None else self.inputs) is not None:
+            framed.add_text(b"P", text)
         else:
             raise invalid("one of text, input_ids and input_embeds is required")
         limits = [
             _SGLANG_NEW_TOKENS if one.max_new_tokens is None else one.max_new_tokens
             for one in self._sampling()
         ]
-        return output_limit(max_new_tokens=max(limits))
+        return output_limit(max_tokens=self.max_tokens, max_new_tokens=max(limits))
 
 
 class Llama(Body, kw_only=True):

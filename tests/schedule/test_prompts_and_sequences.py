@@ -128,6 +128,11 @@ def test_tgis_own_requests_are_read_as_what_they_are() -> None:
     assert detailed.readable_tokens == 0
 
 
+def test_lmdeploys_own_requests_are_read_as_what_they_are() -> None:
+    plain = info(GENERATE, prompt=TEXT, max_tokens=20, session_id=-1)
+    assert (plain.blocks, plain.max_output_tokens) == (info(COMPLETIONS, prompt=TEXT).blocks, 20)
+
+
 def test_several_prompts_hit_what_each_of_them_finds_whatever_their_order() -> None:
     picker = picker_of("least-request", pool=POOL[:1])
     first, second = (info(COMPLETIONS, prompt=text) for text in (TEXT, OTHER))
