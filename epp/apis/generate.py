@@ -1,7 +1,7 @@
 """The engines' own generate APIs: bodies to canonical form.
 
 vLLM ``/inference/v1/generate`` (tokens in, tokens out; media as hashes with the places of their tokens) and
-``/generate`` of SGLang (text or token ids, alone or in batches, media beside them), TGI and LMDeploy (a text);
+``/generate`` of SGLang (text or token ids, alone or in batches, with media), TGI and LMDeploy (a text);
 llama.cpp's ``/completion`` and ``/infill``. None needs a model's name.
 """
 
