@@ -95,9 +95,8 @@ class App:
     """
 
     def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
-        self._host = host
+        self._host, self._draining = host, False
         self._config, self._base, self._source, self._clock = config, base, source, clock
-        self._draining = False
         self._decision_ids = DecisionIds(host.index)
         self.metrics, self.tasks = Metrics(), Tasks()
         self._secrets = hash_secrets(config, base, source)

@@ -76,7 +76,7 @@ def first_tokens(api: str) -> Callable[[Path], Awaitable[float]]:
     path, fields, reply = _APIS[api]
 
     async def measure(folder: Path) -> float:
-        async with Cases(folder, [CaseEngine(lambda *_: reply(_PREFILL_S))]) as fleet:
+        async with Cases(folder, [CaseEngine(reply=lambda *_: reply(_PREFILL_S))]) as fleet:
             await fleet.post({"model": MODEL, "stream": True, **fields}, path)
             outcomes: list[dict[str, Any]] = []
 
@@ -92,7 +92,7 @@ def first_tokens(api: str) -> Callable[[Path], Awaitable[float]]:
 
 async def pending(folder: Path) -> float:
     """The share of a prompt's tokens that counts as prefilled in the middle of its prefill, in percent."""
-    engine = CaseEngine(lambda *_: _of_responses(2.0))
+    engine = CaseEngine(reply=lambda *_: _of_responses(2.0))
     async with Cases(folder, [engine]) as fleet:
         body = {"model": MODEL, "stream": True, "input": "many words " * 4000}
         asked = asyncio.ensure_future(fleet.post(body, "/v1/responses"))
@@ -115,8 +115,8 @@ def errors(code: int) -> Callable[[Path], Awaitable[float]]:
         return Reply.stream(event({"error": {"message": "no", "type": "x", "code": code}}), event("[DONE]"))
 
     async def measure(folder: Path) -> float:
-        good = CaseEngine(lambda *_: _of_chat(0.4))
-        async with Cases(folder, [CaseEngine(failed), good]) as fleet:
+        good = CaseEngine(reply=lambda *_: _of_chat(0.4))
+        async with Cases(folder, [CaseEngine(reply=failed), good]) as fleet:
 
             async def ask(number: int) -> tuple[int, str]:
                 messages = [{"role": "user", "content": f"{number} " + "many words " * 720}]
@@ -139,7 +139,7 @@ async def hits(folder: Path) -> float:
             return Reply.of(answered(usage=usage(5000, cached)))
         return Reply.of({"choices": [{"text": "x"}], "usage": usage(5000, 0)})
 
-    engine = CaseEngine(answer)
+    engine = CaseEngine(reply=answer)
     text = "some words of a prompt " * 1000
     async with Cases(folder, [engine]) as fleet:
         chat = {"model": MODEL, "messages": [{"role": "user", "content": text}]}

@@ -20,7 +20,7 @@ async def http_1_0(folder: Path) -> float:
         streamed = Reply.stream(event({"choices": [{"delta": {"content": "good"}}]}), event("[DONE]"))
         return streamed if fields.get("stream") else Reply.of(answered())
 
-    async with Cases(folder, [CaseEngine(answer)]) as fleet:
+    async with Cases(folder, [CaseEngine(reply=answer)]) as fleet:
         host, _, port = fleet.url.removeprefix("http://").rpartition(":")
         failed = 0
         for stream in (False, True):

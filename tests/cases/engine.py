@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from epp.config.pool import EndpointSpec
-from tests.kit.picker import Serving
+from tests.kit.engines import Engine, EngineServing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -63,46 +62,25 @@ class Reply:
 
 
 @dataclass
-class CaseEngine:
-    """An HTTP server that a case steers while it runs.
+class CaseEngine(Engine):
+    """An engine that a case steers while it runs.
 
     Attributes:
-        answer: from path and fields of a request to the reply.
+        reply: from path and fields of a request to the reply.
         listed: names in its list of models; None answers 404 to who asks for it.
         metrics: what it answers, by path.
-        models: what its endpoint's entry in the pool says.
-        asked: paths and fields of the requests, in order.
     """
 
-    answer: Callable[[str, dict[str, Any]], Reply] = lambda _path, _fields: Reply.of(answered())
+    reply: Callable[[str, dict[str, Any]], Reply] = lambda _path, _fields: Reply.of(answered())
     listed: list[str] | None = None
     metrics: dict[str, str] = field(default_factory=dict)
-    models: list[str] = field(default_factory=list)
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    address: str = ""
 
-    async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request."""
         if request.method != "POST":
             return self._told(request.path)
-        body = await request.read()
-        try:
-            fields = json.loads(body)
-        except ValueError:
-            fields = {}
-        self.asked.append((request.path, fields))
-        reply = self.answer(request.path, fields)
+        asked = await self.heard(request)
+        reply = self.reply(asked.path, asked.fields)
         response = web.StreamResponse(
             status=reply.status, headers={"content-type": reply.kind, **reply.headers}
         )
@@ -124,16 +102,11 @@ class CaseEngine:
         return web.json_response({"detail": "Not Found"}, status=404)
 
 
-class Cases(Serving):
-    """Such engines behind the real picker and a real Envoy."""
+class Cases(EngineServing):
+    """Such engines behind the real picker and a real Envoy, ejections as long as they are by default."""
 
     def __init__(self, folder: Path, engines: Sequence[CaseEngine]) -> None:
-        super().__init__(folder, upstreams=engines, probe={"interval_s": 0.1, "timeout_s": 2.0})
-        self.engines = engines
-
-    def specs(self) -> list[EndpointSpec]:
-        """The pool, each endpoint with the models that its engine's entry names."""
-        return [EndpointSpec(address=engine.address, models=engine.models) for engine in self.engines]
+        super().__init__(folder, engines, probe={"interval_s": 0.1, "timeout_s": 2.0})
 
     async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, str]:
         """One request through Envoy; status and text."""

@@ -59,7 +59,7 @@ def adapters(how: str) -> Callable[[Path], Awaitable[float]]:
     async def measure(folder: Path) -> float:
         engines = [CaseEngine(listed=["base"]), CaseEngine(listed=["base", "sql"])]
         for engine in engines:
-            engine.answer = _only(engine)
+            engine.reply = _only(engine)
         async with engines[0], engines[1], up_before(folder, *engines) as up:
             await asyncio.sleep(2.0)  # until its lists are read
             if how == "listed":
@@ -73,8 +73,8 @@ def adapters(how: str) -> Callable[[Path], Awaitable[float]]:
 
 async def wrong_model(folder: Path) -> float:
     """How many of six requests for a model whose only engine has died are answered by another model."""
-    anything = CaseEngine(lambda *_: Reply.of(answered("tiny", model="tiny")), listed=["tiny"])
-    foo = CaseEngine(lambda *_: Reply.of(answered("foo", model="foo")), listed=["foo"])
+    anything = CaseEngine(reply=lambda *_: Reply.of(answered("tiny", model="tiny")), listed=["tiny"])
+    foo = CaseEngine(reply=lambda *_: Reply.of(answered("foo", model="foo")), listed=["foo"])
     async with anything, foo, up_before(folder, anything, foo) as up:
         await asyncio.sleep(2.0)
         status, text = await ask(up, "foo")

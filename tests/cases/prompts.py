@@ -88,7 +88,7 @@ async def prompts(folder: Path) -> float:
 async def sequences(folder: Path) -> float:
     """How many of eight sequences of one request are not among those that the endpoint runs."""
     answer = Reply([1.5, b'{"choices": []}'])
-    engine = CaseEngine(lambda _path, fields: answer if fields.get("n") else Reply.of(answered()))
+    engine = CaseEngine(reply=lambda _path, fields: answer if fields.get("n") else Reply.of(answered()))
     async with Cases(folder, [engine]) as fleet:
         long = {"model": MODEL, "n": 8, "messages": [{"role": "user", "content": "hi"}]}
         asked = asyncio.ensure_future(fleet.post(long))

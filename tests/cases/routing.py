@@ -23,7 +23,7 @@ def refusals(status: int) -> Callable[[Path], Awaitable[float]]:
 
     async def measure(folder: Path) -> float:
         idle = Reply([0.2, json.dumps(answered()).encode()])
-        engines = [CaseEngine(lambda *_: Reply.of(error, status)), CaseEngine(lambda *_: idle)]
+        engines = [CaseEngine(reply=lambda *_: Reply.of(error, status)), CaseEngine(reply=lambda *_: idle)]
         async with Cases(folder, engines) as fleet:
 
             async def ask(number: int) -> tuple[int, str]:
@@ -82,7 +82,7 @@ async def engine_metrics(folder: Path) -> float:
 async def two_ups(folder: Path) -> float:
     """How many of two `epp up` die that are started at once, five times over."""
     died = 0
-    async with CaseEngine(lambda *_: Reply.of(answered()), listed=["m"]) as engine:
+    async with CaseEngine(reply=lambda *_: Reply.of(answered()), listed=["m"]) as engine:
         words = ["up", f"http://{engine.address}", "--listen", "127.0.0.1:0"]
         for number in range(5):
             folders = [folder / f"{number}-{name}" for name in "ab"]
