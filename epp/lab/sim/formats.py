@@ -162,6 +162,24 @@ class Sglang(Format):
         return {"text": "".join(self.words[:count]), "meta_info": meta}
 
 
+class Llama(Format):
+    """llama.cpp's completion: the text of each token, and counts with the last; no event ends it."""
+
+    streams = True
+
+    def token(self, number: int) -> Events:
+        said = {"content": self.words[number], "stop": False}
+        return [said if self.reason_at(number) is None else said | self._counts()]
+
+    def whole(self) -> Fields:
+        return {"content": self.text} | self._counts()
+
+    def _counts(self) -> Fields:
+        prompt, answer, cached = self.asked.prompt_tokens, len(self.words), self.cached_tokens
+        timings = {"cache_n": cached, "prompt_n": prompt - cached, "predicted_n": answer}
+        return {"stop": True, "tokens_cached": prompt + answer, "timings": timings}
+
+
 class Responses(Format):
     """OpenAI responses: an item with one part of text; the last event holds the whole response."""
 
@@ -357,4 +375,5 @@ FORMATS: dict[str, type[Format]] = {
     "vllm-pooling": Pooling,
     "vllm-generate": Tokens,
     "sglang-generate": Sglang,
+    "llamacpp-completion": Llama,
 }
