@@ -156,7 +156,7 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
             deployment.ended(decision, **({} if number % 4 == 0 else facts))
     assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is bool(why)
     told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
-    assert own_lines(caplog) == [told] * bool(why)
+    assert [line for line in own_lines(caplog) if "ejected" in line] == [told] * bool(why)
 
 
 def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: Deployment) -> None:
@@ -164,10 +164,10 @@ def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: D
     for number in range(1, 6):
         decision = deployment.decide([question])
         slot = deployment.slot(decision.endpoint)
-        deployment.core.response_started(decision.id, 503)
+        deployment.core.response_started(decision.id, 500)
         deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
         for _ in range(2):  # an Envoy with two access logs
-            deployment.core.outcomes.finished(report(decision, status=503))
+            deployment.core.outcomes.finished(report(decision, status=500))
         assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is (
             number == 5
         ), number
