@@ -49,8 +49,9 @@ _FIX = "is another picker running? stop it, or write another address"
 #: Longer than it is from scrape to scrape, so that a scraper's connection lasts.
 SILENT_S = 120.0
 _HANDSHAKE_S = 20.0
-#: Connections taken in one turn of the loop: a few milliseconds.
-_A_TURN = 16
+#: Connections taken in one turn of the loop: a few milliseconds. With 16 a flood of connections fills the
+#: backlog, and who connects then is heard a second later.
+_A_TURN = 64
 #: Places kept for probes: a probe is answered before so many others come.
 _KEPT = 64
 #: Work units of a new connection, and of a TLS handshake.
@@ -314,6 +315,11 @@ class Acceptor(Generic[P]):
             now_s = self._loop.time()
             peer = self._peers.find(address_key(address), now_s)
             peer.units -= _CONNECT_UNITS
+            try:
+                accepted.getpeername()
+            except OSError:  # reset while it waited to be taken
+                accepted.close()
+                continue
             has_room = self._has_room(peer)
             if not has_room and self._end_kept is None:
                 self._on_refused()

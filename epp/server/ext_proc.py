@@ -437,6 +437,7 @@ class ProcessCall(Handler):
             self._metrics.value("epp_faults_total", "stream").inc()
         if not self._exchange.left:
             self._exchange = _NOTHING_LEFT
+            self._call.owner = None
 
 
 class _NothingLeft:

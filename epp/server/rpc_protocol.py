@@ -346,6 +346,7 @@ class RpcConnection(asyncio.Protocol):
                 path = call.path.decode("latin-1")
                 log.warning("a call of %s was ended: %s", path, call.error.words, extra=REPEATED)
             call.owner.cancelled()
+            call.owner = None  # or both would stay until a garbage collection
         elif isinstance(event, CallDrained):
             call.owner.drained()
         elif isinstance(event, NoRoom):

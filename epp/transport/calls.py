@@ -88,7 +88,7 @@ class Call:
     @property
     def room(self) -> Room:
         """What its connection holds messages out of."""
-        return self._connection.room
+        return self.reader.room
 
     def send(self, message: bytes) -> None:
         """Send a message. One that is too long, or must wait and finds no room, ends the call instead."""

@@ -114,7 +114,7 @@ class Connection:
         self._draining = self._drained = False
         self._idle, self._useless = Bucket(limits.idle_frames), Bucket(limits.useless_streams)
         self.failed, self.closed = "", False
-        self.flush: Callable[[], None] = lambda: None
+        self.flush: Callable[[], None] = _no_flush
         self.sender.control(frames.settings(announced(limits)))
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW_BYTES
         self.sender.control(frames.window_update(0, more))
@@ -184,10 +184,13 @@ class Connection:
             self.sender.control(frames.goaway(self.last_number, ErrorCode.NO_ERROR))
 
     def lost(self) -> list[CallEvent]:
-        """End every call: the socket is gone."""
+        """End every call: the socket is gone, nothing is received or sent any more."""
         self._events = []
         self._lose()
-        return self._events
+        # Cycles end, so that all is freed at once and not in a garbage collection.
+        events, self._events, self.flush = self._events, [], _no_flush
+        del self.reader, self.sender, self.room, self._heads
+        return events
 
     # What frames mean: called by the reader.
 
@@ -471,6 +474,10 @@ class Connection:
         if call is not None:
             self._remove(call)
             self._cancel(call)
+
+
+def _no_flush() -> None:
+    """Write nothing: there is no socket."""
 
 
 class RecentStreamIds(dict[int, None]):

@@ -106,13 +106,14 @@ class MessageReader:
         bodiless: limit of messages without a body, None for none of its own.
 
     Attributes:
+        room: as given.
         taken_bytes: of the room.
     """
 
-    __slots__ = ("_bodiless", "_held", "_max_bytes", "_room", "_unchecked", "_wanted", "taken_bytes")
+    __slots__ = ("_bodiless", "_held", "_max_bytes", "_unchecked", "_wanted", "room", "taken_bytes")
 
     def __init__(self, max_bytes: int, room: Room = UNBOUNDED, bodiless: BodilessLimit | None = None) -> None:
-        self._max_bytes, self._room, self._bodiless = max_bytes, room, bodiless
+        self._max_bytes, self.room, self._bodiless = max_bytes, room, bodiless
         self.taken_bytes = 0
         self._held = bytearray()
         self._wanted = PREFIX_BYTES
@@ -162,7 +163,7 @@ class MessageReader:
             yield memoryview(whole)[PREFIX_BYTES:]
         if self._held:
             more = len(self._held) - self.taken_bytes
-            if not self._room.reserve(more):
+            if not self.room.reserve(more):
                 self.discard()
                 raise NoRoomError
             self.taken_bytes += more
@@ -172,7 +173,7 @@ class MessageReader:
         if self._held:
             self._held, self._wanted = bytearray(), PREFIX_BYTES
         if self.taken_bytes:
-            self._room.release(self.taken_bytes)
+            self.room.release(self.taken_bytes)
             self.taken_bytes = 0
 
     def _check(self, flag: int, length: int) -> None:
