@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,16 @@ image-constraints: ## pin the image's packages at their newest, into deploy/imag
 	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]'
 	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
 	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
+
+# PyPI keeps the advisories beside each version; a mirror that serves packages alone has none.
+ADVISORIES := https://pypi.org/pypi/pip/25.0/json
+audit: ## known vulnerabilities of the image's packages, told by PyPI; skipped where it does not answer
+	@if ! why=$$(curl -sSf -o /dev/null --max-time 20 $(ADVISORIES) 2>&1); then \
+	  echo "audit skipped: $(ADVISORIES): $$why"; \
+	else \
+	  $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit==2.10.1 && \
+	  build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement deploy/image/constraints.txt; \
+	fi
 
 test-image: ## the image, built from the Dockerfile and run, on a base of Debian's Python (root; wants Debian)
 	deploy/image/try.sh
