@@ -450,10 +450,12 @@ end
 function envoy_on_response(handle)
   local id = decision_id(handle)
   local headers = handle:headers()
-  local class = (headers:get(":status") or ""):sub(1, 1)
+  local status = headers:get(":status") or ""
+  local class = status:sub(1, 1)
   local kind = (headers:get("content-type") or ""):lower()
-  if id and (class == "5" or headers:get(":status") == "404") then
-    tell_failure(handle, id, headers:get(":status"), "")
+  -- Envoy says 503 itself where a connection broke, which is no refusal; its log tells the two apart.
+  if id and (class == "5" and status ~= "503" or status == "404") then
+    tell_failure(handle, id, status, "")
   end
   if id and class == "4" and kind:find("json", 1, true) then
     note_failure(handle)

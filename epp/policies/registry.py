@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -30,6 +31,7 @@ POLICIES: dict[str, EntryPoint] = {point.name: point for point in _POINTS}
 _PARAMS = "policy.params"
 
 
+@lru_cache(64)  # loading an entry point takes longer than the rest of a record's chances
 def draws(name: str) -> Callable[..., Drawn | None] | None:
     """Return `Policy.drawn` of a policy by name; None of one that draws nothing, and of an unknown one."""
     point = POLICIES.get(name)

@@ -387,9 +387,9 @@ class Core:
             others = self._other_addresses(request)
         endpoints: Sequence[str] = decision.destination.split(",")
         allowed = self._retries.headers(decision, self._clock.mono_s())
+        if self._lists and not allowed:
+            endpoints = [*endpoints, *self._retries.last_resort(decision)]
         if decision.bound:
-            if self._lists and not allowed:
-                endpoints = [*endpoints, *self._retries.last_resort(decision)]
             allowed[BOUND_HEADER] = "true"
         if protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
             endpoints = self._steered(named, request)

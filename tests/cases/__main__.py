@@ -19,7 +19,7 @@ from tests.cases.answers import errors, first_tokens, hits, pending
 from tests.cases.clients import bodies, http_1_0, model_list
 from tests.cases.models import adapters, wrong_model
 from tests.cases.prompts import prompts, sequences
-from tests.cases.routing import engine_metrics, refusals, two_ups
+from tests.cases.routing import engine_metrics, kills, refusals, two_ups
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,6 +39,7 @@ BEFORE: dict[str, float] = {
     "answers 429 while another engine has room, of 24": 22,
     "answers 503 while another engine has room, of 24": 22,
     "answers 529 while another engine has room, of 24": 21,
+    "requests that fail after 20 kills of an engine under load": 7,
     "sequences of n: 8 not counted as running, of 8": 7,
     "pairs of prompts read other than by engines, of 9": 8,
     "engines whose queue is not read, of 9": 7,
@@ -83,6 +84,7 @@ CASES = (
         Case(f"answers {status} while another engine has room, of 24", 6, refusals(status), 0.0)
         for status in (429, 503, 529)
     ),
+    Case("requests that fail after 20 kills of an engine under load", 6, kills, 0.0),
     Case("sequences of n: 8 not counted as running, of 8", 7, sequences, 0.0),
     Case("pairs of prompts read other than by engines, of 9", 8, prompts, 0.0),
     Case("engines whose queue is not read, of 9", 9, engine_metrics, 0.0),

@@ -57,6 +57,37 @@ _PAGES = {
 }
 
 
+async def kills(folder: Path) -> float:
+    """How many requests fail that begin while one of three engines is gone, which each is in turn, 20 times.
+
+    Those that it was just reading are lost with it, and not counted.
+    """
+    engines = [CaseEngine() for _ in range(3)]
+    async with Cases(folder, engines) as fleet:
+        gone, over, failed = asyncio.Event(), asyncio.Event(), 0
+
+        async def client(number: int) -> None:
+            nonlocal failed
+            while not over.is_set():
+                begun = gone.is_set()
+                said = f"{number} {len(engines[0].asked)}"
+                status, _ = await fleet.post({"model": MODEL, "messages": [{"role": "user", "content": said}]})
+                failed += begun and status != 200
+
+        clients = [asyncio.ensure_future(client(number)) for number in range(8)]
+        for number in range(20):
+            await asyncio.sleep(1.0)
+            engine = engines[number % 3]
+            await engine.__aexit__()
+            gone.set()
+            await asyncio.sleep(0.4)
+            gone.clear()
+            await engine.__aenter__()
+        over.set()
+        await asyncio.gather(*clients)
+        return failed
+
+
 async def engine_metrics(folder: Path) -> float:
     """How many engines' queues are not read."""
     engines = [CaseEngine(metrics=pages) for pages in _PAGES.values()]

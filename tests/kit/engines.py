@@ -46,7 +46,7 @@ class Answered:
 
 @dataclass
 class Engine:
-    """An HTTP server with one answer for every request that is no probe.
+    """An HTTP server with one answer for every request that is no probe; entered again, at the same port.
 
     Attributes:
         models: its endpoint's ``models``.
@@ -72,7 +72,7 @@ class Engine:
         app.router.add_route("*", "/{path:.*}", self.serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", int(self.address.partition(":")[2] or 0)).start()
         self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 

@@ -159,6 +159,16 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
     assert [line for line in own_lines(caplog) if "ejected" in line] == [told] * bool(why)
 
 
+def test_the_ejected_are_listed_last_where_one_endpoint_is_left(deployment: Deployment) -> None:
+    """Else Envoy asks the least busy of all when that one dies, which it is itself."""
+    for endpoint in POOL[:2]:
+        deployment.fleet.health.eject_until(deployment.slot(endpoint.address), 200.0, deployment.clock.mono_s())
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": WORDS}]}).encode()
+    pick = decide(deployment.core, HttpRequest("POST", "/v1/chat/completions", {}, body)).pick
+    listed = pick.destination.split(",")
+    assert (listed[0], set(listed[1:])) == (POOL[2].address, {endpoint.address for endpoint in POOL[:2]})
+
+
 def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: Deployment) -> None:
     question = {"role": "user", "content": WORDS * 40}
     for number in range(1, 6):
