@@ -71,7 +71,9 @@ async def kills(folder: Path) -> float:
             while not over.is_set():
                 begun = gone.is_set()
                 said = f"{number} {len(engines[0].asked)}"
-                status, _ = await fleet.post({"model": MODEL, "messages": [{"role": "user", "content": said}]})
+                status, _ = await fleet.post(
+                    {"model": MODEL, "messages": [{"role": "user", "content": said}]}
+                )
                 failed += begun and status != 200
 
         clients = [asyncio.ensure_future(client(number)) for number in range(8)]

@@ -162,7 +162,9 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
 def test_the_ejected_are_listed_last_where_one_endpoint_is_left(deployment: Deployment) -> None:
     """Else Envoy asks the least busy of all when that one dies, which it is itself."""
     for endpoint in POOL[:2]:
-        deployment.fleet.health.eject_until(deployment.slot(endpoint.address), 200.0, deployment.clock.mono_s())
+        deployment.fleet.health.eject_until(
+            deployment.slot(endpoint.address), 200.0, deployment.clock.mono_s()
+        )
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": WORDS}]}).encode()
     pick = decide(deployment.core, HttpRequest("POST", "/v1/chat/completions", {}, body)).pick
     listed = pick.destination.split(",")
