@@ -40,8 +40,6 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 SCORES_KEY = "x-gateway-destination-endpoint-scores"
-#: Response header that tells the conformance suite who served.
-SERVED_HEADER = "x-conformance-test-served-endpoint"
 #: Response headers of these names are the picker's and the proxy's; an engine's never reach a client.
 RESERVED_PREFIXES = (DESTINATION_HEADER, "x-epp-")
 DECISION_HEADER = "x-epp-decision-id"
@@ -138,13 +136,6 @@ def upstream_address(message: ProcessingRequest) -> str:
     if ATTRIBUTES_KEY not in message.attributes:
         return ""
     return message.attributes[ATTRIBUTES_KEY].fields[ADDRESS_KEY].string_value
-
-
-def served_verdict(metadata: Mapping[str, Mapping[str, object]]) -> str:
-    """Say who served in the words of the conformance suite (proposal 004)."""
-    if LB_NAMESPACE not in metadata:
-        return "fail: missing envoy lb metadata"
-    return served_endpoint(metadata) or "fail: missing destination endpoint served metadata"
 
 
 def set_header(mutation: HeaderMutation, name: str, value: str) -> None:

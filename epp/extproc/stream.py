@@ -100,22 +100,23 @@ class ResponseSide:
 
     Args:
         mode: how its body messages come; a proxy that shows none (NONE) sends none to answer.
-        tell_served: say in a response header who served, for the conformance suite.
 
     Raises:
         ViolationError: the response body mode is not spoken.
     """
 
-    def __init__(self, mode: BodyMode, tell_served: bool) -> None:
+    def __init__(self, mode: BodyMode) -> None:
         if mode is BodyMode.GRPC:
             raise ViolationError(f"response_body_mode {mode.name} is not supported", "UNIMPLEMENTED")
-        self._echoes, self._tell_served = mode is BodyMode.FULL_DUPLEX_STREAMED, tell_served
+        self._echoes = mode is BodyMode.FULL_DUPLEX_STREAMED
         #: Whether `ResponseData` is told; headers and the end always are.
         self.read = True
         #: From the response's headers to what changes its body; see `Pick.rewrite_response`.
         self.rewrite: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
         #: Response headers to set; see `Pick.response_headers`.
         self.add_headers: Mapping[str, str] = {}
+        #: See `Pick.served_headers`.
+        self.served_headers: Callable[[Mapping[str, Mapping[str, object]]], Mapping[str, str]] | None = None
         #: Of the pick; the proxy may have set its header on the response already.
         self.decision_id = ""
         self._rewriter: BodyRewriter | None = None
@@ -138,17 +139,14 @@ class ResponseSide:
             served=messages.served_endpoint(told) or address,
         )
         remove = self._forged(headers)
-        if self._tell_served:
-            return [
-                messages.response_headers({messages.SERVED_HEADER: messages.served_verdict(told)}, remove),
-                started,
-            ]
         if self.rewrite is not None and not message.end_of_stream:
             self._rewriter = self.rewrite(headers)
         if self._rewriter is not None:
             remove.append("content-length")  # a body that changes has another length than its headers say
-        if self.add_headers or remove:
-            add = self.add_headers
+        add = self.add_headers
+        if self.served_headers is not None:
+            add = {**add, **self.served_headers(told)}
+        if add or remove:
             if started.served and messages.ENDPOINT_HEADER in add:
                 add = {**add, messages.ENDPOINT_HEADER: started.served}
             return [messages.response_headers(add, remove), started]
@@ -206,7 +204,6 @@ class Stream:
         refuse: from a request without its body and a status, 413 for its length or 503 for want of room, to
             what its client gets, so that the shell can word it as the request's API does.
         pick_at: from a request's headers to what its pick waits for; asked only where a body is to come.
-        tell_served: say in a response header who served, for the conformance suite.
         bodies: what all streams may hold together; this one has its own otherwise.
 
     Attributes:
@@ -220,10 +217,9 @@ class Stream:
         refuse: Callable[[HttpRequest, int], LocalReply] = plain_refusal,
         *,
         pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
-        tell_served: bool = False,
         bodies: Share | None = None,
     ) -> None:
-        self._tell_served, self._max_body_bytes = tell_served, max_body_bytes
+        self._max_body_bytes = max_body_bytes
         self._refusal_of, self._pick_at = refuse, pick_at
         self.bodies = BodyBudget().share() if bodies is None else bodies
         self.modes: Modes | None = None
@@ -259,6 +255,7 @@ class Stream:
             return []
         (request, response), modes = self._sides, self.modes
         response.decision_id, response.add_headers = pick.decision_id, pick.response_headers
+        response.served_headers = pick.served_headers
         if modes.response in CHANGEABLE:
             response.rewrite = pick.rewrite_response
         response.read = pick.observe_response is Observe.READ
@@ -267,7 +264,7 @@ class Stream:
             and modes.response in _ENDS_EARLY
             and request.may_end_stream
             # Headers come with the response, and what is not seen cannot be changed.
-            and not (pick.response_headers or response.rewrite)
+            and not (pick.response_headers or pick.served_headers or response.rewrite)
             # A response that has begun before its request was whole is in flight already.
             and response.phase is ResponsePhase.WAITING
             and not modes.observing
@@ -335,7 +332,7 @@ class Stream:
     def _begin(self, message: ProcessingRequest) -> tuple[RequestSide, ResponseSide]:
         """Make the two halves; the first message decides how they speak."""
         modes = detect(message)
-        response = ResponseSide(modes.response, tell_served=self._tell_served)
+        response = ResponseSide(modes.response)
         request = RequestSide(modes, self._max_body_bytes, self._pick_at, self.bodies)
         self.modes, self._sides = modes, (request, response)
         return self._sides

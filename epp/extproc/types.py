@@ -95,6 +95,7 @@ class Pick(Struct):
             ``x-gateway-destination-endpoint-scores``; not sent when empty.
         response_headers: response headers to set, where the proxy shows the response; elsewhere it has to
             make them of the metadata itself.
+        served_headers: from the metadata that comes with the response to further response headers.
         observe_response: what becomes of the response.
         rewrite_response: from the response's headers to what changes its body, None for one that stays as it
             is. Asked only where the proxy shows both; a response that may be changed is never left early.
@@ -108,6 +109,7 @@ class Pick(Struct):
     metadata: dict[str, str] = {}
     scores: Mapping[str, float] = {}
     response_headers: dict[str, str] = {}
+    served_headers: Callable[[Mapping[str, Mapping[str, object]]], Mapping[str, str]] | None = None
     observe_response: Observe = Observe.READ
     rewrite_response: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
     proxy_headers: Mapping[str, str] = {}

@@ -22,6 +22,7 @@ from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
 from epp.server.accepting import allowed_connections, located
+from epp.server.conformance import SteeredCore
 from epp.server.core import Core
 from epp.server.files import AppliedFile, WatchedFile, watch
 from epp.server.first_token import FirstTokenReceiver
@@ -119,7 +120,7 @@ class App:
         self._regions = regions = self._build_regions(hasher)
         self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
         self._learning, self._tracing = self._build_learning(), self._build_tracing()
-        self.core = Core(
+        self.core = (SteeredCore if config.protocol.conformance else Core)(
             config,
             picker=self.picker,
             counter=counter,

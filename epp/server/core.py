@@ -1,6 +1,6 @@
 """From an HTTP request to a pick or a refusal: parse, measure, decide, in the API's own words.
 
-Owns the endpoint picker protocol's options: the subset hint, scores, the conformance suite's steering, the
+Owns the endpoint picker protocol's options: the subset hint, scores, the
 words of refusals (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and
 when a body is rewritten: where the picked engine has its own name for the model, or a streaming client does
 not ask for the usage. Has no socket and no stream: an exchange calls it once per request.
@@ -36,14 +36,14 @@ from epp.config.federation import PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
 from epp.config.retries import BOUND_HEADER
 from epp.errors import ClientError, NoEndpointError
-from epp.extproc.messages import ENDPOINT_HEADER, SERVED_HEADER
+from epp.extproc.messages import ENDPOINT_HEADER
 from epp.extproc.types import LocalReply, Pick, PickAt
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
 from epp.schedule.served_models import is_wrong, served_models
-from epp.schedule.subset import Entry, Subset, parse_entries, subset_hint
+from epp.schedule.subset import Entry, Subset, subset_hint
 from epp.server.logs import REPEATED
 from epp.server.metrics import models_of
 from epp.server.model_lists import ModelLists
@@ -81,10 +81,6 @@ log = logging.getLogger(__name__)
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
 
-#: The conformance suite names endpoints by this header, in the order in which they are to be tried.
-STEERING_HEADER = "test-epp-endpoint-selection"
-#: Its echo server answers with the headers that this one lists.
-ECHO_HEADER = "x-echo-set-header"
 #: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 #: Engines and logs name a request by this header; Envoy makes it unless told otherwise.
@@ -385,14 +381,12 @@ class Core:
         protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
         if resolver.any_aliases and protocol.subset_hint:
             others = self._other_addresses(request)
-        endpoints: Sequence[str] = decision.destination.split(",")
+        endpoints = self._destinations(request, decision)
         allowed = self._retries.headers(decision, self._clock.mono_s())
         if self._lists and not allowed:
             endpoints = [*endpoints, *self._retries.last_resort(decision)]
         if decision.bound:
             allowed[BOUND_HEADER] = "true"
-        if protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
-            endpoints = self._steered(named, request)
         if resolver.any_names:
             endpoints = [resolver.known_as(name) for name in endpoints]
         if others:
@@ -402,8 +396,6 @@ class Core:
             pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
-        if protocol.conformance:
-            pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         if protocol.emit_scores:
             names = [others.get(name) or resolver.known_as(name) for name in decision.fleet.endpoints]
             pick.scores = endpoint_scores(names, decision.ranking, decision.policy, decision.weights)
@@ -452,24 +444,13 @@ class Core:
         )
 
     def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:
-        """List the endpoints of the pool that the gateway allows, None for any.
-
-        Under the conformance switch the first endpoint of the steering header is the only one.
-        """
-        if self._protocol.conformance and (named := request.headers.get(STEERING_HEADER)):
-            return self._steered(named, request)[:1]
-        return self._hinted(request)
-
-    def _hinted(self, request: HttpRequest) -> tuple[str, ...] | None:
-        """List the endpoints of the pool that the subset hint names, None without one."""
+        """List the endpoints of the pool that the gateway's hint allows, None without one."""
         hint = subset_hint(request.metadata) if self._protocol.subset_hint else None
         return None if hint is None else self.picker.filters.addresses(self._understood(hint))
 
-    def _steered(self, named: str, request: HttpRequest) -> tuple[str, ...]:
-        """List the endpoints of the pool that the steering header names, of those that the hint allows."""
-        allowed = self._hinted(request)
-        steered = self.picker.filters.addresses(self._understood(parse_entries((named,))))
-        return steered if allowed is None else tuple(address for address in steered if address in allowed)
+    def _destinations(self, request: HttpRequest, decision: Decision) -> Sequence[str]:  # noqa: ARG002
+        """List the endpoint picked and its fallbacks; the conformance suite asks for others."""
+        return decision.destination.split(",")
 
     def _other_addresses(self, request: HttpRequest) -> dict[str, str]:
         """Map endpoints that the hint lists by a further address alone to it: the gateway knows no other."""

@@ -162,7 +162,6 @@ class GrpcServer:
             self._max_body_bytes,
             self._core.refuse_unread,
             pick_at=self._core.pick_at,
-            tell_served=self._config.protocol.conformance,
             bodies=cast("Share", room),
         )
         return Exchange(stream, self._core, self._metrics, self._sampler)

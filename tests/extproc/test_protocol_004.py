@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.stream import Stream
 from epp.extproc.types import Pick
+from epp.server.conformance import served_headers
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,
@@ -65,8 +65,8 @@ def test_the_body_does_not_take_back_the_hint_of_the_headers() -> None:
 
 
 def answered(*, tell_served: bool, metadata: tuple[str, dict[str, object]] | None) -> Conversation:
-    talk = asking(DUPLEX, DUPLEX, Stream(tell_served=tell_served))
-    talk.pick()
+    talk = asking(DUPLEX, DUPLEX)
+    talk.pick(Pick("10.0.0.1:8000", "d", served_headers=served_headers if tell_served else None))
     headers = response_headers()
     talk.send(headers if metadata is None else with_metadata(headers, *metadata))
     talk.send(response_trailers())
