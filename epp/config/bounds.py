@@ -22,7 +22,6 @@ HARD: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "laar-paper": {"alpha": (0.07, math.inf)},
     "least-load": {"queued_weight": (0.1, math.inf)},
     "llm-d": {"queue_weight": (0.2, math.inf)},
-    "llm-d-affinity": {"queue_weight": (0.2, math.inf)},
     "mooncake": {"queue_ms_per_token": (0.0093, math.inf)},
     "preble-e2": {"decode_ms_per_request": (675.0, math.inf)},
 }

@@ -68,11 +68,9 @@ def endpoint_scores(
 ) -> dict[str, float]:
     """A score for each priced endpoint, higher is better, for readers who know llm-d's.
 
-    Of `llm-d`, `llm-d-load-aware` and `llm-d-profile` it is llm-d's own weighted sum of scores, of which the
-    load-aware one is 0.5 at most; of any other policy the negated cost.
+    Of `llm-d` and `llm-d-profile` it is llm-d's own weighted sum of scores, of any other policy the negated
+    cost.
     """
-    whole = 0.0
-    if policy in ("llm-d", "llm-d-load-aware"):
-        whole = sum(weights.values()) - 0.5 * weights.get("load_weight", 0.0)
+    whole = sum(weights.values()) if policy == "llm-d" else 0.0
     scores = ranking.terms["score"] if policy == "llm-d-profile" else whole - ranking.costs
     return dict(zip(endpoints, scores.tolist(), strict=True))

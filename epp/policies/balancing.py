@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
-from epp.policies.base import Need, Pair, Policy, Softmax, WeightSpec
-from epp.policies.parts import places, request_counts
+from epp.policies.base import Pair, Policy, Softmax, WeightSpec
+from epp.policies.parts import places
 from epp.types import Ranking
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
     from epp.policies.base import Terms, Weights
     from epp.types import Floats, RequestInfo, Snapshot
-
-#: Load of one request that the engine reports.
-_REQUESTS = WeightSpec(1.0, 0.0, 10_000.0)
-#: Load of one token of the KV cache in use.
-_USED = WeightSpec(1.0, 0.0, 5.0)
-#: Load of one prompt token of unfinished requests.
-_QUEUED = WeightSpec(1.0, 0.0, 5.0)
 
 
 def _draws(policy: str, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
@@ -132,7 +125,9 @@ class LeastRequest(Policy):
     look idle. Where no engine reports, the own count decides alone. Ties are drawn.
 
     Attributes:
-        counts: ``live``, the own count; ``engine``, the scraped one; or the ``larger`` of both.
+        counts: ``live``, the own count; ``engine``, the scraped one; or the ``larger`` of both. Between two
+            scrapes the answer of ``engine`` does not move, so every request of the interval goes to the same
+            endpoint: the GORGO reference balances so wherever its prefix-cache policy falls back.
     """
 
     name = "least-request"
@@ -149,28 +144,6 @@ class LeastRequest(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class LeastRequestStale(Policy):
-    """Fewest requests by scraped metrics alone.
-
-    ``cost = engine_running + engine_waiting``, in requests, as old as the scrape.
-
-    Between two scrapes the answer does not move, so every request of the interval goes to the same endpoint
-    (or to the same few, when they tie): the herding that the live counter of `LeastRequest` prevents. The
-    GORGO reference balances like this wherever its prefix-cache policy falls back.
-
-    Attributes:
-        count_waiting: whether the engine's queue counts; the reference counts running requests only.
-    """
-
-    name = "least-request-stale"
-    needs = frozenset({Need.ENGINE_METRICS})
-    count_waiting: bool = True
-
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        return {"engine_requests": request_counts(fleet, "engine", waiting=self.count_waiting)}
-
-
-@dataclass(frozen=True, slots=True)
 class LeastLoad(Policy):
     """Least of requests, KV tokens in use and queued prompt tokens, added up.
 
@@ -182,7 +155,7 @@ class LeastLoad(Policy):
     live, the others are as old as the scrape. With ``queued_weight`` alone it is "least queued tokens".
 
     The paper's text has another last term: the number of requests that await their first token. Beside used
-    tokens it is noise as well, so that nothing moves between scrapes, as in `LeastLoadStale`.
+    tokens it is noise as well, so that nothing moves between scrapes, as with a ``queued_weight`` of 0.
 
     Attributes:
         queued: what the last term counts: prompt ``tokens`` of unfinished requests as the router does, or
@@ -191,7 +164,11 @@ class LeastLoad(Policy):
 
     name = "least-load"
     # Without engine metrics the live term decides alone.
-    weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED, "queued_weight": _QUEUED}
+    weight_specs = {
+        "request_weight": WeightSpec(1.0, 0.0, 10_000.0),  # load of one request that the engine reports
+        "used_weight": WeightSpec(1.0, 0.0, 5.0),  # load of one token of the KV cache in use
+        "queued_weight": WeightSpec(1.0, 0.0, 5.0),  # load of one prompt token of unfinished requests
+    }
     queued: Literal["tokens", "requests"] = "tokens"
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
@@ -204,20 +181,3 @@ class LeastLoad(Policy):
             "used": weights["used_weight"] * fleet.engine_used_tokens,
             "queued": weights["queued_weight"] * queued,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class LeastLoadStale(Policy):
-    """`LeastLoad` without its live term: what scraped metrics alone show.
-
-    ``cost = request_weight * (engine_running + engine_waiting) + used_weight * engine_used_tokens``. Herds
-    between scrapes, like `LeastRequestStale`.
-    """
-
-    name = "least-load-stale"
-    needs = frozenset({Need.ENGINE_METRICS})
-    weight_specs = {"request_weight": _REQUESTS, "used_weight": _USED}
-
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
-        return {"requests": requests, "used": weights["used_weight"] * fleet.engine_used_tokens}

@@ -28,7 +28,9 @@ class PrefixCache(Policy):
     one request, so tokens and percent give the same order. Equals are drawn.
 
     Attributes:
-        counts: ``live`` reservations, or the ``engine``'s running requests as of the last scrape.
+        counts: ``live`` reservations, or the ``engine``'s running requests as of the last scrape, as the
+            GORGO paper ran it: between scrapes neither the imbalance nor the limit moves, and all of a
+            prefix goes to its holder. With scrapes 30 s apart that was the paper's worst baseline.
         longest_only: as in the GORGO reference (there with ``sigmas`` 2): only holders of the longest match
             are asked, the least loaded of them first, and when all of them are over the limit the match is
             given up; AIBrix goes on to the next best match.
@@ -59,20 +61,6 @@ class PrefixCache(Policy):
             return places(~((cached == longest) & (longest > 0.0) & ~over), counts)
         # Those over the limit come last, by count: they are reached only as fallbacks.
         return places(over, np.where(over, 0.0, -cached), counts, -cached)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStale(PrefixCache):
-    """`PrefixCache` with counts as old as the last scrape, as the GORGO paper ran it.
-
-    Between scrapes neither the imbalance nor the limit moves: every request that shares a prefix goes to its
-    holder, however many went there since. With scrapes 30 s apart this made it the worst baseline of that
-    paper. `PrefixCache` is the same rule with live counts.
-    """
-
-    name = "prefix-cache-stale"
-    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
-    counts: Counts = "engine"
 
 
 @dataclass(frozen=True, slots=True)

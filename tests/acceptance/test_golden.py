@@ -1,6 +1,6 @@
 """What was decided and simulated once is decided and simulated again, to the bit.
 
-`data/records` holds 200 decisions of all policies, `data/deployment` 627 of one with poor weights, as recorders wrote
+`data/records` holds 160 decisions of all policies, `data/deployment` 627 of one with poor weights, as recorders wrote
 them; `data/digests.json` a digest of each of 20 simulated runs. A change that alters one on purpose says so and
 writes the digests again: `python -m tests.acceptance.test_golden`.
 """
@@ -70,7 +70,7 @@ def test_a_simulated_run_repeats_to_the_bit(load: str, tmp_path: Path) -> None:
     assert digests(load, tmp_path) == json.loads(DIGESTS.read_text(encoding="utf-8"))[load]
 
 
-@pytest.mark.parametrize(("folder", "decisions"), [("records", 200), ("deployment", 627)])
+@pytest.mark.parametrize(("folder", "decisions"), [("records", 160), ("deployment", 627)])
 def test_recorded_decisions_run_again_identically(folder: str, decisions: int) -> None:
     assert f"{decisions} decisions run again: all identical" in run("records", "verify", str(DATA / folder))
 

@@ -18,19 +18,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 POLICIES = [
     "dynamo",
-    "dynamo-softmax",
     "gorgo",
     "gorgo-ms",
     "gorgo-v1",
     "laar",
     "laar-paper",
     "least-load",
-    "least-load-stale",
     "least-request",
-    "least-request-stale",
     "llm-d",
-    "llm-d-affinity",
-    "llm-d-load-aware",
     "llm-d-profile",
     "llm-d-profiles",
     "lmetric",
@@ -44,7 +39,6 @@ POLICIES = [
     "preble-e2",
     "prefix-cache",
     "prefix-cache-and-load",
-    "prefix-cache-stale",
     "prefix-hash",
     "prefix-threshold",
     "random",
@@ -53,7 +47,6 @@ POLICIES = [
     "session-affinity-bounded",
     "session-affinity-hash256",
     "sglang-cache-aware",
-    "sglang-cache-aware-library",
 ]
 
 

@@ -144,7 +144,7 @@ class TestSimulated:
     def test_the_judged_is_lodestar_if_first_or_the_usual_one(self) -> None:
         assert command.candidate_of(None, ["lodestar", "gorgo"]) == "lodestar"
         assert command.candidate_of(None, ["random", "lodestar", "gorgo"]) == "gorgo"
-        assert command.candidate_of(None, ["greedy-oracle-ttft", "random"]) == "random"
+        assert command.candidate_of(None, ["greedy-oracle-total", "random"]) == "random"
 
     def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--list") == 0
@@ -251,9 +251,9 @@ class TestTuning:
         assert objective(made(ttft=NAN, e2e=NAN)) == math.inf
 
     def test_what_has_weights_is_tunable(self) -> None:
-        assert [tunable(name) for name in ("gorgo", "gorgo-hillclimb", "greedy-oracle-ttft", "lodestar")] == [
-            *(True, False, False, False)
-        ]
+        assert [
+            tunable(name) for name in ("gorgo", "gorgo-hillclimb", "greedy-oracle-total", "lodestar")
+        ] == [*(True, False, False, False)]
 
     def test_a_search_on_a_known_surface_finds_its_valley_on_other_loads(
         self, monkeypatch: pytest.MonkeyPatch

@@ -121,7 +121,7 @@ def test_laars_gains_and_figures_are_of_its_runs() -> None:
         "laar": 1.0,
         "laar-paper": 2.0,
         "least-load": 4.0,
-        "llm-d-load-aware": 8.0,
+        "load-aware": 8.0,
         "session-affinity": 4.0,
     }
     runs = [

@@ -14,7 +14,7 @@ from epp.policies.registry import POLICIES, create, params_of
     [
         ("least_request", "'least-request'"),
         ("gorg", "'gorgo'"),
-        ("xxxxxxxx", "one of: dynamo, dynamo-softmax, gorgo, gorgo-ms"),
+        ("xxxxxxxx", "one of: dynamo, gorgo, gorgo-ms"),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, words: str) -> None:
@@ -46,7 +46,7 @@ def test_an_unknown_parameter_is_named() -> None:
         ("prefix-cache", {"counts": "fresh"}),
         ("prefix-cache", {"longest_only": "yes"}),
         ("dynamo", {"block_tokens": 0}),
-        ("llm-d", {"match_length_weight": 1.5}),
+        ("llm-d", {"counts": "all"}),
         ("mooncake-static", {"speeds": {"h100": 0}}),
         ("gorgo-v1", {"local_region": 3}),
         ("lodestar", {"k": 1.5}),
@@ -86,7 +86,7 @@ def test_defaults_are_no_parameters(name: str) -> None:
         ("lmetric", {"counts": "engine"}),
         ("power-of-two", {"load": "tokens"}),
         ("mooncake-static", {"speeds": {"a": 2.0}, "counts": "engine"}),
-        ("llm-d", {"match_length_weight": 0.5}),
+        ("llm-d", {"counts": "live"}),
     ],
 )
 def test_parameters_make_the_same_policy_again(name: str, params: dict[str, object]) -> None:

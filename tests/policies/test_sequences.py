@@ -10,8 +10,8 @@ import pytest
 
 from epp.lab.baselines.dynamo import Dynamo
 from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
-from epp.policies.balancing import LeastLoad, LeastLoadStale, LeastRequest, LeastRequestStale
-from epp.policies.prefix_cache import PrefixCache, PrefixCacheStale
+from epp.policies.balancing import LeastLoad, LeastRequest
+from epp.policies.prefix_cache import PrefixCache
 from epp.policies.session_affinity import PrefixHash, SessionAffinity, SessionAffinityBounded
 from tests.kit.arrivals import burst
 from tests.kit.fleets import fleet_view, permuted, request
@@ -26,15 +26,15 @@ def hottest(picks: list[int]) -> int:
 
 def test_stale_counts_herd_between_scrapes_and_live_ones_do_not() -> None:
     # One request is there at the first scrape, so that the others do not tie.
-    for stale, live in ((LeastRequestStale(), LeastRequest()), (LeastLoadStale(), LeastLoad())):
-        herded = burst(stale, DIFFERENT, endpoints=3, scrape_every=20)
-        assert hottest(herded[20:40]) >= 10, "at most two endpoints tie for least at a scrape"
-        assert len(set(herded[40:])) == 1, "all of an interval goes to the one that looked least loaded"
+    herded = burst(LeastRequest(counts="engine"), DIFFERENT, endpoints=3, scrape_every=20)
+    assert hottest(herded[20:40]) >= 10, "at most two endpoints tie for least at a scrape"
+    assert len(set(herded[40:])) == 1, "all of an interval goes to the one that looked least loaded"
+    for live in (LeastRequest(), LeastLoad()):
         assert hottest(burst(live, DIFFERENT, endpoints=3)) == 20
 
 
 def test_a_shared_prefix_stays_with_its_holder_until_the_scrape_or_the_live_count_tells() -> None:
-    stale = burst(PrefixCacheStale(), SAME, endpoints=3, scrape_every=30)
+    stale = burst(PrefixCache(counts="engine"), SAME, endpoints=3, scrape_every=30)
     assert len(set(stale[:30])) == 1, "30 requests, and nobody noticed"
     assert len(set(stale[30:])) > 1
     live = burst(PrefixCache(), SAME, endpoints=3)

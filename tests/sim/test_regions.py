@@ -135,4 +135,4 @@ def test_origins_are_the_trace_s_own_or_drawn_by_session_and_stretch() -> None:
 
 def test_what_cannot_run_in_regions_is_refused() -> None:
     with pytest.raises(EppError, match="yardsticks"):
-        run(policy="greedy-oracle-ttft")
+        run(policy="greedy-oracle-total")

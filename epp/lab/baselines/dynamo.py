@@ -81,21 +81,6 @@ class Dynamo(Policy):
         return Softmax(costs, width) if width > 0.0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class DynamoSoftmax(Dynamo):
-    """`Dynamo` with its softmax on, at a temperature of 0.5.
-
-    Off, which is its default, the cheapest is taken. Its documentation names no other value; 0.5 is ours: a
-    candidate half-way between the best and the worst is then taken 1 / e times as often as the best.
-    """
-
-    name = "dynamo-softmax"
-    weight_specs = {
-        **Dynamo.weight_specs,
-        "temperature": Dynamo.weight_specs["temperature"]._replace(default=0.5),
-    }
-
-
 def _width(costs: Floats, weights: Weights) -> float:
     return weights["temperature"] * float(costs.max() - costs.min())
 

@@ -46,17 +46,3 @@ class SglangCacheAware(Policy):
         imbalanced = most - least > weights["balance_abs"] and most > weights["balance_rel"] * least
         follow = not imbalanced and float(ratios.max()) > weights["cache_threshold"]
         return places(-ratios if follow else load)
-
-
-@dataclass(frozen=True, slots=True)
-class SglangCacheAwareLibrary(SglangCacheAware):
-    """`SglangCacheAware` with the defaults of its library instead of its command line: 0.5, 32 and 1.1.
-
-    It balances earlier and follows only longer matches. Who embeds the router gets these without a word.
-    """
-
-    name = "sglang-cache-aware-library"
-    weight_specs = {
-        name: SglangCacheAware.weight_specs[name]._replace(default=default)
-        for name, default in (("cache_threshold", 0.5), ("balance_abs", 32.0), ("balance_rel", 1.1))
-    }

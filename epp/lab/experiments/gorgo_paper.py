@@ -17,7 +17,7 @@ from epp.lab.compare.fleets import FLEETS
 from epp.lab.compare.simulate import PolicyChoice
 from epp.lab.compare.stats import percentile
 from epp.lab.experiment import Experiment
-from epp.lab.sim.run import run_window
+from epp.lab.sim.run import policy_named, run_window
 from epp.lab.sim.scenario import WindowOptions
 from epp.lab.workloads import art_chat, wild_chat
 
@@ -41,7 +41,7 @@ POLICIES: Mapping[str, PolicyChoice] = {
     "session-affinity": PolicyChoice("session-affinity-hash256"),
     "least-load": PolicyChoice("least-load"),
     "least-request": PolicyChoice("least-request"),
-    "prefix-cache": PolicyChoice("prefix-cache-stale"),
+    "prefix-cache": PolicyChoice("prefix-cache", params={"counts": "engine"}),
     "random": PolicyChoice("random"),
     "gorgo, RTT in seconds": PolicyChoice("gorgo", {"rtt_weight": 0.276e-3}),
 }
@@ -107,9 +107,8 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
         time_scale=scale, max_in_flight=in_flight, report_cached_tokens=False, config=CONFIG
     )
     policy = POLICIES[entry]
-    found = run_window(
-        generate(seed), FLEETS["paper"][1], policy.name, policy.weights, seed=seed, options=options
-    )
+    chosen = policy_named(policy.name, policy.params)
+    found = run_window(generate(seed), FLEETS["paper"][1], chosen, policy.weights, seed=seed, options=options)
     ok = [one for one in found.requests if one.ok]
     ttft_ms = percentile([one.ttft_ms - one.slip_ms for one in ok if one.ttft_ms is not None], 95)
     e2e_s = percentile([one.e2e_ms - one.slip_ms for one in ok], 95) / 1e3

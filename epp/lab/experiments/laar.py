@@ -141,7 +141,8 @@ ANSWER_TOKENS = 40
 BLOCK_TOKENS = 256
 #: What llm-d's picker reads metrics by, by default.
 LLM_D_SCRAPE_S = 0.05
-LOAD_AWARE = "llm-d-load-aware"
+LOAD_AWARE = "load-aware"
+LOAD_AWARE_PROFILE = {"scorers": {"load": {"type": "load-aware-scorer"}}, "scorer_weights": {"load": 1.0}}
 OURS, BASELINES = ("laar", "laar-paper"), ("least-load", LOAD_AWARE, "session-affinity")
 #: Whose gain is told over whom.
 PAIRS = {f"{policy} than {other}": (policy, other) for policy in OURS for other in BASELINES}
@@ -207,7 +208,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         questions,
         requests_of(LENGTHS[length]),
         fleet(LLM_D_SCRAPE_S if policy == LOAD_AWARE else None),
-        create(policy, {}),
+        create("llm-d-profile", LOAD_AWARE_PROFILE) if policy == LOAD_AWARE else create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
         chances=fitted(seed),

@@ -32,11 +32,12 @@ VARIANTS: Mapping[str, PolicyChoice] = {
     "least-load as written 30 s": PolicyChoice("least-load", params={"queued": "requests"}),
     "least-request live": PolicyChoice("least-request", params={"counts": "live"}),
     "least-request engine 30 s": PolicyChoice("least-request", params={"counts": "engine"}),
+    "prefix-cache engine 30 s": PolicyChoice("prefix-cache", params={"counts": "engine"}),
 }
 ENTRIES = (
     *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
     *("least-load as written 30 s", "least-request 30 s", "least-request live", "least-request engine 30 s"),
-    *("prefix-cache-stale 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
+    *("prefix-cache engine 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
     *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
 )
 

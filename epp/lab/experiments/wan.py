@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.config.schema import Config, Pool, Scrape
+from epp.lab.compare.simulate import PolicyChoice
 from epp.lab.compare.trace import TraceRequest
 from epp.lab.experiment import Experiment
 from epp.lab.sim.engine_class import EngineClass
 from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.run import run_window
+from epp.lab.sim.run import policy_named, run_window
 from epp.lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 
 if TYPE_CHECKING:
@@ -46,13 +47,15 @@ FLEET = FleetSpec(
 )
 _WINDOW_MS = 60_000.0
 #: The paper's policies by the table's name: ours, and weights. It names geographic routing without a table.
-TABLES: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "gorgo-proxy": ("gorgo", {"rtt_weight": 1.0, "prefill_weight": 0.0938, "queue_weight": 195.75 / 4200}),
-    "gorgo": ("gorgo-v1", {"max_running": 10.0}),
-    "prefix-trie": ("prefix-threshold", {"threshold": 0.0}),
-    "least-load": ("least-request-stale", {}),
-    "nearest": ("nearest", {}),
-    "gorgo-ms": ("gorgo-ms", {}),
+TABLES: Mapping[str, PolicyChoice] = {
+    "gorgo-proxy": PolicyChoice(
+        "gorgo", {"rtt_weight": 1.0, "prefill_weight": 0.0938, "queue_weight": 195.75 / 4200}
+    ),
+    "gorgo": PolicyChoice("gorgo-v1", {"max_running": 10.0}),
+    "prefix-trie": PolicyChoice("prefix-threshold", {"threshold": 0.0}),
+    "least-load": PolicyChoice("least-request", params={"counts": "engine"}),
+    "nearest": PolicyChoice("nearest"),
+    "gorgo-ms": PolicyChoice("gorgo-ms"),
 }
 
 
@@ -83,11 +86,12 @@ def wildchat_like(seed: int, count: int = 200) -> list[TraceRequest]:
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:  # noqa: ARG001 - one cell
     """Run one policy; latencies count from the actual send time, without the client's own wait."""
-    policy, weights = TABLES[entry]
+    choice = TABLES[entry]
+    policy = policy_named(choice.name, choice.params)
     options = WindowOptions(
         max_in_flight=10, config=Config(scrape=Scrape(interval_s=5.0), pool=Pool(warmup_s=0.0))
     )
-    result = run_window(wildchat_like(seed), FLEET, policy, weights, seed=seed, options=options)
+    result = run_window(wildchat_like(seed), FLEET, policy, choice.weights, seed=seed, options=options)
     requests = [one for one in result.requests if one.e2e_ms <= _WINDOW_MS]  # all are due at 0
     itl_ms = [one.itl_ms for one in requests if one.itl_ms is not None]
     ttft_ms = np.array([one.ttft_ms - one.slip_ms for one in requests if one.ttft_ms is not None])

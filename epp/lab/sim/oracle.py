@@ -66,18 +66,6 @@ class Truth:
         # By address: when everybody there ends if nothing else comes, as of so many changes of the replica.
         self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
 
-    def ttft_ms(self, address: str) -> float:
-        """Return the request's time to first token if it were sent there now."""
-        replica = self._sim.replicas[address]
-        if not replica.up:
-            return _DOWN_MS
-        engine, job, arrives_ms, down_ms = self._sent(replica)
-        while (due_ms := engine.next_event_ms()) is not None:
-            for event in engine.advance(max(due_ms, arrives_ms)):
-                if isinstance(event, FirstToken) and event.job_id == job.job_id:
-                    return event.at_ms + down_ms - self._sim.loop.now_ms
-        return _DOWN_MS
-
     def forecast(self, address: str) -> Forecast:
         """Return everything that would follow if it were sent there now."""
         replica = self._sim.replicas[address]
@@ -127,31 +115,16 @@ class Truth:
 Oracle: TypeAlias = Callable[[Truth], Policy]
 
 
-class GreedyOracleTtft(Policy):
-    """``cost = the TTFT that the request would have if sent there now``, in ms, exact."""
-
-    name = "greedy-oracle-ttft"
-
-    def __init__(self, truth: Truth) -> None:
-        self._truth = truth
-
-    def terms(
-        self,
-        request: RequestInfo,  # noqa: ARG002 - the truth knows it better
-        fleet: Snapshot,
-        weights: Mapping[str, float],  # noqa: ARG002 - no weights
-    ) -> Terms:
-        """Forecast the request on each endpoint."""
-        return {"ttft": np.array([self._truth.ttft_ms(address) for address in fleet.endpoints])}
-
-
-class GreedyOracleTotal(GreedyOracleTtft):
+class GreedyOracleTotal(Policy):
     """``cost = E2E that the request would have there + how much later the others there would end``, in ms.
 
     The sum over everybody's E2E that this one decision adds, if nothing else came.
     """
 
     name = "greedy-oracle-total"
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
 
     def terms(
         self,
@@ -167,6 +140,4 @@ class GreedyOracleTotal(GreedyOracleTtft):
 
 
 #: Oracles by name, for those who list policies.
-ORACLES: Mapping[str, type[GreedyOracleTtft]] = {
-    cls.name: cls for cls in (GreedyOracleTtft, GreedyOracleTotal)
-}
+ORACLES: Mapping[str, type[GreedyOracleTotal]] = {GreedyOracleTotal.name: GreedyOracleTotal}
