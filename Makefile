@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-laar demo-wan demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-tuner demo-lodestar demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -150,23 +150,11 @@ lint: setup ## ruff, import-linter and mypy
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
-demo-tuner: setup ## a tuner's life in virtual time, to a promotion and a freeze (minutes)
-	$(BIN)/python -m epp.lab.demo.tuner
-
-demo-wan: setup ## three regions behind real links of up to 211 ms, one tier and two, and faults (root; 2 minutes)
-	$(BIN)/python -m epp.lab.demo.wan $(WAN)
-
-demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 6 minutes)
+demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 10 minutes)
 	$(BIN)/python -m epp.lab.demo.regions $(REGIONS)
 
 demo-pickers: setup ## three pickers over NATS, an Envoy each: a picker and NATS killed, a fourth joins (2 minutes)
 	$(BIN)/python -m epp.lab.demo.pickers
-
-demo-lodestar: setup ## a real Envoy, the picker, a learner beside it and two kinds of engine: 4 minutes, end to end
-	$(BIN)/python -m epp.lab.demo.lodestar
-
-demo-laar: setup ## a real Envoy, the picker and five models that answer wrongly, asked with the OpenAI SDK
-	$(BIN)/python -m epp.lab.demo.laar
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m epp.lab.measures
@@ -216,4 +204,4 @@ bench-wan: setup ## what distance does to policies, and GORGO's papers beside th
 	for name in wan network gorgo-paper; do $(LAB) $$name --jobs $(JOBS) || exit; done
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist demo-out demo-tuner-out demo-wan-out report .*_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist demo-out demo-regions-out report .*_cache .hypothesis *.egg-info

@@ -82,7 +82,6 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         ("epp bench tokens --tokenizer .", "tokenizers"),
         ("epp envoy render --config plain.yaml", "envoy"),
         ("epp lab experiments laar --seeds 1", "laar"),
-        ("python -m epp.lab.demo.lodestar", "envoy"),
         ("epp serve --config tls.yaml", "tls"),
         ("epp serve --config cluster.yaml", "cluster"),
         ("epp serve --config kubernetes.yaml", "kubernetes"),

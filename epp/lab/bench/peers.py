@@ -157,7 +157,7 @@ class Peer(Stack):
             file.write_text(json.dumps(self._plain_envoy(port)))
             words = ["--config-path", str(file), "--concurrency", "1", "--disable-hot-restart"]
             envoy = await self._run(ALONE, [*words, "--log-level", "warning"], (str(find_envoy()),))
-            await self._until_listening(envoy, "127.0.0.1", port)
+            await envoy.until(lambda: is_listening(port))
             return
         ports = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other_port)]
         workers = [f"http://{spec.address}" for spec in self.endpoints.values()]
@@ -177,6 +177,12 @@ class Peer(Stack):
         host["routes"] = host["routes"][-1:]
         del host["response_headers_to_add"]
         return config
+
+
+def is_listening(port: int) -> bool:
+    """Check whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_ports() -> list[int]:

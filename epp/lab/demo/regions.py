@@ -1,12 +1,14 @@
 """Three regions that hand each other requests, over real links of up to 211 ms: `make demo-regions`.
 
-    python -m epp.lab.demo.regions [--seconds 30] [--only regions]
+    python -m epp.lab.demo.regions [--seconds 30] [--only regions] [--loss 0.5]
 
 Each region has an engine, a picker, an Envoy and a NATS server, a gateway to the others', in a network
 namespace of its own; its clients are there, too. In turn: every region at half of its capacity; one at one
 and a half times; the same with prompts that an idle far region has cached; one cut off; healed. Beside it,
-the first two under a picker in each region that knows no others, and under one for all. Needs root and TUN
-devices; says so and ends well where they are not there.
+the first two under a picker in each region that knows no others, and under one for all. That one also gets
+long prompts from its own region, which the engines have in their caches: what differs between them is the way
+there, through relays on hosts that are set for long links, or without either. Needs root and TUN devices;
+says so and ends well where they are not there.
 """
 
 from __future__ import annotations
@@ -64,6 +66,11 @@ PRICES = {"ashburn": (0.05, 0.10), "frankfurt": (0.05, 0.12), "seoul": (0.08, 0.
 DOCUMENTS = 8
 #: Binds a request to a region, by a rule of every picker; how many are sent, one at a time.
 BOUND_HEADER, BOUND = "x-demo-region", 30
+BOUND_RULES = [{"allow": [name], "header": BOUND_HEADER, "value": name} for name in LINKS_MS]
+#: 72 KB, and how many of them at which times. The pauses end connections that are closed after five seconds,
+#: and slow others down where kernels do so. The first two fill the cache and open connections, uncounted.
+LONG_TOKENS, WARM_UP = 18_000, 9
+BURSTS = ((0.0, 1), (10.0, 8), (13.0, 4), (22.0, 8), (25.0, 8), (28.0, 4))
 
 
 class Region(Stack):
@@ -222,15 +229,22 @@ class World:
             await self.places[name].here(region.measured(1 if alone else len(found)))
         return found
 
-    async def single(self, stack: AsyncExitStack) -> dict[str, Region]:
-        """Start one picker for all, in the first region, and relays in each."""
+    async def single(self, stack: AsyncExitStack, *, relays: bool) -> dict[str, Region]:
+        """Start one picker for all, in the first region; beside relays hosts are set for long links."""
         first, *_ = self.places
-        folder = self._out / "global"
-        relays = {"relays": self._relays(GLOBAL_NAME), "policy": {"name": "gorgo-ms"}}
-        region = Region(self.places[first], folder, relays, pool=self.addresses)
+        folder = self._out / ("global" if relays else "no-relays")
+        sections: dict[str, Any] = {"policy": {"name": "gorgo-ms"}, "regions": BOUND_RULES}
+        # The machine is busy with three regions: Envoy waits two seconds for a picker that waits for a core.
+        sections["tokens"] = {"budget_ms": 1800}
         for name, place in self.places.items():
-            sections = {"relays": self._relays(RELAY_NAME)}
-            await self.enter(place, Relay(place, folder / name, sections, pool=self.addresses), stack)
+            # As docs/multi-region.md sets them, or Linux's defaults.
+            self.network.set_kernel(name, "ipv4.tcp_slow_start_after_idle", "0" if relays else "1")
+            self.network.initial_window(name, name, 64 if relays else 10)
+            if relays:
+                sections["relays"] = self._relays(GLOBAL_NAME)
+                own = {"relays": self._relays(RELAY_NAME)}
+                await self.enter(place, Relay(place, folder / name, own, pool=self.addresses), stack)
+        region = Region(self.places[first], folder, sections, pool=self.addresses)
         await self.enter(self.places[first], region, stack)
         await self.places[first].here(region.measured(len(self.places)))
         return dict.fromkeys(self.places, region)
@@ -241,7 +255,7 @@ class World:
             "cluster": {"url": nats_url},
             "prefix": {"secret_file": str(self._out.absolute() / "hash.key")},
             "relays": self._relays(f"{name}.{DOMAIN}"),
-            "regions": [{"allow": [each], "header": BOUND_HEADER, "value": each} for each in LINKS_MS],
+            "regions": BOUND_RULES,
             "federation": {
                 "region": name,
                 "key_file": str(self._out.absolute() / "hop.key"),
@@ -295,6 +309,15 @@ class World:
         )
         self.kept |= {f"{title}, {phase.name}, {name}": found for name, found in results.items()}
         return [title, phase.name, *row(results, load, documents), *money(moved, cost)]
+
+    async def send_long(self, regions: Mapping[str, Region], name: str, title: str) -> list[str]:
+        """Send long prompts, cached, from the first region to one; their row."""
+        first, *_ = self.places
+        load = [request(1e3 * at_s, [8], LONG_TOKENS) for at_s, count in BURSTS for _ in range(count)]
+        found = await self._from(first, regions, load, headers={BOUND_HEADER: name})
+        counted = {name: found[WARM_UP:]}
+        self.kept |= {f"{title}, long prompts, {name}": found}
+        return [title, f"72 KB to {name}", *row(counted, {}, ()), "", ""]
 
     async def forward_adds_ms(self, regions: Mapping[str, Region], origin: str) -> tuple[float, float]:
         """Measure what a forward to `HOLDER` adds to the median TTFT there, and the round trip; ms."""
@@ -438,6 +461,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = example_parser("regions", __doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="length of a phase (%(default)s)")
     parser.add_argument("--only", choices=("regions", "nearest", "global"), help="leave the others out")
+    parser.add_argument("--loss", type=float, default=0.0, help="percent lost on each link (%(default)s)")
     if reason := why_not():
         print(f"skipped: {reason}")
         return 0
@@ -450,7 +474,7 @@ def show(arguments: argparse.Namespace) -> int:
     for name in ("KB between", "$"):
         table.add_column(name)
     table.title = "ms with 95 % intervals; elsewhere: served by another region than the client's"
-    links = {name: Shape(rtt_ms / 2) for name, rtt_ms in LINKS_MS.items()}
+    links = {name: Shape(rtt_ms / 2, loss=arguments.loss / 100.0) for name, rtt_ms in LINKS_MS.items()}
     with Network(links, routed=True) as network:
         added = asyncio.run(run_all(arguments, network, table.add_row))
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -488,8 +512,13 @@ async def run_all(
             async with AsyncExitStack() as stack:
                 await phases("nearest only", await world.federation(stack, alone=True), LOCAL, SPILL)
         if arguments.only in (None, "global"):
-            async with AsyncExitStack() as stack:
-                await phases("one for all", await world.single(stack), LOCAL, SPILL)
+            for title, relays in (("no relays", False), ("one for all", True)):
+                async with AsyncExitStack() as stack:
+                    regions = await world.single(stack, relays=relays)
+                    for name in regions:
+                        add(*await world.send_long(regions, name, title))
+                    if relays:
+                        await phases(title, regions, LOCAL, SPILL)
         (arguments.out / "results.json").write_bytes(msgspec.json.encode(world.kept))
     return added
 

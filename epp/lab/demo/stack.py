@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import secrets
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from epp.lab.compare.trace import TraceRequest
 
 MODEL = "demo-model"
-"""What clients call the model, whatever the engines call it."""
+"""What clients and engines call the model."""
 
 #: Envoy sends its access log five times a second, and the recorder writes twenty times.
 LAST_REPORTS_S = 0.3
@@ -45,18 +44,14 @@ class Replica:
 
     Attributes:
         name: as answers name it.
-        engine_class: its hardware and engine.
         rtt_ms: round trip to its region.
         region: its region's name.
-        model: as the engine calls it.
         port: where it listens, 0 for any free one.
     """
 
     name: str
-    engine_class: str = "l40s-x2"
     rtt_ms: float = 0.0
     region: str = ""
-    model: str = MODEL
     port: int = 0
 
 
@@ -90,7 +85,6 @@ class Stack:
         sections: of the picker's configuration, beside those that every demo has.
         endpoints: engines that are there already, by name, instead of replicas.
         sidecar: what runs beside the picker.
-        simulator: further arguments of ``epp lab sim``.
         envoy: settings that differ from the demos'.
 
     Attributes:
@@ -108,11 +102,10 @@ class Stack:
         *,
         endpoints: Mapping[str, EndpointSpec] | None = None,
         sidecar: Sidecar | None = None,
-        simulator: tuple[str, ...] = (),
         envoy: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self._replicas, self._sections = folder, replicas, sections
-        self._sidecar, self._simulator, self._envoy_settings = sidecar, simulator, envoy or {}
+        self._sidecar, self._envoy_settings = sidecar, envoy or {}
         self._exit = AsyncExitStack()
         self.picker_url = ""
         self.envoy: EnvoyProcess
@@ -194,26 +187,15 @@ class Stack:
         self.pids[name] = child.pid
         return child
 
-    async def _until_listening(self, child: Child, host: str, port: int) -> None:
-        """Wait until somebody listens on a child's port."""
-        while True:
-            child.check()
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(host, port)
-                writer.close()
-                return
-            await asyncio.sleep(0.1)
-
     async def _start_replicas(self) -> None:
         if self._replicas:
             await self._simulate()
         self.write_pool(self.endpoints)
 
     async def _simulate(self) -> None:
-        words = ["lab", "sim", *self._simulator]
+        words = ["lab", "sim", "--model", MODEL]
         for replica in self._replicas:
-            where = f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"
-            words += ["--replica", f"{where},class={replica.engine_class},model={replica.model}"]
+            words += ["--replica", f"name={replica.name},port={replica.port},rtt_ms={replica.rtt_ms:g}"]
         child = await self._run("replicas", words)
         await child.until(lambda: len(_ADDRESS.findall(child.log())) == len(self._replicas))
         addresses = dict(_ADDRESS.findall(child.log()))
@@ -221,8 +203,7 @@ class Stack:
             self.endpoints[replica.name] = EndpointSpec(
                 address=addresses[replica.name],
                 region=replica.region,
-                engine_class=replica.engine_class,
-                models={} if replica.model == MODEL else {MODEL: replica.model},
+                engine_class="l40s-x2",
             )
 
     async def _until_measured(self, picker: Child) -> None:

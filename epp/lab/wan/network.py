@@ -155,8 +155,9 @@ class Network:
         """
         near, far = self._link(region)["ends"]
         end = near if place == HUB else far
+        to = _ALL_REGIONS if self._routed and place != HUB else end["peer"]
         windows = ("initcwnd", str(segments), "initrwnd", str(segments))
-        _ip("-n", end["namespace"], "route", "replace", end["peer"], "dev", end["device"], *windows)
+        _ip("-n", end["namespace"], "route", "replace", to, "dev", end["device"], *windows)
 
     def sent_bytes(self, region: str) -> int:
         """Count the bytes that a region has sent over its link.
