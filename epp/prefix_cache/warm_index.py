@@ -130,11 +130,6 @@ class WarmIndex(PrefixIndex):
         #: Slots that were forgotten while seeds were read; None while none are.
         self._lost: set[int] | None = None
 
-    @property
-    def seeds(self) -> int:
-        """Seeds left."""
-        return len(self._seeds) if self._seeds is not None else 0
-
     def expect_seeds(self) -> None:
         """Note from now on which slots lose what they hold, until the seeds are here."""
         self._lost = set()

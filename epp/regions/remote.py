@@ -9,7 +9,7 @@ the least difference between a peer's clock and this one shows how late each is.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,9 +84,6 @@ class RemoteRegions:
         peers: region -> address of the endpoint that stands for it.
         prices: region -> per GB that leaves it, per million tokens computed there.
         ms_per_unit: milliseconds that a unit of money weighs.
-
-    Attributes:
-        counts: messages by what became of them.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class RemoteRegions:
         self._peers = {name: _Peer(name, address) for name, address in peers.items()}
         self._by_slot: dict[int, _Peer] = {}
         self._prices, self._ms_per_unit = prices or {}, ms_per_unit
-        self.counts: Counter[str] = Counter()
         fleet.use_remote(self)
 
     def hear(self, data: bytes, now_s: float) -> str:
@@ -116,7 +112,6 @@ class RemoteRegions:
             message = decode(data)
             peer = None if message is None else self._peers.get(message.region)
             if message is None or peer is None:
-                self.counts["foreign"] += 1
                 return ""
             taken = (
                 self._take(peer, message, now_s)
@@ -124,9 +119,7 @@ class RemoteRegions:
                 else self._restore(peer, message)
             )
         except UnreadableError:
-            self.counts["malformed"] += 1
             return ""
-        self.counts["heard" if taken else "late"] += 1
         return message.region if taken else ""
 
     def missing(self, now_s: float) -> list[str]:

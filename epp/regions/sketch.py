@@ -43,14 +43,13 @@ class Sketch:
 
     Attributes:
         entries: blocks in it.
-        refused: blocks that found no place, since the start.
     """
 
     def __init__(self) -> None:
         self._cells = array("H", bytes(CONTENT_BYTES))
         self._view = np.frombuffer(self._cells, np.uint16)
         self._dirty: set[int] = set()
-        self.entries = self.refused = 0
+        self.entries = 0
 
     def insert(self, block: int) -> bool:
         """Add a block that is not in it; False, and nothing, where there is no room."""
@@ -60,7 +59,6 @@ class Sketch:
         ):
             self.entries += 1
             return True
-        self.refused += 1
         return False
 
     def delete(self, block: int) -> bool:

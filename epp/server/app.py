@@ -164,7 +164,6 @@ class App:
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
-        self.metrics.show("leases", self.core.leases)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:

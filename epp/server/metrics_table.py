@@ -153,13 +153,6 @@ TABLE: tuple[Row, ...] = (
         "Requests decided and not ended.",
         read.one(lambda s: s.picker.in_flight),
     ),
-    shown(
-        "leases",
-        "epp_requests_in_flight_estimated",
-        "",
-        "In-flight requests whose stream ended at the pick; their end is estimated.",
-        read.one(len),
-    ),
     counter(
         "epp_leases_lost_total",
         "reason",
@@ -405,12 +398,6 @@ TABLE: tuple[Row, ...] = (
         "result",
         "Messages between pickers: sent, dropped without NATS, received, lost, or ignored and why.",
         read.peer_messages,
-    ),
-    _of_peers(
-        "epp_cluster_sent_bytes_total",
-        "",
-        "Bytes of the messages sent.",
-        read.one(lambda link: link.sharing.counts.sent_bytes),
     ),
     _of_peers(
         "epp_cluster_change_age_seconds",

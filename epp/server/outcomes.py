@@ -450,10 +450,6 @@ class EstimatedLeases:
         self._any = asyncio.Event()
         outcomes.listeners.append(self._forget)
 
-    def __len__(self) -> int:
-        """Requests whose end is estimated."""
-        return len(self._estimated)
-
     def decided(self, decision: Decision, expected: Duration) -> None:
         """Remember how long a request is expected to take, until its outcome is there."""
         rtt_s = decision.fleet.rtt_ms.item(decision.chosen) / 1e3

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from epp.apis.canonical import MEDIA_BYTES_PER_TOKEN, exact_tokens, media_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epp.apis.types import ParsedRequest
 
 #: Four bytes of English or code per token: OpenAI's rule of thumb for its tokenizers, and what 73 KB chat
@@ -70,11 +68,6 @@ class EstimateCounter:
         """Return the ratio in force for a model: learned, else its family's, else the default."""
         learned = self._learned.get(model)
         return _of_family(model) if learned is None else learned
-
-    @property
-    def learned(self) -> Mapping[str, float]:
-        """Return learned bytes per token by model, the last observed last."""
-        return self._learned
 
     def observe(self, model: str, canonical_bytes: int, prompt_tokens: float) -> None:
         """Learn from the tokens that an engine counted in prompts of so many canonical bytes.

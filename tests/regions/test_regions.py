@@ -201,7 +201,6 @@ def test_who_begins_to_tell_begins_a_new_sketch(origin: str) -> None:
     assert cached == [0.0, 2560.0]
     assert world.a.remote.hear(b"other bytes", world.now_s) == ""
     assert world.a.remote.hear(old[:-3], world.now_s) == ""
-    assert world.a.remote.counts["foreign"] == world.a.remote.counts["malformed"] == 1
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,6 @@ def test_numbers_that_are_none_harm_nobody_and_keep_no_silent_peer_alive(lie: di
     assert known is not None
     told = replace(known, sequence=known.sequence + 1)
     assert world.a.remote.hear(encode(replace(told, **lie)), world.now_s) == ""
-    assert world.a.remote.counts["malformed"] == 1
     assert not world.a.remote.unknown(world.now_s + 0.5 * STALE_S)
     assert world.a.remote.unknown(world.now_s + 1.1 * STALE_S)
 
