@@ -142,7 +142,8 @@ class Request(Section, frozen=True):
     Attributes:
         max_body_bytes: longest body; more is answered with 413.
         max_held_body_bytes: memory of all waiting requests together: incomplete bodies, headers, open streams
-            (8 KiB each) and responses being read (64 KiB each). More is answered with 503.
+            (8 KiB each) and responses being read (64 KiB each). More is answered with 503. At most a
+            quarter of the process's memory limit.
         tenant_header: header whose value separates cache namespaces.
         inject_usage: ``always`` asks engines for the usage of streams whose clients do not; they see one more
             chunk at the end. ``include_usage: false`` is obeyed.

@@ -17,6 +17,7 @@ from epp.server.accepting import located
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
 from epp.server.health import HealthState, health_service
+from epp.server.process import allowed_held_bytes
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION
 
@@ -81,7 +82,8 @@ class GrpcServer:
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         max_send_bytes = min(longest, LONGEST_MESSAGE_BYTES)
         max_receive_bytes = config.listen.max_receive_bytes or max_send_bytes
-        bodies = BodyBudget(config.request.max_held_body_bytes, beside_bytes=max_receive_bytes)
+        held_bytes = allowed_held_bytes(config.request.max_held_body_bytes)
+        bodies = BodyBudget(held_bytes, beside_bytes=max_receive_bytes)
         #: Of all calls on grpcio, which does not say which connection a call is on.
         self._grpcio_share = bodies.share()
         self._bodies = bodies

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import secrets
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epp.errors import ConfigError
@@ -16,7 +19,6 @@ from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
 
     from epp.config.schema import Config, Prefix
     from epp.prefix_cache.blocks import BlockHasher
@@ -29,6 +31,10 @@ MAX_WORKERS = 256
 _OWN_SECRET = secrets.token_bytes(32)
 
 
+#: Where a container's memory limit is read: cgroup v2, then v1.
+_MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+#: Part of the memory limit that may be held: what holds it takes up to twice as much for a moment.
+_HELD_PART = 4
 _SECRET_BYTES, _MAKE = 16, "create it, e.g. 32 random bytes"
 
 
@@ -36,6 +42,24 @@ class SystemClock:
     """`epp.clock.Clock` of this machine."""
 
     mono_s, wall_s = staticmethod(time.monotonic), staticmethod(time.time)
+
+
+def allowed_held_bytes(wanted: int, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Reduce `request.max_held_body_bytes` to a quarter of the memory that this process may have.
+
+    Args:
+        wanted: as configured.
+        cgroup: where the container's limits are.
+    """
+    limits = [resource.getrlimit(resource.RLIMIT_DATA)[0]]
+    for name in _MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int((cgroup / name).read_text()))
+    limit = min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=wanted * _HELD_PART)
+    allowed = min(wanted, limit // _HELD_PART)
+    if allowed < wanted:
+        log.warning("%d bytes are held at most instead of %d: the memory limit is %d", allowed, wanted, limit)
+    return allowed
 
 
 class DecisionIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.attacks import page, panic, places
+from tests.attacks import jump, memory, page, panic, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,33 @@ def _page() -> tuple[str, str]:
     return f"{figures}, {limits}", "; ".join(filter(None, problems))
 
 
+def _time_jump() -> tuple[str, str]:
+    seen = jump.seen()
+    failed = seen.total() - seen[200]
+    return (
+        f"{failed} of {seen.total()} requests failed, limit 0",
+        f"statuses {dict(seen)}" if failed else "",
+    )
+
+
+def _small_memory() -> tuple[str, str]:
+    most_bytes, failures = memory.flooded()
+    problems = [
+        f"{len(failures)} calls failed: {failures[-1]}" if failures else "",
+        f"{most_bytes >> 20} MiB" if most_bytes > memory.LIMIT_BYTES else "",
+    ]
+    figures = (
+        f"{len(failures)} calls failed, limit 0; {most_bytes >> 20} MiB, limit {memory.LIMIT_BYTES >> 20}"
+    )
+    return figures, "; ".join(filter(None, problems))
+
+
 CHECKS = {
     "panic": Check("requests through an Envoy to a pool of 300 dead endpoints and 3 good ones", _panic),
     "page": Check("foreign hosts and origins, a compressed body of 200 MB, 100 opinions at once", _page),
+    "time-jump": Check("requests while the picker's wall clock jumps by an hour and back", _time_jump),
+    "small-memory": Check(
+        "floods of what is held, at the default budget in 512 MiB of memory", _small_memory
+    ),
     "held-places": Check("/livez and /readyz while 2,600 slow clients or readers hold listen.http", _places),
 }

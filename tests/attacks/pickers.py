@@ -8,7 +8,7 @@ import tempfile
 import time
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, Variant
@@ -30,9 +30,15 @@ BEHIND = (*(variant.value for variant in Variant), ISTIO)
 
 
 @contextmanager
-def alone(*, tls: bool = False) -> Iterator[Rig]:
-    """A picker with three endpoints that do not exist, a well-behaved stream from either address, /readyz."""
-    config = {**CONFIG, "listen": {**CONFIG["listen"], "tls": {"self_signed": True} if tls else None}}
+def alone(*, tls: bool = False, **sections: Any) -> Iterator[Rig]:
+    """A picker with three endpoints that do not exist, a well-behaved stream from either address, /readyz.
+
+    Args:
+        tls: whether its listener speaks TLS.
+        sections: of its configuration, laid over `CONFIG`.
+    """
+    listen = {**CONFIG["listen"], "tls": {"self_signed": True} if tls else None}
+    config = {**CONFIG, "listen": listen, **sections}
     flags = ["tls"] if tls else []
     with (
         tempfile.TemporaryDirectory(prefix="epp-attacks-") as name,
