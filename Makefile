@@ -150,7 +150,7 @@ lint: setup ## ruff, import-linter and mypy
 demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
-demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 10 minutes)
+demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 8 minutes)
 	$(BIN)/python -m epp.lab.demo.regions $(REGIONS)
 
 demo-pickers: setup ## three pickers over NATS, an Envoy each: a picker and NATS killed, a fourth joins (2 minutes)

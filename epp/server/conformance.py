@@ -34,8 +34,8 @@ class SteeredCore(Core):
         steered = self._steered(request)
         return super()._subset(request) if steered is None else steered[:1]
 
-    def _destinations(self, request: HttpRequest, decision: Decision) -> Sequence[str]:
-        return self._steered(request) or super()._destinations(request, decision)
+    def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:
+        return self._steered(request) or super()._destinations(request, decision, last_resort=last_resort)
 
     def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
         pick = super()._pick(request, decision)

@@ -1,9 +1,9 @@
 """From an HTTP request to a pick or a refusal: parse, measure, decide, in the API's own words.
 
-Owns the endpoint picker protocol's options: the subset hint, scores, the
-words of refusals (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and
-when a body is rewritten: where the picked engine has its own name for the model, or a streaming client does
-not ask for the usage. Has no socket and no stream: an exchange calls it once per request.
+Owns the endpoint picker protocol's options: the subset hint, scores, the words of refusals
+(proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
+rewritten: where the picked engine has its own name for the model, or a streaming client does not ask for the
+usage. Has no socket and no stream: an exchange calls it once per request.
 """
 
 from __future__ import annotations
@@ -381,10 +381,8 @@ class Core:
         protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
         if resolver.any_aliases and protocol.subset_hint:
             others = self._other_addresses(request)
-        endpoints = self._destinations(request, decision)
         allowed = self._retries.headers(decision, self._clock.mono_s())
-        if self._lists and not allowed:
-            endpoints = [*endpoints, *self._retries.last_resort(decision)]
+        endpoints = self._destinations(request, decision, last_resort=self._lists and not allowed)
         if decision.bound:
             allowed[BOUND_HEADER] = "true"
         if resolver.any_names:
@@ -448,9 +446,10 @@ class Core:
         hint = subset_hint(request.metadata) if self._protocol.subset_hint else None
         return None if hint is None else self.picker.filters.addresses(self._understood(hint))
 
-    def _destinations(self, request: HttpRequest, decision: Decision) -> Sequence[str]:  # noqa: ARG002
-        """List the endpoint picked and its fallbacks; the conformance suite asks for others."""
-        return decision.destination.split(",")
+    def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:  # noqa: ARG002
+        """List the endpoint picked and its fallbacks, where asked for those of last resort behind them."""
+        endpoints = decision.destination.split(",")
+        return [*endpoints, *self._retries.last_resort(decision)] if last_resort else endpoints
 
     def _other_addresses(self, request: HttpRequest) -> dict[str, str]:
         """Map endpoints that the hint lists by a further address alone to it: the gateway knows no other."""

@@ -22,7 +22,7 @@ from epp.types import Endpoint
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
 from tests.kit.logs import own_lines
-from tests.kit.requests import decide
+from tests.kit.requests import Decided, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,8 +166,9 @@ def test_the_ejected_are_listed_last_where_one_endpoint_is_left(deployment: Depl
             deployment.slot(endpoint.address), 200.0, deployment.clock.mono_s()
         )
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": WORDS}]}).encode()
-    pick = decide(deployment.core, HttpRequest("POST", "/v1/chat/completions", {}, body)).pick
-    listed = pick.destination.split(",")
+    decided = decide(deployment.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
+    assert isinstance(decided, Decided)
+    listed = decided.pick.destination.split(",")
     assert (listed[0], set(listed[1:])) == (POOL[2].address, {endpoint.address for endpoint in POOL[:2]})
 
 

@@ -70,7 +70,7 @@ BOUND_RULES = [{"allow": [name], "header": BOUND_HEADER, "value": name} for name
 #: 72 KB, and how many of them at which times. The pauses end connections that are closed after five seconds,
 #: and slow others down where kernels do so. The first two fill the cache and open connections, uncounted.
 LONG_TOKENS, WARM_UP = 18_000, 9
-BURSTS = ((0.0, 1), (10.0, 8), (13.0, 4), (22.0, 8), (25.0, 8), (28.0, 4))
+BURSTS = ((0.0, 1), (7.0, 8), (9.0, 4), (15.5, 8), (17.0, 4))
 
 
 class Region(Stack):
