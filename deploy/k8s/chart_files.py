@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epp.config.relays import Relays
 from epp.envoy.render import render, render_relay
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.types import Endpoint
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FILES = Path(__file__).resolve().parent / "chart" / "files"
 
 #: Socket of the picker's listener for first tokens, in a volume of the pod.
 FIRST_TOKEN = "/run/epp/first-token.sock"  # noqa: S105  # a path
 _HOST, _PATTERN, _CA = "listen-host.mark", "destination-pattern-mark", "/upstream-ca-mark"
+_PICKERS = "pickers.mark"
 _BODY_BYTES, _HEAP_BYTES, _MESSAGE_MS = 1_111_111_111, 2_222_222_222, 333_333
 _OPEN_PATH = "/openpathmark"
 _PLAIN, _TLS = Endpoint("plain.mark:1111"), Endpoint("tls.mark:2222", tls=True, server_name="name.mark")
 
 _ACTIONS = {
     _HOST: "{{ .Values.standalone.listenHost | quote }}",
+    _PICKERS: '{{ include "gorgo-epp.fullname" . }}-pickers',
     str(_BODY_BYTES): "{{ int64 .Values.maxBodyBytes }}",
     str(_BODY_BYTES + 1): "{{ add 1 (int64 .Values.maxBodyBytes) }}",
     str(_HEAP_BYTES): "{{ int64 .Values.standalone.maxHeapBytes }}",
@@ -114,9 +121,11 @@ _RELAY_PORTS = """\
 """
 
 
-def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings:
-    """Set what the chart fixes, and marks for what its values say."""
+def settings(variant: Variant, endpoints: tuple[Endpoint, ...], *, shared: bool = False) -> EnvoySettings:
+    """Set what the chart fixes, and marks for what its values say; ``shared`` by several pickers."""
     return EnvoySettings(
+        # The pods' own Service, without an address of its own: its name has those of all that are ready.
+        fallback_pickers=((_PICKERS, 9002),) if shared else (),
         endpoints=endpoints,
         variant=variant,
         listener_host=_HOST,
@@ -134,16 +143,15 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...]) -> EnvoySettings
     )
 
 
-def original_dst() -> str:
+def original_dst(*, shared: bool) -> str:
     """Render the Envoy that goes wherever the picker says, among the pods' ports."""
-    return _conditional_headers(_marked(render(settings(Variant.ORIGINAL_DST, ()))))
+    return _conditional_headers(_marked(render(settings(Variant.ORIGINAL_DST, (), shared=shared))))
 
 
-def standalone() -> str:
+def standalone(*, shared: bool) -> str:
     """Render the Envoy that knows the endpoints listed, by name, with and without TLS."""
-    return _conditional_headers(
-        _replicas(_marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS)))), _ONE)
-    )
+    text = _marked(render(settings(Variant.STANDALONE, (_PLAIN, _TLS), shared=shared)))
+    return _conditional_headers(_replicas(text, _ONE))
 
 
 def _replicas(text: str, hosts: str) -> str:
@@ -157,10 +165,11 @@ def _replicas(text: str, hosts: str) -> str:
     return _replaced(text, matches, "  - name: replicas\n" + _when("hasTls", r"    \g<1>"))
 
 
-def two_tier() -> str:
+def two_tier(*, shared: bool) -> str:
     """Render the Envoy that reaches the endpoints listed through the relays of their regions."""
     plain = replace(_PLAIN, region=_REGION)
-    text = _marked(render(replace(settings(Variant.STANDALONE, (plain,)), relays=_RELAYS)))
+    base = settings(Variant.STANDALONE, (plain,), shared=shared)
+    text = _marked(render(replace(base, relays=_RELAYS)))
     resolving = '{{ ternary "STRICT_DNS" "STATIC" (eq (include "gorgo-epp.hasRelayNames" .) "true") }}'
     text = _replaced(text, r"    type: STRICT_DNS\n", f"    type: {resolving}\n")
     return _conditional_headers(_replaced(text, r"      - locality:\n(?:        .*\n)+", _RELAY_HOSTS))
@@ -181,6 +190,20 @@ def _conditional_headers(text: str) -> str:
     text = _replaced(text, f"(?:{header}){{2}}", _when("tellsModel", r"\g<0>"))
     served = header.replace("(?:served-model|untried-models)", "endpoint")
     return _replaced(text, served, _when("tellsEndpoint", r"\g<0>"))
+
+
+def _either(make: Callable[..., str]) -> str:
+    """Write what differs where pickers share under a condition."""
+    alone, shared = (make(shared=shared).splitlines(keepends=True) for shared in (False, True))
+    parts = []
+    for kind, start, end, start_shared, end_shared in SequenceMatcher(None, alone, shared).get_opcodes():
+        if kind == "equal":
+            parts += alone[start:end]
+            continue
+        parts += ['{{- if include "gorgo-epp.fallsBack" . }}\n', *shared[start_shared:end_shared]]
+        parts += ["{{- else }}\n", *alone[start:end]] if kind == "replace" else []
+        parts += ["{{- end }}\n"]
+    return "".join(parts)
 
 
 def _when(test: str, block: str) -> str:
@@ -206,9 +229,9 @@ def _marked(text: str) -> str:
 def contents() -> dict[Path, str]:
     """Return every file that this writes, and its text."""
     return {
-        FILES / "envoy" / "original-dst.yaml": original_dst(),
-        FILES / "envoy" / "standalone.yaml": standalone(),
-        FILES / "envoy" / "two-tier.yaml": two_tier(),
+        FILES / "envoy" / "original-dst.yaml": _either(original_dst),
+        FILES / "envoy" / "standalone.yaml": _either(standalone),
+        FILES / "envoy" / "two-tier.yaml": _either(two_tier),
         FILES / "envoy" / "relay.yaml": relay(),
     }
 

@@ -198,6 +198,14 @@ class NatsLink(Link):
         else:
             self._outbox.put_nowait((subject, data))
 
+    def hear_reports(self, maker: str, take: Callable[[bytes], None]) -> None:
+        """Hear Envoy's reports about the decisions of a process, which their ids name so."""
+        self._pool.listen(f"{self._subject}.reports.{maker}", take)
+
+    def publish_report(self, maker: str, report: bytes) -> None:
+        """Pass one on to the process that made its decision."""
+        self._pool.publish(f"{self._subject}.reports.{maker}", report)
+
     def publish_content(self, name: str, content: bytes | None) -> None:
         """Send all pickers what the leader, which is this one, has in a file."""
         if (lead := self.leading.said(self._clock.wall_s())) is not None:

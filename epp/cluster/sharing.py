@@ -45,6 +45,8 @@ MAX_PEERS = 256
 TO_ONE = -1
 #: A picker that hears nobody for so long after its start is the first.
 ALONE_S = 3.0
+#: A picker wants no requests for so long at most, while it waits for another's index.
+JOIN_S = 15.0
 #: Start times nearer than this are one process.
 _SAME_START_S = 1.0
 
@@ -157,6 +159,11 @@ class Sharing:
     def peers(self) -> int:
         """Peers that were heard of in the last `SILENT_S`."""
         return sum(peer.alive for peer in self._peers.values())
+
+    @property
+    def joining(self) -> bool:
+        """Whether this picker has just started, and waits for what the pool knows."""
+        return not self.warm and self._clock.mono_s() - self._started_s < JOIN_S
 
     @property
     def first(self) -> bool:

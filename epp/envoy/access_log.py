@@ -74,7 +74,7 @@ def _reports(settings: EnvoySettings) -> api.accesslog.AccessLog:
     no more than the buffer and counts what it drops.
     """
     known = _REPORT_TAGS if settings.envoy_version >= _TAGS_SINCE else {}
-    common = _common(_REPORTS_BUFFER_BYTES)
+    common = _common(settings, _REPORTS_BUFFER_BYTES)
     common.buffer_flush_interval = api.ms(settings.report_interval_ms)
     common.custom_tags = [api.tracing.CustomTag(tag=tag, value=text) for tag, text in known.items()]
     reports = api.grpc_log.HttpGrpcAccessLogConfig(
@@ -94,7 +94,7 @@ def attempt_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
     either = [unreached, *(status_is("EQ", status) for status in (*REFUSALS, NO_MODEL))]
     wanted = api.accesslog.AccessLogFilter.from_dict({"or_filter": {"filters": either}})
     attempts = api.grpc_log.HttpGrpcAccessLogConfig(
-        common_config=_common(0),
+        common_config=_common(settings, 0),
         # An attempt has no metadata; headers tell it from a request's entry, too.
         additional_request_headers_to_log=[DECISION_HEADER, DESTINATION_KEY],
         additional_response_headers_to_log=["retry-after", UNSERVED_HEADER],
@@ -102,10 +102,10 @@ def attempt_logs(settings: EnvoySettings) -> list[api.accesslog.AccessLog]:
     return [api.accesslog.AccessLog(name="attempts", filter=wanted, typed_config=api.pack(attempts))]
 
 
-def _common(buffer_bytes: int) -> api.grpc_log.CommonGrpcAccessLogConfig:
+def _common(settings: EnvoySettings, buffer_bytes: int) -> api.grpc_log.CommonGrpcAccessLogConfig:
     return api.grpc_log.CommonGrpcAccessLogConfig(
         log_name=REPORTS_LOG,
         transport_api_version=api.core.ApiVersion.V3,
-        grpc_service=picker_service(),
+        grpc_service=picker_service(settings),
         buffer_size_bytes=buffer_bytes,
     )

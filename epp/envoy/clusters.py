@@ -19,6 +19,8 @@ from epp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import betterproto2
+
 PICKER = "picker"
 NOWHERE = "nowhere"
 """Names of clusters; `NOWHERE` has no hosts and answers 503."""
@@ -40,6 +42,8 @@ _REQUESTS = 10_000
 """Requests in flight at once, over all endpoints; more are answered with 503."""
 _HEALTH_CHECK_S = 2.0
 _QUIET_PING_S = 30.0
+#: Percent of what comes that a host can take: of a hundred pickers one that is fit is enough.
+_ANY_HOST = 10_000
 
 
 def clusters(settings: EnvoySettings, endpoints: api.cluster.Cluster) -> list[api.cluster.Cluster]:
@@ -208,7 +212,7 @@ def _known_hosts(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
         cluster.load_assignment = api.endpoint.ClusterLoadAssignment.from_dict(assignment)
     if settings.health_check_path:
         check = api.core.HealthCheckHttpHealthCheck(path=settings.health_check_path)
-        cluster.health_checks = [health_check(check, CONNECT_TIMEOUT_S)]
+        cluster.health_checks = [health_check(CONNECT_TIMEOUT_S, http_health_check=check)]
     cluster.transport_socket_matches = _transport_sockets(settings)
     if settings.eds_path:
         cluster.transport_socket = trusts_nobody()
@@ -270,19 +274,19 @@ def _policy(
 
 
 def health_check(
-    check: api.core.HealthCheckHttpHealthCheck,
-    timeout_s: float,
-    interval_s: float = _HEALTH_CHECK_S,
-    failures: int = 2,
+    timeout_s: float, interval_s: float = _HEALTH_CHECK_S, failures: int = 2, **how: betterproto2.Message
 ) -> api.core.HealthCheck:
-    """Ask a host now and then whether it is there; so many failures take it out, one answer is enough."""
+    """Ask a host now and then whether it is there; so many failures take it out, one answer is enough.
+
+    ``how`` is the kind of check, named as Envoy names it.
+    """
     return api.core.HealthCheck(
         timeout=api.seconds(timeout_s),
         interval=api.seconds(interval_s),
         no_traffic_interval=api.seconds(interval_s),
         unhealthy_threshold=failures,
         healthy_threshold=1,
-        http_health_check=check,
+        **how,  # type: ignore[arg-type]  # one of its kinds
     )
 
 
@@ -345,9 +349,9 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
 
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:
     """The picker's gRPC listener: few connections, many long streams, pings that notice a frozen process."""
-    duplex = settings.variant is Variant.FULL_DUPLEX
+    duplex, others = settings.variant is Variant.FULL_DUPLEX, settings.fallback_pickers
     # Elsewhere the message timeout finds a frozen picker; a ping then only keeps middleboxes awake.
-    ping = api.seconds(settings.picker_keepalive_s if duplex else _QUIET_PING_S)
+    ping = api.seconds(settings.picker_keepalive_s if duplex or others else _QUIET_PING_S)
     http2 = api.core.Http2ProtocolOptions(
         # A stream lasts as long as its response. More of them open further connections.
         max_concurrent_streams=1000,
@@ -356,9 +360,10 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
         ),
     )
     host, port = settings.picker_host, settings.picker_port
+    assignment = api.single_host(PICKER, api.socket_address(host, port))
     cluster = api.cluster.Cluster(
         name=PICKER,
-        type=api.discovery([host]),
+        type=api.discovery([host, *(other for other, _ in others)]),
         dns_lookup_family=api.cluster.ClusterDnsLookupFamily.V4_PREFERRED,
         connect_timeout=api.ms(settings.message_timeout_ms),
         typed_extension_protocol_options=protocol(
@@ -366,35 +371,30 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
         ),
         circuit_breakers=limits(),
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
-        load_assignment=api.single_host(PICKER, api.socket_address(host, port)),
+        load_assignment=assignment,
     )
+    if others:
+        addresses = [api.socket_address(*other) for other in others]
+        assignment.endpoints.append(api.hosts(*addresses, priority=1))
+        assignment.policy = api.endpoint.ClusterLoadAssignmentPolicy(overprovisioning_factor=_ANY_HOST)
+    if duplex or others:
+        interval_s, check = settings.picker_keepalive_s, api.core.HealthCheckGrpcHealthCheck()
+        cluster.health_checks = [health_check(interval_s, interval_s, 1, grpc_health_check=check)]
     if duplex:
-        _leave_when_unhealthy(cluster, settings)
+        _leave_when_unhealthy(cluster)
     if settings.picker_tls:
         name = settings.picker_tls.server_name or host
         cluster.transport_socket = upstream_tls(settings.picker_tls, name, alpn="h2")
     return cluster
 
 
-def _leave_when_unhealthy(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None:
+def _leave_when_unhealthy(cluster: api.cluster.Cluster) -> None:
     """Full duplex: stop asking a picker that fails its health check, and cut what hangs on it.
 
     There ext_proc knows no message timeout, and once a byte of body is on its way to the picker it cannot go
     on without it. With no healthy host the stream fails before that, which lets the request through.
     """
-    interval = api.seconds(settings.picker_keepalive_s)
     cluster.common_lb_config = api.cluster.ClusterCommonLbConfig(
         healthy_panic_threshold=api.envoy_type.Percent(value=0)
     )
     cluster.close_connections_on_host_health_failure = True
-    cluster.health_checks = [
-        api.core.HealthCheck(
-            timeout=interval,
-            interval=interval,
-            no_traffic_interval=interval,
-            no_traffic_healthy_interval=interval,
-            unhealthy_threshold=1,
-            healthy_threshold=1,
-            grpc_health_check=api.core.HealthCheckGrpcHealthCheck(),
-        )
-    ]

@@ -99,6 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="host:port or unix:/path of the picker's listener for first tokens, 0 for none"
         " (default: from the config)",
     )
+    add(
+        "--fallback-picker",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="host:port of another picker of the pool, asked while the first is away; may be repeated. All"
+        " share by cluster.url, and with TLS their certificates carry the first one's name",
+    )
     add("--no-observe", action="store_true", help="report nothing to the picker about how requests went")
     add(
         "--eds",
@@ -199,6 +207,7 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
         "variant": Variant(arguments.variant),
         "observe": not (arguments.no_observe or arguments.entry),
         "picker_tls": _towards_picker(settings.picker_tls, arguments),
+        "fallback_pickers": tuple(_address("--fallback-picker", each) for each in arguments.fallback_picker),
         "first_token_tls": _towards_picker(settings.first_token_tls, arguments),
     }
     changes |= {field: value for field in _FLAGS if (value := getattr(arguments, field)) is not None}

@@ -23,7 +23,7 @@ from epp.config.federation import ENTRY_NAME, FORWARD_HEADER
 from epp.config.relays import UNSERVED_HEADER
 from epp.envoy import messages as api
 from epp.envoy.clusters import DESTINATION_KEY, DESTINATION_NAMESPACE, FORWARD_NAMESPACE, replicas
-from epp.envoy.filters import router_filter
+from epp.envoy.filters import next_priority, router_filter
 from epp.envoy.listener import connection_manager, listener, route_configuration, to_replicas
 from epp.envoy.regions import forwarders, peer_clusters
 from epp.errors import ConfigError
@@ -77,15 +77,11 @@ def entry_parts(
 
 def _retry_policy(regions: int) -> api.route.RetryPolicy:
     """The next of the script's order, else of the priorities, until all have been tried."""
-    priorities = api.route.RetryPolicyRetryPriority(
-        name="envoy.retry_priorities.previous_priorities",
-        typed_config=api.pack(api.previous_priorities.PreviousPrioritiesConfig(update_frequency=1)),
-    )
     return api.route.RetryPolicy(
         retry_on="retriable-headers",
         retriable_headers=[api.route.HeaderMatcher(name=UNSERVED_HEADER, present_match=True)],
         num_retries=regions,
-        retry_priority=priorities,
+        retry_priority=api.route.RetryPolicyRetryPriority(**next_priority()),
         # The answer that one is not to be had comes from this Envoy.
         retry_back_off=api.route.RetryPolicyRetryBackOff(base_interval=api.ms(1), max_interval=api.ms(5)),
     )

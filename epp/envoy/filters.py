@@ -6,7 +6,7 @@ last, where it sees a response before anything else does: `http_filters` takes s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.config.section import MAX_MODEL_WAIT_S
 from epp.envoy import messages as api
@@ -72,11 +72,23 @@ def router_filter(attempts: Sequence[api.accesslog.AccessLog] = ()) -> api.hcm.H
     return api.http_filter("envoy.filters.http.router", router)
 
 
-def picker_service() -> api.core.GrpcService:
-    """Name the picker as who is asked, and reported to."""
-    return api.core.GrpcService(
+def picker_service(settings: EnvoySettings) -> api.core.GrpcService:
+    """Name the picker as who is asked, and reported to; the others are, where it cannot be reached."""
+    service = api.core.GrpcService(
         envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name=PICKER, skip_envoy_headers=True)
     )
+    if settings.fallback_pickers:
+        service.retry_policy = api.core.RetryPolicy(
+            retry_on="connect-failure,reset",
+            retry_priority=api.core.RetryPolicyRetryPriority(**next_priority()),
+        )
+    return service
+
+
+def next_priority() -> dict[str, Any]:
+    """Name what makes a retry go to hosts of a priority that was not tried."""
+    tried = api.previous_priorities.PreviousPrioritiesConfig(update_frequency=1)
+    return {"name": "envoy.retry_priorities.previous_priorities", "typed_config": api.pack(tried)}
 
 
 def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcessor:
@@ -90,7 +102,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
     return api.ext_proc.ExternalProcessor(
         stat_prefix=PICKER,
-        grpc_service=picker_service(),
+        grpc_service=picker_service(settings),
         processing_mode=processing_mode(settings.variant),
         # The picker spares itself and Envoy the bodies that it has no use for; full duplex knows no override.
         allow_mode_override=settings.variant is not Variant.FULL_DUPLEX,

@@ -91,6 +91,7 @@ __all__ = [
     "hcm",
     "header_mutation",
     "header_to_metadata",
+    "hosts",
     "http_filter",
     "least_request",
     "listener",
@@ -232,10 +233,13 @@ def discovery(hosts: Iterable[str]) -> cluster.ClusterDiscoveryType:
 
 def single_host(name: str, address: core.Address) -> endpoint.ClusterLoadAssignment:
     """Make the assignment of a cluster with one host."""
-    host = endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address))
-    return endpoint.ClusterLoadAssignment(
-        cluster_name=name, endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=[host])]
-    )
+    return endpoint.ClusterLoadAssignment(cluster_name=name, endpoints=[hosts(address)])
+
+
+def hosts(*addresses: core.Address, priority: int = 0) -> endpoint.LocalityLbEndpoints:
+    """Make a group of hosts; those of a higher number take over where none of the lower ones is fit."""
+    ends = [endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=address)) for address in addresses]
+    return endpoint.LocalityLbEndpoints(priority=priority, lb_endpoints=ends)
 
 
 def tls_socket(context: tls.UpstreamTlsContext | tls.DownstreamTlsContext) -> core.TransportSocket:

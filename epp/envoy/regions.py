@@ -254,7 +254,7 @@ def peer_clusters(settings: EnvoySettings, sni: str) -> list[api.cluster.Cluster
     """The warm connections to each peer, whose certificate has to be its region's."""
     relays, found = _relays(settings), []
     # Checks find who is away, and who is back, within a second; an ejection would last longer.
-    check = health_check(ready_check(), _CHECK_S, _CHECK_S, failures=1)
+    check = health_check(_CHECK_S, _CHECK_S, 1, http_health_check=ready_check())
     for region in settings.forwards:
         only = msgspec.structs.replace(relays, regions={region: relays.regions[region]})
         hosts, http = assignment_of(replace(settings, endpoints=()), only), http2(_PING_S, _PING_TIMEOUT_S)

@@ -54,7 +54,7 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
     """
     _check_regions(settings, relays)
     # Says when a region is back; that it is gone, its connections' pings find as well.
-    check = health_check(ready_check(), PING_TIMEOUT_S)
+    check = health_check(PING_TIMEOUT_S, http_health_check=ready_check())
     cluster = warm_cluster(
         REPLICAS, assignment_of(settings, relays), relays, RELAY_NAME, http=http2(), check=check
     )

@@ -79,10 +79,13 @@ class EnvoySettings:
         picker_host: address of the picker's gRPC listener.
         picker_port: its port.
         picker_tls: TLS towards the picker, plaintext when None.
+        fallback_pickers: host and port of other pickers of the pool, which share with this one. They are
+            asked in turns while this one is away, and verified by its name.
         message_timeout_ms: longest wait for one answer of the picker, so what a hung picker costs a request.
             Envoy applies no such limit in full duplex.
         picker_keepalive_s: how long an HTTP/2 ping to the picker may go unanswered before the connection is
-            given up; in full duplex also how often a ping and a health check go to it (elsewhere every 30 s).
+            given up; in full duplex, and with other pickers to fall back to, also how often a ping and a
+            health check go to it (elsewhere a ping every 30 s).
         max_body_bytes: longest request body; more is answered with 413.
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
             requests that wait for their first byte at one moment.
@@ -133,6 +136,7 @@ class EnvoySettings:
     picker_host: str = "127.0.0.1"
     picker_port: int = 9002
     picker_tls: TlsFiles | None = None
+    fallback_pickers: tuple[tuple[str, int], ...] = ()
     message_timeout_ms: int = MESSAGE_TIMEOUT_MS
     picker_keepalive_s: float = 1.0
     max_body_bytes: int = 32 * MIB

@@ -54,6 +54,8 @@ ACCESS_LOG = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 #: Most entries of one message. Envoy sends what it has at 16 KiB, ``buffer_size_bytes``, and an entry of ours
 #: takes some hundred bytes.
 _MAX_ENTRIES = 1000
+#: Messages of one stream: under load, minutes. A picker that returned hears from its Envoy again by the next.
+MOST_MESSAGES = 1000
 
 
 class AccessLogReceiver:
@@ -118,14 +120,17 @@ class AccessLogReceiver:
 
 
 class AccessLogCall(Handler):
-    """One stream of the log. It has no end of its own: `AccessLogReceiver.end_streams` ends it."""
+    """One stream of the log, which Envoy never ends. The next one goes to the picker that it then prefers."""
 
     def __init__(self, call: Call, receiver: AccessLogReceiver) -> None:
-        self._call, self._receiver = call, receiver
+        self._call, self._receiver, self._messages = call, receiver, 0
 
     def message(self, message: Message) -> None:
         """Take reports."""
         self._receiver.take(message)
+        self._messages += 1
+        if self._messages == MOST_MESSAGES:
+            self.ended()
 
     def cancelled(self) -> None:
         """Forget the stream: the proxy has gone."""

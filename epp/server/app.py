@@ -38,6 +38,7 @@ from epp.server.process import DecisionIds, Tasks, hash_secrets, index_of
 from epp.server.relays import RelayPaths
 from epp.server.reload import Reload
 from epp.server.response_sampling import Sampler, section_of
+from epp.server.routed_reports import RoutedReports
 from epp.server.tls import Certificates
 from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.threads import in_daemon_thread, kept
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from epp.cluster.messages import Group
     from epp.config.schema import Config
     from epp.records.recorder import FileRecorder
+    from epp.server.access_log import Reports
     from epp.server.cluster import ClusterFeed
     from epp.server.lead import LeadFeed
     from epp.server.learned import Learning
@@ -147,6 +149,7 @@ class App:
             regions=regions,
         )
         self._cluster = self._build_cluster()
+        self._reports: Reports = self.core.outcomes
         self._peers, self._lead = self._build_peers(hashers)
         self._restore = self._build_restore(hasher)
         self._reload = Reload(config, source, self.picker, self.core, shedding)
@@ -171,7 +174,7 @@ class App:
 
     def _build_listeners(self) -> None:
         config, host = self._config, self._host
-        reports = host.route(self.core.outcomes, self._decision_ids)
+        reports = host.route(self._reports, self._decision_ids)
         most = allowed_connections(config.listen.max_connections)
         self._grpc = GrpcServer(
             config,
@@ -273,6 +276,10 @@ class App:
             second=next(map(group, hashers[1:]), None),
             term=lead.read_lead(records).term if led else None,
         )
+        reports = self._reports = RoutedReports(
+            self._reports, self._decision_ids.maker_of, link.publish_report
+        )
+        link.hear_reports(self._decision_ids.prefix, reports.take)
         if self._regions is not None:
             self._regions.connect(link, config.cluster.name or "default")
         if not led or self._recorder is None:
@@ -401,6 +408,8 @@ class App:
             return "no endpoints known"
         if self._restore is not None and self._restore.pending:
             return "rebuilding the prefix index"
+        if self._peers is not None and self._peers.sharing.joining:
+            return "asking another picker for the prefix index"
         return ""
 
     async def start(self, on_stall: Callable[[float, str], None] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import resource
 import secrets
 import signal
@@ -35,6 +36,7 @@ _OWN_SECRET = secrets.token_bytes(32)
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 #: Part of the memory limit that may be held: what holds it takes up to twice as much for a moment.
 _HELD_PART = 4
+_DECISION_ID = re.compile(r"([0-9a-f]{16})-[0-9a-f]+")
 _SECRET_BYTES, _MAKE = 16, "create it, e.g. 32 random bytes"
 
 
@@ -67,10 +69,13 @@ class DecisionIds:
 
     Args:
         worker: of several on this host; their number ends the prefix, the rest is random.
+
+    Attributes:
+        prefix: of all ids of this process.
     """
 
     def __init__(self, worker: int = 0) -> None:
-        self._prefix = f"{secrets.token_hex(7)}{worker:02x}"
+        self.prefix = f"{secrets.token_hex(7)}{worker:02x}"
         self._last = 0
 
     @staticmethod
@@ -81,10 +86,15 @@ class DecisionIds:
         except ValueError:
             return None
 
+    def maker_of(self, decision_id: str) -> str | None:
+        """Name the other process that made an id by its prefix; None for this one, or where it is no id."""
+        found = _DECISION_ID.fullmatch(decision_id)
+        return None if found is None or found[1] == self.prefix else found[1]
+
     def __call__(self) -> str:
         """Make the next id."""
         self._last += 1
-        return f"{self._prefix}-{self._last:x}"
+        return f"{self.prefix}-{self._last:x}"
 
     def __contains__(self, decision_id: str) -> bool:
         """Tell whether this process made an id."""
@@ -93,7 +103,7 @@ class DecisionIds:
             count = int(number, 16)
         except ValueError:
             return False
-        return 0 < count <= self._last and decision_id == f"{self._prefix}-{count:x}"
+        return 0 < count <= self._last and decision_id == f"{self.prefix}-{count:x}"
 
 
 def hash_secrets(config: Config, base: Path, source: str) -> list[bytes]:

@@ -16,15 +16,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.config.address import UNIX
-from epp.server.access_log import Attempt, Report
 from epp.server.host import Host
+from epp.server.routed_reports import RoutedReports
 from epp.server.seat import Seat
-from epp.wire import read, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,59 +38,13 @@ if TYPE_CHECKING:
     from epp.server.workers import Worker
     from epp.signals.fleet import Fleet
 
-_FIRST_TOKEN, _STORED, _ATTEMPTED, _FINISHED = b"F", b"I", b"T", b"R"
-_STORED_FORM, _REPORT = msgspec.msgpack.Decoder(tuple[str, str]), msgspec.msgpack.Decoder(Report)
-_ATTEMPT = msgspec.msgpack.Decoder(Attempt)
+#: Kind of datagrams (`Mailbox`) with a report.
+_REPORT = b"R"
 #: Marks what one worker asks another: the answer is that worker's own.
 _ASKED = "x-epp-worker"
 _ANSWER_S = 3.0
 _FAMILY = re.compile(rb"^# HELP (\S+)", re.MULTILINE)
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", re.MULTILINE)
-
-
-class RoutedReports:
-    """Takes Envoy's reports, and passes on those about decisions of other workers.
-
-    Args:
-        own: takes this worker's.
-        ids: tell whose a decision is.
-        mailbox: carries those of others.
-    """
-
-    def __init__(self, own: Reports, ids: DecisionIds, mailbox: Mailbox) -> None:
-        self._own, self._ids, self._mailbox = own, ids, mailbox
-        mailbox.handlers[_FIRST_TOKEN] = lambda data: own.first_token(text(data))
-        mailbox.handlers[_STORED] = lambda data: own.stored(*read(_STORED_FORM, data))
-        mailbox.handlers[_ATTEMPTED] = lambda data: own.attempted(read(_ATTEMPT, data))
-        mailbox.handlers[_FINISHED] = lambda data: own.finished(read(_REPORT, data))
-
-    def _passed(self, decision_id: str, kind: bytes, data: Callable[[], bytes]) -> bool:
-        """Pass on what is another worker's; whether it is."""
-        worker = self._ids.worker_of(decision_id)
-        if passed := worker in self._mailbox.others:
-            self._mailbox.send(worker, kind, data())
-        return passed
-
-    def first_token(self, decision_id: str) -> None:
-        """Take or pass on a first token."""
-        if not self._passed(decision_id, _FIRST_TOKEN, decision_id.encode):
-            self._own.first_token(decision_id)
-
-    def stored(self, decision_id: str, response_id: str) -> None:
-        """Take or pass on the id of a stored response."""
-        told = (decision_id, response_id)
-        if not self._passed(decision_id, _STORED, lambda: msgspec.msgpack.encode(told)):
-            self._own.stored(*told)
-
-    def attempted(self, attempt: Attempt) -> None:
-        """Take or pass on an attempt that was refused or failed."""
-        if not self._passed(attempt.decision_id, _ATTEMPTED, lambda: msgspec.msgpack.encode(attempt)):
-            self._own.attempted(attempt)
-
-    def finished(self, report: Report) -> None:
-        """Take or pass on the end of a request."""
-        if not self._passed(report.decision_id, _FINISHED, lambda: msgspec.msgpack.encode(report)):
-            self._own.finished(report)
 
 
 class Siblings(Host):
@@ -121,7 +73,15 @@ class Siblings(Host):
 
     def route(self, own: Reports, ids: DecisionIds) -> Reports:
         """Make what takes Envoy's reports, of which ``own`` takes this worker's."""
-        return RoutedReports(own, ids, self._mailbox)
+        mailbox = self._mailbox
+
+        def maker_of(decision_id: str) -> int | None:
+            worker = ids.worker_of(decision_id)
+            return worker if worker in mailbox.others else None
+
+        routed = RoutedReports(own, maker_of, lambda worker, report: mailbox.send(worker, _REPORT, report))
+        mailbox.handlers[_REPORT] = routed.take
+        return routed
 
     def listen(self) -> None:
         """Hear the others from now on."""

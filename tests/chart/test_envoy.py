@@ -143,6 +143,45 @@ def test_picker_and_envoy_meet_in_the_pod() -> None:
         assert {"name": "run", "mountPath": "/run/epp"} in container(objects, name)["volumeMounts"]
 
 
+SHARED = ("standalone.enabled=true", "cluster.nats.enabled=true", "prefixSecret=s")
+PODS = ("endpoints.from=selector", "endpoints.matchLabels.app=x")
+
+
+async def test_pickers_that_share_are_the_fallbacks_of_each_others_envoys(tmp_path: Path) -> None:
+    objects = rendered(*SHARED, *PODS)
+    others = {"fallback_pickers": (("gorgo-epp-pickers", 9002),)}
+    patterns = (PORTS[3:-1] % "8000",)
+    assert same(objects, variant=Variant.ORIGINAL_DST, destination_patterns=patterns, **others)
+    assert same(rendered(*SHARED, *RELAYED), **others)
+    listed = rendered(*SHARED, *LIST, "endpoints.list[0].address=a.example:80")
+    assert same(listed, **others)
+    await require_version(1, 38, "the chart's configuration")
+    path = tmp_path / "envoy.yaml"
+    path.write_text(yaml.safe_dump(envoy(listed)))
+    await accepted(path)
+
+
+def test_pods_reach_each_others_pickers_where_these_share() -> None:
+    objects = rendered(*SHARED, *PODS)
+    service = find(objects, "Service", "gorgo-epp-pickers")["spec"]
+    assert service["clusterIP"] == "None", "its name has the addresses of all pods"
+    assert service["selector"] == find(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert {"name": service["ports"][0]["targetPort"], "containerPort": 9002} in container(objects, "picker")[
+        "ports"
+    ]
+    assert yaml.safe_load(find(objects, "ConfigMap")["data"]["epp.yaml"])["listen"]["grpc"] == "[::]:9002"
+    policy, ports = find(objects, "NetworkPolicy")["spec"], [{"port": 9002, "protocol": "TCP"}]
+    pickers = [{"podSelector": policy["podSelector"]}]
+    assert {"ports": ports, "from": pickers} in policy["ingress"]
+    assert {"ports": ports, "to": pickers} in policy["egress"]
+
+
+def test_the_envoy_of_a_region_falls_back_to_the_regions_other_pickers() -> None:
+    [pod] = [pod for pod in pods(example("regions")) if "initContainers" in pod]
+    [render_] = [each for each in pod["initContainers"] if each["name"] == "render"]
+    assert "--fallback-picker gorgo-epp-pickers:9002" in " ".join(render_["command"])
+
+
 def test_a_region_gets_its_relay_and_nothing_else() -> None:
     objects = relay("eu-central")
     assert kinds(objects) == {"ConfigMap", "Deployment", "Service", "NetworkPolicy"}

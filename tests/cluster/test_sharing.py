@@ -19,7 +19,7 @@ from epp.cluster.answers import ALL_S
 from epp.cluster.leading import TERM_STEP, Leading
 from epp.cluster.messages import MAX_BLOCKS, MAX_FACTS, Fact, Group, Lead, Message, decode, encode
 from epp.cluster.nats_link import NatsLink
-from epp.cluster.sharing import ALONE_S, JOURNAL, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
+from epp.cluster.sharing import ALONE_S, JOIN_S, JOURNAL, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
 from epp.config.schema import Cluster
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
@@ -258,13 +258,26 @@ def test_a_joiner_gets_the_index_within_ten_seconds_and_says_until_when_it_has_n
     bus.run(1.0)
     late = bus.join("d")
     assert not late.warm
+    assert late.joining
     bus.run(10.0)
     assert late.warm
+    assert not late.joining
     found = [bus.cached("d", seed, 20)[at] == bus.cached("a", seed, 20)[at] for seed, at in picks.items()]
     assert sum(found) >= 0.9 * len(found)
     # What is used last is kept longest there, too.
     held = [[*bus.pickers[name].fleet.index.prefixes(0)] for name in "ad"]
     assert [prefix.blocks[-1] for prefix in held[0]] == [prefix.blocks[-1] for prefix in held[1]]
+
+
+def test_a_joiner_that_nobody_answers_waits_no_longer_than_a_while(bus: Bus) -> None:
+    bus.passes = lambda sender, _: sender != "d"
+    late = bus.join("d")
+    bus.run(JOIN_S - WHOLE_S)
+    assert late.peers
+    assert late.joining
+    bus.run(2 * WHOLE_S)
+    assert not late.joining
+    assert not late.warm
 
 
 def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:

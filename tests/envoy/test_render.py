@@ -63,6 +63,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "variant": Variant.ORIGINAL_DST,
         "endpoints": tuple(Endpoint(f"10.{number >> 8}.{number & 255}.1:8000") for number in range(1000)),
     },
+    "several pickers": {
+        "fallback_pickers": (("picker.internal", 9002), ("10.0.0.2", 9002)),
+    },
+    "several pickers, full duplex": {
+        "variant": Variant.FULL_DUPLEX,
+        "fallback_pickers": (("10.0.0.2", 9002),),
+    },
     "picker tls": {"picker_tls": TlsFiles(server_name="picker.test"), "variant": Variant.FULL_DUPLEX},
 }
 
@@ -121,6 +128,23 @@ def test_command_renders_what_the_configuration_says(
     assert tree["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] == 80
     picker = tree["static_resources"]["clusters"][1]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
     assert picker["endpoint"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 9102}
+
+
+def test_command_names_other_pickers_behind_the_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--fallback-picker", "10.0.0.2:9002", "--fallback-picker", "10.0.0.3:9002"]
+    assert main(["envoy", "render", "--config", str(config_folder(tmp_path)), *words]) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
+    [picker] = [each for each in tree["static_resources"]["clusters"] if each["name"] == "picker"]
+    found = {
+        group.get("priority", 0): [
+            host["endpoint"]["address"]["socket_address"]["address"] for host in group["lb_endpoints"]
+        ]
+        for group in picker["load_assignment"]["endpoints"]
+    }
+    assert found == {0: ["127.0.0.1"], 1: ["10.0.0.2", "10.0.0.3"]}
+    assert "grpc_health_check" in picker["health_checks"][0]
 
 
 def test_command_lets_envoy_follow_the_file_that_the_picker_writes(

@@ -14,6 +14,7 @@ from epp.config.listen import ServerTls
 from epp.extproc.types import Abort, Finish
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.server import access_log
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.ext_proc import PROCESS
 from epp.server.grpc import grpc_methods
@@ -242,6 +243,21 @@ async def test_the_synchronous_client_and_the_access_log(served: Served) -> None
 
     assert await asyncio.to_thread(talk) == ([b"a", b"b"], health_pb2.HealthCheckResponse.NOT_SERVING)
     assert served.reports == 3
+
+
+async def test_a_stream_of_the_access_log_ends_for_envoy_to_open_the_next_where_it_prefers(
+    channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "MOST_MESSAGES", 3)
+    report = StreamAccessLogsMessage()
+    report.http_logs.log_entry.add()
+    for _ in range(2):
+        log = channel.stream_unary(ACCESS_LOG)()
+        for _ in range(3):
+            await log.write(report.SerializeToString())
+        assert await log.code() is grpc.StatusCode.OK
+    assert served.reports == 6
+    assert not served.log._streams
 
 
 async def test_a_stop_lets_calls_finish_and_takes_no_new_ones(

@@ -15,9 +15,9 @@ from epp.cluster.host_link import HostLink, Mailbox
 from epp.cluster.messages import Group
 from epp.errors import EppError
 from epp.records.schema import join
-from epp.server.process import DecisionIds
+from epp.server.routed_reports import RoutedReports
 from epp.server.seat import Board, Seat
-from epp.server.siblings import RoutedReports, merged
+from epp.server.siblings import merged
 from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.records import picker_of, recorded
@@ -225,16 +225,18 @@ async def test_mail_waits_for_a_busy_worker_and_is_dropped_without_one(tmp_path:
 async def test_datagrams_that_are_no_messages_are_counted_and_stop_nothing(tmp_path: Path) -> None:
     boxes = [Mailbox(tmp_path, index, 2) for index in range(2)]
     told: Any = Told()
-    RoutedReports(told, DecisionIds(1), boxes[1])
+    boxes[1].handlers[b"R"] = RoutedReports(told, lambda _: None, lambda *_: None).take
     link = HostLink(boxes[1], Group("p", "gorgo", "k"), picker_of(prefix="a").fleet, ManualClock())
     link.on_question = lambda question, _: told.calls.append(question)
     for box in boxes:
         box.listen()
-    nonsense = [(b"?", b""), (b"S", b"x"), (b"F", b"\xff"), (b"I", b"\x91\xc0"), (b"R", b""), (b"Q", b"")]
+    nonsense = [(b"?", b""), (b"S", b"x"), (b"R", b""), (b"R", b"F\xff"), (b"R", b"I\x91\xc0"), (b"Q", b"")]
     nonsense += [(b"Q", b"\x07lmetric"), (b"Q", b"\x00\xff")]
     for kind, data in nonsense:
         assert boxes[0].send(1, kind, data)
-    assert boxes[0].send(1, b"F", b"a decision")
+    RoutedReports(told, lambda _: 1, lambda to, report: boxes[0].send(to, b"R", report)).first_token(
+        "a decision"
+    )
     assert boxes[0].send(1, b"Q", b"\x00lmetric")
     await until(lambda: told.calls == ["a decision", "lmetric"], 5)
     assert link.sharing.counts.ignored == {"unreadable": len(nonsense) - 1, "format": 1}

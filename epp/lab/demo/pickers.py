@@ -1,8 +1,8 @@
 """Three pickers that share one truth over NATS, and what their failures cost: ``make demo-pickers``.
 
-Each picker has an Envoy of its own; the clients are divided among them. In turn: all well; a picker is killed
-(its Envoy balances alone); NATS is killed; NATS is back; a fourth picker joins. Requests go to the Envoys in
-turn, so that the turns of a conversation are decided by different pickers.
+Each picker has an Envoy of its own, which falls back to the others; the clients are divided among the Envoys.
+In turn: all well; a picker is killed; it is back; NATS is killed; NATS is back; a fourth picker joins.
+Requests go to the Envoys in turn, so that the turns of a conversation are decided by different pickers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from epp.config.address import split_address
 from epp.errors import EppError
 from epp.lab.compare.load import run_load
 from epp.lab.demo.example import example_parser, run_example
@@ -65,11 +66,15 @@ async def run_phases(out: Path, table: Table) -> None:
     sections = {"cluster": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nats)
-        pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections))]
+        pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections, envoy=None))]
 
         async def join(name: str) -> None:
-            neighbour = Stack(out / name, (), sections, endpoints=pickers[0].endpoints)
+            neighbour = Stack(out / name, (), sections, endpoints=pickers[0].endpoints, envoy=None)
             pickers.append(await stack.enter_async_context(neighbour))
+
+        async def start_envoy(picker: Stack) -> None:
+            others = (other.listening["grpc"] for other in pickers if other is not picker)
+            await picker.start_envoy(fallback_pickers=tuple(map(split_address, others)))
 
         async def phase(name: str, number: int, began_s: float | None = None) -> None:
             waited = "-" if began_s is None else f"{time.monotonic() - began_s:.1f}"
@@ -79,26 +84,33 @@ async def run_phases(out: Path, table: Table) -> None:
         began_s = time.monotonic()
         for name in ("two", "three"):
             await join(name)
+        for picker in pickers:
+            await start_envoy(picker)
         await heard(pickers, 2)
         await phase("all well", 1, began_s)
 
         os.kill(pickers[1].pids["picker"], signal.SIGKILL)
-        alive = [pickers[0], pickers[2]]
         await phase("a picker is killed", 2)
+
+        began_s = time.monotonic()
+        await pickers[1].start_picker()
+        await heard(pickers, 2)
+        await phase("it is back", 3, began_s)
 
         nats.kill()
         await nats.stop()
-        await phase("NATS is killed, too", 3)
+        await phase("NATS is killed", 4)
 
         began_s = time.monotonic()
         await nats.start()
-        await heard(alive, 1)
-        await phase("NATS is back", 4, began_s)
+        await heard(pickers, 2)
+        await phase("NATS is back", 5, began_s)
 
         began_s = time.monotonic()
         await join("four")
-        await heard([*alive, pickers[-1]], 2)
-        await phase("a fourth picker joins", 5, began_s)
+        await start_envoy(pickers[-1])
+        await heard(pickers, 3)
+        await phase("a fourth picker joins", 6, began_s)
 
 
 async def send(pickers: Sequence[Stack], seed: int) -> list[RequestResult]:

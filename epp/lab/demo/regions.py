@@ -122,7 +122,8 @@ class Region(Stack):
                         return
                 await asyncio.sleep(0.2)
 
-    async def _start_envoy(self, listening: Mapping[str, str]) -> None:  # noqa: ARG002 - ports are given
+    async def start_envoy(self, **_: Any) -> None:
+        """Start it where it is to be, as it was given."""
         await self.run_envoy("envoy", *self._tier, "--listen", f"{self._place.address}:{ENVOY_PORT}")
         await connect_ms(self._place.address, ENVOY_PORT)
 

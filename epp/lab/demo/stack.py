@@ -85,13 +85,14 @@ class Stack:
         sections: of the picker's configuration, beside those that every demo has.
         endpoints: engines that are there already, by name, instead of replicas.
         sidecar: what runs beside the picker.
-        envoy: settings that differ from the demos'.
+        envoy: settings that differ from the demos'; None for no Envoy before `start_envoy`.
 
     Attributes:
         picker_url: the picker's HTTP side.
         envoy: the running Envoy.
         endpoints: the pool, by the replicas' names.
         pids: of all processes, by name.
+        listening: the picker's addresses, by listener.
     """
 
     def __init__(
@@ -102,15 +103,16 @@ class Stack:
         *,
         endpoints: Mapping[str, EndpointSpec] | None = None,
         sidecar: Sidecar | None = None,
-        envoy: Mapping[str, Any] | None = None,
+        envoy: Mapping[str, Any] | None = {},
     ) -> None:
         self.folder, self._replicas, self._sections = folder, replicas, sections
-        self._sidecar, self._envoy_settings = sidecar, envoy or {}
+        self._sidecar, self._envoy_settings = sidecar, envoy
         self._exit = AsyncExitStack()
         self.picker_url = ""
         self.envoy: EnvoyProcess
         self.endpoints = dict(endpoints or {})
         self.pids: dict[str, int] = {}
+        self.listening = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
 
     async def __aenter__(self) -> Self:
         """Start in order: replicas, picker, what is beside it, Envoy; all ready when it returns.
@@ -157,8 +159,19 @@ class Stack:
     async def _start(self) -> None:
         await self._start_replicas()
         (self.folder / "secret").write_text(secrets.token_hex(32))
+        picker = await self.start_picker()
+        await self._until_measured(picker)
+        if self._sidecar is not None:
+            name, command, pattern = self._sidecar
+            child = await self._run(name, [*command, "--config", str(self.folder / "epp.yaml")])
+            await child.until(lambda: list(self.folder.glob(pattern)))
+        if self._envoy_settings is not None:
+            await self.start_envoy(**self._envoy_settings)
+
+    async def start_picker(self) -> Child:
+        """Start the picker; one that was killed listens where it did."""
         config = {
-            "listen": dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0"),
+            "listen": self.listening,
             "pool": {"file": "endpoints.yaml", "warmup_s": 0},
             "records": {"folder": "records"},
             "prefix": {"secret_file": "secret"},
@@ -170,17 +183,13 @@ class Stack:
         file.write_bytes(
             b"# Of a demo; works with `epp serve --config`, too.\n" + msgspec.yaml.encode(config)
         )
+        ready.unlink(missing_ok=True)
         words = ["serve", "--config", str(file), "--ready-file", str(ready)]
         picker = await self._run("picker", words)
         await picker.until(ready.exists)
-        listening = json.loads(ready.read_text())
-        self.picker_url = f"http://{listening['http']}"
-        await self._until_measured(picker)
-        if self._sidecar is not None:
-            name, command, pattern = self._sidecar
-            child = await self._run(name, [*command, "--config", str(file)])
-            await child.until(lambda: list(self.folder.glob(pattern)))
-        await self._start_envoy(listening)
+        self.listening = json.loads(ready.read_text())
+        self.picker_url = f"http://{self.listening['http']}"
+        return picker
 
     async def _run(self, name: str, words: list[str], program: tuple[str, ...] = EPP) -> Child:
         child = await self._exit.enter_async_context(Child(name, words, self.folder, program))
@@ -216,8 +225,9 @@ class Stack:
                         return
                 await asyncio.sleep(0.1)
 
-    async def _start_envoy(self, listening: Mapping[str, str]) -> None:
-        host, port = split_address(listening["grpc"])
+    async def start_envoy(self, **changes: Any) -> None:
+        """Start Envoy, with settings that differ from the demos'."""
+        host, port = split_address(self.listening["grpc"])
         settings = EnvoySettings(
             endpoints=tuple(spec.endpoint() for spec in self.endpoints.values()),
             eds_path=str(self.folder.absolute() / "eds.json"),
@@ -225,8 +235,8 @@ class Stack:
             admin_port=0,
             picker_host=host,
             picker_port=port,
-            first_token_port=split_address(listening["first_token"])[1],
-            **{"served_model_header": True, **self._envoy_settings},
+            first_token_port=split_address(self.listening["first_token"])[1],
+            **{"served_model_header": True, **changes},
         )
         envoy = EnvoyProcess(settings, folder=self.folder / "envoy")
         self.envoy = await self._exit.enter_async_context(envoy)

@@ -5,7 +5,7 @@
 {{- $names := list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) -}}
 {{- $listen := dict "http" "[::]:9090" "http_names" $names "health" "[::]:9003" -}}
 {{- if .Values.standalone.enabled -}}
-{{- $_ := merge $listen (dict "grpc" "127.0.0.1:9002" "first_token" "unix:/run/epp/first-token.sock") -}}
+{{- $_ := merge $listen (dict "grpc" (ternary "[::]:9002" "127.0.0.1:9002" (eq (include "gorgo-epp.fallsBack" .) "true")) "first_token" "unix:/run/epp/first-token.sock") -}}
 {{- else -}}
 {{- $_ := merge $listen (dict "grpc" "[::]:9002" "first_token" "") -}}
 {{- if eq .Values.tls.mode "self-signed" -}}

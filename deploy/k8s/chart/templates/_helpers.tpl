@@ -52,6 +52,11 @@ nats://{{ include "gorgo-epp.fullname" . }}-nats:4222
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the Envoy of a picker's pod falls back to the pickers of other pods. */}}
+{{- define "gorgo-epp.fallsBack" -}}
+{{- if and .Values.standalone.enabled (include "gorgo-epp.clusterUrl" .) -}}true{{- end -}}
+{{- end -}}
+
 {{/* An image's reference: (list image defaultTag). */}}
 {{- define "gorgo-epp.image" -}}
 {{- $image := index . 0 -}}

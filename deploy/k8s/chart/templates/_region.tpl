@@ -5,7 +5,7 @@
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command:
     {{- $listen := ternary "[::]:8080" (printf "%s:8080" .Values.standalone.listenHost) (eq .Values.standalone.listenHost "::") }}
-    {{- toYaml (list "epp" "envoy" "render" "--config" "/etc/epp/epp.yaml" "--region" .Values.region "--listen" $listen "--upstream-ca" .Values.standalone.upstreamCa "--max-heap-bytes" (int64 .Values.standalone.maxHeapBytes | toString) "--out" "/etc/envoy/envoy.yaml") | nindent 4 }}
+    {{- toYaml (list "epp" "envoy" "render" "--config" "/etc/epp/epp.yaml" "--region" .Values.region "--listen" $listen "--upstream-ca" .Values.standalone.upstreamCa "--max-heap-bytes" (int64 .Values.standalone.maxHeapBytes | toString) "--fallback-picker" (printf "%s-pickers:9002" (include "gorgo-epp.fullname" .)) "--out" "/etc/envoy/envoy.yaml") | nindent 4 }}
   resources:
     requests: {cpu: 10m, memory: 64Mi}
     limits: {memory: 256Mi}
