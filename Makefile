@@ -157,10 +157,10 @@ demo-pickers: setup ## three pickers over NATS, an Envoy each: a picker and NATS
 	$(BIN)/python -m epp.lab.demo.pickers
 
 measures: setup ## the size of the code beside its limits and goals
-	$(BIN)/python -m epp.lab.measures
+	$(BIN)/python -m tests.measures.measures
 
 measures-slow: setup ## mutants killed, branch coverage and test time, kept with their commit (hours; goes on where it was)
-	$(BIN)/python -m epp.lab.measures --slow --jobs $(JOBS)
+	$(BIN)/python -m tests.measures.measures --slow --jobs $(JOBS)
 
 protos: setup ## regenerate epp/pb from protos/
 	$(BIN)/python protos/generate.py

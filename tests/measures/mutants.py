@@ -18,7 +18,7 @@ from pathlib import Path
 
 from epp.lab.experiment import Experiment
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("policies", "schedule", "extproc", "prefix_cache", "signals")
 SWAPS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "/": "*",
@@ -51,14 +51,14 @@ def changed(path: Path, token: tokenize.TokenInfo, by: str) -> str:
 
 def run(folder: str, _: str, seed: int) -> dict[str, float]:
     """Return whether the tests kill a mutant."""
-    path, token, by = random.Random(f"{folder} {seed}").choice(mutants(folder))  # noqa: S311
+    path, token, by = random.Random(f"{folder} {seed}").choice(mutants(folder))
     tests = (f"tests/{folder}", "tests/acceptance/test_golden.py")
     with tempfile.TemporaryDirectory(prefix="epp-mutant-") as name:
         tree = Path(name) / "tree"
         shutil.copytree(ROOT, tree, ignore=_LEFT_OUT)
         (tree / path.relative_to(ROOT)).write_text(changed(path, token, by), encoding="utf-8")
         try:
-            done = subprocess.run(  # noqa: S603  # our own interpreter
+            done = subprocess.run(  # our own interpreter
                 (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests),
                 cwd=tree,
                 env={**os.environ, "PYTHONPATH": str(tree)},

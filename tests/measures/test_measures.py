@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from epp.lab.measures import LIMITS, figures
+from tests.measures.measures import LIMITS, figures
 
 
 def test_no_figure_is_above_its_limit() -> None:

@@ -1,8 +1,8 @@
 """Measure the size of the code base and print it beside its limits and goals.
 
-    python -m epp.lab.measures            # the table; a minute
-    python -m epp.lab.measures --lower    # lowers limits to what is measured, raises none
-    python -m epp.lab.measures --slow     # measures mutants, coverage and test time (hours)
+    python -m tests.measures.measures            # the table; a minute
+    python -m tests.measures.measures --lower    # lowers limits to what is measured, raises none
+    python -m tests.measures.measures --slow     # measures mutants, coverage and test time (hours)
 
 Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
 one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
@@ -26,9 +26,9 @@ from pathlib import Path
 from statistics import median_high
 
 from epp.lab.experiment import execute
-from epp.lab.experiments.mutants import EXPERIMENT as MUTANTS
 from epp.lab.origin import current_commit
-from epp.lab.request_path import request_path
+from tests.measures.mutants import EXPERIMENT as MUTANTS
+from tests.measures.request_path import request_path
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("measures.json")
@@ -126,7 +126,7 @@ def rows(page: str, section: str = "") -> int:
 
 def closure() -> tuple[int, int]:
     """Import `epp serve` in a process of its own; its modules and their lines."""
-    ran = subprocess.run(  # noqa: S603  # our own interpreter and text
+    ran = subprocess.run(  # our own interpreter and text
         [sys.executable, "-c", _CLOSURE], check=True, capture_output=True, text=True, cwd=ROOT
     )
     modules, lines = json.loads(ran.stdout)
@@ -184,12 +184,12 @@ def measure_slowly(jobs: int) -> None:
     runs = execute(MUTANTS, seeds=range(MUTANTS.seeds), jobs=jobs, kept=kept)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile"]
     begun_s = time.monotonic()
-    subprocess.run(command, check=True, cwd=ROOT)  # noqa: S603  # our own interpreter
+    subprocess.run(command, check=True, cwd=ROOT)  # our own interpreter
     test_s = time.monotonic() - begun_s
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "coverage.json"
         flags = ["--cov=epp", "--cov-branch", f"--cov-report=json:{report}"]
-        subprocess.run([*command, *flags], check=True, cwd=ROOT)  # noqa: S603
+        subprocess.run([*command, *flags], check=True, cwd=ROOT)
         covered = json.loads(report.read_text(encoding="utf-8"))["totals"]["percent_covered"]
     found = {
         "commit": commit,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from epp.server.app import App
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2] / "epp")
 
 
 @dataclass
@@ -100,8 +100,8 @@ def _ask(app: App, number: int) -> None:
         header.key, header.raw_value = name, HEADERS[name].encode()
     chat = {"model": "m", "messages": [{"role": "user", "content": f"question {number} " * 200}]}
     body.request_body.body, body.request_body.end_of_stream = json.dumps(chat).encode(), True
-    server = app._grpc  # noqa: SLF001  # the server without its sockets
-    exchange = server._new_exchange(server._grpcio_share)  # noqa: SLF001
+    server = app._grpc  # the server without its sockets
+    exchange = server._new_exchange(server._grpcio_share)
     for message in (head, body):
         exchange.take(ProcessingRequest.FromString(message.SerializeToString()))
     exchange.closed(cut=False)
