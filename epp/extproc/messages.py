@@ -77,14 +77,21 @@ def is_body(length: int, begin: bytes) -> bool:
 
 
 def header_values(headers: HeaderMap) -> dict[str, str]:
-    """Read headers: name -> value, names lower-cased, the last value of each.
+    """Read headers: name in lower case -> value; commas join different values of one name (RFC 9110, 5.3).
 
     Envoy fills `raw_value`; proxies of other makes may still fill `value`.
     """
-    return {
-        header.key.lower(): raw.decode("utf-8", "replace") if (raw := header.raw_value) else header.value
+    pairs = [
+        (header.key.lower(), raw.decode("utf-8", "replace") if (raw := header.raw_value) else header.value)
         for header in headers.headers
-    }
+    ]
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    lists: dict[str, dict[str, None]] = {}
+    for name, value in pairs:
+        lists.setdefault(name, {})[value] = None
+    return {name: ",".join(found) for name, found in lists.items()}
 
 
 def metadata_values(metadata: Metadata, namespace: str) -> dict[str, dict[str, object]]:

@@ -58,8 +58,10 @@ def allowed_regions(
         if rule.path_prefix and not path.startswith(rule.path_prefix):
             continue
         header = rule.header.lower()
-        # HTTP/2's name for it, which Envoy uses for all.
-        if header and headers.get(":authority" if header == "host" else header) != rule.value:
+        # HTTP/2's name for it, which Envoy uses for all. Each value of a list binds: a client may have sent
+        # the header before the edge added its own.
+        value = headers.get(":authority" if header == "host" else header, "")
+        if header and rule.value not in (value, *map(str.strip, value.split(","))):
             continue
         regions = frozenset(rule.allow)
         allowed = regions if allowed is None else allowed & regions

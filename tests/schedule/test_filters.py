@@ -114,6 +114,7 @@ def test_region_rules_match_and_intersect() -> None:
         (("llama-3", "/v1", {"x-tenant": "acme"}), {"eu"}),
         (("qwen", "/ap/v1", {"x-tenant": "acme"}), set()),
         (("qwen", "/v1", {"x-tenant": "other"}), None),
+        (("qwen", "/v1", {"x-tenant": "other, acme"}), {"eu"}),
         (("qwen", "/v1", {":authority": "asia.example"}), {"ap"}),
         ((None, "/v1", {}), {"eu", "us"}),
     ]
