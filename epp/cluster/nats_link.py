@@ -16,7 +16,6 @@ import zlib
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 from nats.aio.client import Client
@@ -382,9 +381,6 @@ def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
         "max_outstanding_pings": 2,
         "pending_size": _PENDING_BYTES,
     }
-    named = urlsplit(options["servers"][0])
-    if named.password and "%" in named.netloc:  # nats-py takes a URL's escapes literally
-        options |= {"user": unquote(named.username or ""), "password": unquote(named.password)}
     if settings.credentials_file:
         file = base / settings.credentials_file
         try:

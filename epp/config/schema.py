@@ -55,7 +55,8 @@ class Cluster(Section, frozen=True):
     """What several pickers of one pool share, over NATS.
 
     Attributes:
-        url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``; empty for a picker alone.
+        url: servers by commas, ``nats://user:password@host:4222`` or ``tls://``; empty for a picker alone. A
+            password is written as it is, without escapes.
         name: of the pool; pickers of one name share. Empty for the InferencePool's, else ``default``.
         credentials_file: user credentials as `nsc` writes them, or the seed of an nkey.
         ca_file: who signs the servers' certificates, the system's authorities when empty.

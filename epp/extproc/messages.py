@@ -81,17 +81,13 @@ def header_values(headers: HeaderMap) -> dict[str, str]:
 
     Envoy fills `raw_value`; proxies of other makes may still fill `value`.
     """
-    pairs = [
-        (header.key.lower(), raw.decode("utf-8", "replace") if (raw := header.raw_value) else header.value)
-        for header in headers.headers
-    ]
-    values = dict(pairs)
-    if len(values) == len(pairs):
-        return values
-    lists: dict[str, dict[str, None]] = {}
-    for name, value in pairs:
-        lists.setdefault(name, {})[value] = None
-    return {name: ",".join(found) for name, found in lists.items()}
+    values: dict[str, str] = {}
+    for header in headers.headers:
+        name, raw = header.key.lower(), header.raw_value
+        value = raw.decode("utf-8", "replace") if raw else header.value
+        known = values.get(name, value)
+        values[name] = value if known == value else f"{known},{value}"
+    return values
 
 
 def metadata_values(metadata: Metadata, namespace: str) -> dict[str, dict[str, object]]:

@@ -57,9 +57,3 @@ async def statuses(requests: int, dead: int) -> Counter[int]:
 
             await asyncio.gather(*map(ask, range(_CLIENTS)))
             return seen
-
-
-def failed(requests: int = 400, dead: int = 300) -> tuple[int, Counter[int]]:
-    """Count requests that were not answered with 200; and all by status."""
-    seen = asyncio.run(statuses(requests, dead))
-    return seen.total() - seen[200], seen

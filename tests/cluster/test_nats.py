@@ -227,13 +227,6 @@ async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
             assert await pair.one.picker.metric("epp_cluster_peers") == 0
 
 
-async def test_a_password_may_hold_what_a_url_escapes(tmp_path: Path) -> None:
-    async with nats_server(tmp_path, 'authorization {user: epp, password: "a:b@c"}') as server:
-        url = server.url.replace("nats://", "nats://epp:a%3Ab%40c@")
-        async with Pair(tmp_path, url) as pair:
-            await pair.meet()
-
-
 async def test_over_tls_with_a_key_of_ones_own(tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path / "tls.crt", tmp_path / "tls.key", "nats")
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from epp.extproc.messages import header_values
 from epp.extproc.modes import BodyMode
 from epp.pb import access_log_pb2 as log
 from epp.pb import core_pb2, ext_proc_pb2, http_status_pb2, processing_mode_pb2
@@ -179,12 +178,3 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
     ]
     fresh, committed = ({name: found and found[1] for name, found in each.items()} for each in descriptors)
     assert fresh == committed, "run `make protos`"
-
-
-def test_different_values_of_a_header_are_a_list_of_each_once() -> None:
-    """A client's own value hides none that the edge has added."""
-    sent = (("X-Tenant", b"other"), ("x-tenant", b"acme"), ("x-tenant", b"acme"), ("accept", b"a"))
-    headers = core_pb2.HeaderMap(
-        headers=[core_pb2.HeaderValue(key=name, raw_value=value) for name, value in sent]
-    )
-    assert header_values(headers) == {"x-tenant": "other,acme", "accept": "a"}
