@@ -24,8 +24,9 @@
 -- TAIL_BYTES, its first LINE_BYTES up to the first content, and the end of a chunk in which something has begun
 -- that its successor may finish; that is nothing where a chunk ends with its line. A handle's objects die when
 -- the script yields, so streamInfo() is asked for afresh each time. NAMESPACE, DECISION_NAMESPACE, CLUSTER (empty
--- for no call), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES, EVENTS, CONTENT, DELTAS, PROGRESS and FAILURES
--- (as in epp/apis/events.py), LB_NAMESPACE and SERVED_KEY (where Envoy says who served) are set above.
+-- for no call), GRPC_PATH (where CLUSTER speaks gRPC), TIMEOUT_MS, TAIL_BYTES, STRIPPED_PATHS, and LINE_BYTES,
+-- EVENTS, CONTENT, DELTAS, PROGRESS and FAILURES (as in epp/apis/events.py), LB_NAMESPACE and SERVED_KEY (where
+-- Envoy says who served) are set above.
 
 local QUOTE, BACKSLASH, OPEN, COLON, NEWLINE = 34, 92, 123, 58, 10
 -- No name that is looked for is longer, quotes and key included.
@@ -65,12 +66,17 @@ local function tell(handle, path)
   if CLUSTER == "" then
     return
   end
+  local headers, body = { [":method"] = "POST", [":path"] = path, [":authority"] = "picker" }, ""
+  if GRPC_PATH ~= "" then
+    headers[":path"], headers["content-type"], headers["te"] = GRPC_PATH, "application/grpc", "trailers"
+    body = string.char(0, 0, 0, math.floor(#path / 256), #path % 256) .. path
+  end
   local sent, why = pcall(
     handle.httpCall,
     handle,
     CLUSTER,
-    { [":method"] = "POST", [":path"] = path, [":authority"] = "picker" },
-    "",
+    headers,
+    body,
     { ["asynchronous"] = true, ["timeout_ms"] = TIMEOUT_MS, ["send_xff"] = false }
   )
   if not sent then

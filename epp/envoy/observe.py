@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from epp.apis.events import CONTENT, DELTAS, EVENTS, FAILURES, LINE_BYTES, PROGRESS, Kind
 from epp.envoy import messages as api
-from epp.envoy.clusters import DESTINATION_NAMESPACE, SERVED_KEY
+from epp.envoy.clusters import DESTINATION_NAMESPACE, PICKER, SERVED_KEY
 from epp.envoy.filters import DECISION_NAMESPACE
 from epp.envoy.sockets import upstream_tls
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FIRST_TOKENS = "first-tokens"
 """Name of the cluster."""
+
+_TOLD = "/epp.Reports/Told"
+"""Method of a picker's gRPC listener that takes the same calls, where others may decide."""
 
 OBSERVED_NAMESPACE = "epp.observe"
 """Dynamic metadata of the filter's findings."""
@@ -78,10 +81,12 @@ def observers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
 
 def script(settings: EnvoySettings) -> str:
     """The Lua source with its parameters in front."""
+    cluster = PICKER if settings.fallback_pickers else FIRST_TOKENS
     parameters = {
         "NAMESPACE": _lua(OBSERVED_NAMESPACE),
         "DECISION_NAMESPACE": _lua(DECISION_NAMESPACE),
-        "CLUSTER": _lua(FIRST_TOKENS if settings.reports_first_tokens else ""),
+        "CLUSTER": _lua(cluster if settings.reports_first_tokens else ""),
+        "GRPC_PATH": _lua(_TOLD if settings.fallback_pickers else ""),
         "TIMEOUT_MS": str(FIRST_TOKEN_TIMEOUT_MS),
         "TAIL_BYTES": str(_USAGE_BYTES),
         "LB_NAMESPACE": _lua(DESTINATION_NAMESPACE),
@@ -118,7 +123,7 @@ _TABLE = {
 
 def observer_clusters(settings: EnvoySettings) -> list[api.cluster.Cluster]:
     """The cluster of the picker's listener for first tokens: a few warm connections, never in the way."""
-    if not settings.reports_first_tokens:
+    if not settings.reports_first_tokens or settings.fallback_pickers:
         return []
     host, path = settings.first_token_host or settings.picker_host, settings.first_token_path
     address = api.socket_address(host, settings.first_token_port)

@@ -176,6 +176,9 @@ class App:
         config, host = self._config, self._host
         reports = host.route(self._reports, self._decision_ids)
         most = allowed_connections(config.listen.max_connections)
+        refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
+        self._first_tokens = FirstTokenReceiver(reports, max_connections=most, on_refused=refused)
+        self.metrics.receivers["first-token"] = self._first_tokens
         self._grpc = GrpcServer(
             config,
             self._tls,
@@ -183,6 +186,7 @@ class App:
             self.metrics,
             self._source,
             reports=reports,
+            first_tokens=self._first_tokens,
             sampler=self._sampler,
             max_connections=most,
             seat=host.seat,
@@ -195,9 +199,6 @@ class App:
             max_connections=most,
             also=host.http,
         )
-        refused = self.metrics.value("epp_connections_closed_total", "first_token", "limit").inc
-        self._first_tokens = FirstTokenReceiver(reports, max_connections=most, on_refused=refused)
-        self.metrics.receivers["first-token"] = self._first_tokens
 
     def _build_learning(self) -> Learning | None:
         config = self._config

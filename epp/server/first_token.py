@@ -1,7 +1,8 @@
 """Receives Envoy's reports while answers still run.
 
 ``POST /first-token/<decision>``, ``/stored/<decision>/<id>`` of a response that the engine stores, and
-``/failed/<decision>/<endpoint>/<status>/<what it says>`` of an answer that failed.
+``/failed/<decision>/<endpoint>/<status>/<what it says>`` of an answer that failed. An Envoy that may fall
+back to other pickers sends the same paths as messages of `TOLD`, a gRPC method beside ext_proc.
 
 Owns a listener of its own and the little HTTP/1.1 that Envoy speaks to it, because these calls come once a
 request and a web framework costs ten times what it says. It listens on loopback, a Unix socket or with mTLS,
@@ -24,6 +25,7 @@ from epp.apis.failure import failure_in
 from epp.config.listen import MAX_CONNECTIONS
 from epp.server.accepting import watching
 from epp.server.access_log import FULL_PAUSE_S, Attempt
+from epp.server.handlers import Unary
 from epp.server.logs import REPEATED
 
 if TYPE_CHECKING:
@@ -32,9 +34,13 @@ if TYPE_CHECKING:
 
     from epp.server.accepting import Acceptor, Watched
     from epp.server.access_log import Reports
+    from epp.transport.calls import Call
+    from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)
 
+#: As `epp.envoy.observe` has it.
+TOLD = "/epp.Reports/Told"
 MAX_HEAD_BYTES = 8192
 MAX_ID_BYTES = 128
 
@@ -113,10 +119,23 @@ class FirstTokenReceiver:
             self.malformed += 1
             return None
         method, path = line.groups()
+        return _NO_CONTENT if method == b"POST" and self.take(path) else _NOT_FOUND
+
+    def serve(self, call: Call) -> Unary:
+        """Serve `TOLD`: its message is the path of a call, and its answer is empty."""
+
+        def answer(_: Call, message: Message) -> bytes:
+            self.take(bytes(message))
+            return b""
+
+        return Unary(call, answer)
+
+    def take(self, path: bytes) -> bool:
+        """Report what a path says; False where that is nothing."""
         call = _FIRST_TOKEN.fullmatch(path) or _STORED.fullmatch(path) or _FAILED.fullmatch(path)
-        if method != b"POST" or call is None:
+        if call is None:
             self.malformed += 1
-            return _NOT_FOUND
+            return False
         try:
             self._report(call.re, [part.decode("ascii") for part in call.groups()])
         except Exception:
@@ -124,7 +143,7 @@ class FirstTokenReceiver:
             log.exception("a report was lost", extra=REPEATED)
         else:
             self.received += 1
-        return _NO_CONTENT
+        return True
 
     def _report(self, kind: re.Pattern[bytes], told: list[str]) -> None:
         if kind is _FIRST_TOKEN:

@@ -16,6 +16,7 @@ from epp.extproc.stream import Stream
 from epp.server.accepting import located
 from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.server.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
+from epp.server.first_token import TOLD
 from epp.server.health import HealthState, health_service
 from epp.server.process import allowed_held_bytes
 from epp.server.rpc_server import RpcServer
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from epp.extproc.body_budget import Share
     from epp.server.access_log import Reports
     from epp.server.core import Core
+    from epp.server.first_token import FirstTokenReceiver
     from epp.server.grpcio_server import GrpcioServer
     from epp.server.handlers import Serve
     from epp.server.metrics import Metrics
@@ -55,6 +57,7 @@ class GrpcServer:
         metrics: counted into.
         source: name of the configuration file, for errors.
         reports: takes what Envoy's access log says.
+        first_tokens: takes what Envoy says while answers run.
         sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
         seat: this process's part among several that listen; None where there is one.
@@ -72,6 +75,7 @@ class GrpcServer:
         source: str,
         *,
         reports: Reports,
+        first_tokens: FirstTokenReceiver,
         sampler: Sampler,
         max_connections: int,
         seat: Seat | None = None,
@@ -93,6 +97,7 @@ class GrpcServer:
         self._health = HealthState()
         self._started = False
         methods = grpc_methods(metrics, self._health, self._new_exchange, self.access_log)
+        methods[TOLD] = first_tokens.serve
         self._listener: RpcServer | GrpcioServer
         if config.listen.transport == "grpcio":
             from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for

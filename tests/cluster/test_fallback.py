@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from epp.ops.doctor.picker import Page
 from tests.kit.nats import nats_server
 from tests.kit.picker import CONFIG, PickerProcess, Serving, until_seen
 from tests.kit.ports import free_ports
@@ -97,8 +98,9 @@ async def until_all_is_told(picker: PickerProcess) -> None:
     """Wait until each decision of a picker has the outcome that only Envoy's report tells."""
 
     async def told() -> bool:
-        completed = await picker.metric("epp_outcomes_total", cause="completed", status="2xx")
-        return completed == await picker.metric("epp_decisions_total")
+        page = Page(await picker.metrics())
+        completed = page.total("epp_outcomes_total", cause="completed", status="2xx")
+        return completed == page.total("epp_decisions_total")
 
     await until(told, 10)
 
@@ -119,8 +121,12 @@ async def test_while_a_picker_is_away_another_decides_and_no_request_fails(
 
 async def test_reports_reach_the_picker_that_decided_wherever_they_arrive(pair: Fallback) -> None:
     await pair.away(signal.SIGKILL)
-    await pair.until_healthy(1)
-    assert await pair.serving.streamed("you decide", 8)
+
+    async def heard() -> bool:
+        assert await pair.serving.streamed("you decide", 8)
+        return await pair.other.metric("epp_reports_total", receiver="first-token", result="received") > 0
+
+    await until(heard, 10)
     await until_all_is_told(pair.other)
     await pair.back(signal.SIGKILL)
     await pair.until_healthy(2)
