@@ -292,7 +292,7 @@ class App:
         return link, feed
 
     def _decision_json(self, decision_id: str) -> bytes:
-        found = self.core.recent.get(decision_id)
+        found = self.core.recent.find(decision_id)
         return b"" if found is None else msgspec.json.encode(to_record(found))
 
     def _priority(self, objective: str) -> int:

@@ -37,11 +37,15 @@ class RecentDecisions:
             self._bytes -= _bytes_of(decisions.popitem(last=False)[1])
 
     def get(self, decision_id: str) -> Decision | None:
+        """Return a decision by its id."""
+        return self._decisions.get(decision_id)
+
+    def find(self, name: str) -> Decision | None:
         """Return a decision by its id or by its origin's; the newest for ``"last"``."""
-        if decision_id == "last":
+        if name == "last":
             return next(reversed(self), None)
-        forwarded = (each for each in reversed(self) if each.request.origin_decision == decision_id)
-        return self._decisions.get(decision_id) or next(forwarded, None)
+        forwarded = (each for each in reversed(self) if each.request.origin_decision == name)
+        return self.get(name) or next(forwarded, None)
 
     def __reversed__(self) -> Iterator[Decision]:
         """Go through them, the newest first."""

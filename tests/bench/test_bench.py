@@ -73,7 +73,7 @@ def test_a_known_turn_is_found_in_the_cache() -> None:
     before, whole = recorded.bodies(4_000, 7)
     with rig(3) as app:
         decide(app, before)
-        first = app.core.recent.get("last")
+        first = app.core.recent.find("last")
         second = app.core.decide(request(whole), app.core.read(request(whole)), since_s=0.0)
     assert isinstance(second, Pick)
     assert first is not None

@@ -50,7 +50,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
     await peer.round_trip()
     assert serving.app.picker.in_flight == 0
     assert outcomes == (["completed"] if decided else [])
-    assert bool(serving.app.core.recent.get("last")) is decided, "nobody waits for a pick any more"
+    assert bool(serving.app.core.recent.find("last")) is decided, "nobody waits for a pick any more"
     assert await serving.metric('epp_faults_total{part="stream"}') == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
 
@@ -71,7 +71,7 @@ async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it
     told = peer.told[1].status
     assert told is not None
     assert told[0] is Status.INTERNAL
-    assert not serving.app.core.recent.get("last"), "it was not decided"
+    assert not serving.app.core.recent.find("last"), "it was not decided"
     assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Internal"}') == 1
     assert await serving.metric('epp_faults_total{part="stream"}') == 0

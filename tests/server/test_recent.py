@@ -20,7 +20,7 @@ def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
             assert isinstance(decided, Decided)
             recent.add(decided.decision)
             ids.append(decided.decision.id)
-    newest = recent.get("last")
+    newest = recent.find("last")
     assert newest is not None
     assert newest.id == ids[-1]
     return [one for one in ids if recent.get(one) is not None]
@@ -36,5 +36,5 @@ def test_the_oldest_go_by_number_and_by_endpoints(endpoints: int, size: int, mos
 
 def test_nothing_is_known_of_others() -> None:
     recent = RecentDecisions()
-    assert recent.get("last") is None
-    assert recent.get("0123456789abcdef-1") is None
+    assert recent.find("last") is None
+    assert recent.find("0123456789abcdef-1") is None
