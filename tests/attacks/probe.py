@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.02
 #: Whoever has waited so long was not served.
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 #: A connection is replaced after so many calls.
 _CALLS = 64
 _BODY = json.dumps(chat_body("hello " * 50, max_tokens=2)).encode()

@@ -5,15 +5,11 @@ from __future__ import annotations
 import gc
 import warnings
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import anthropic
-import langchain_openai
-import litellm
-import openai
 import pytest
 import pytest_asyncio
-from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
 from msgspec.structs import replace
 
 from tests.kit.envoy import require_envoy
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+# Each test loads its client: together they take as long as the collection of all other tests.
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     # What clients warn of themselves is theirs.
@@ -47,8 +44,9 @@ async def two_replicas(folder: Path) -> AsyncIterator[Serving]:
 async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
     async with two_replicas(tmp_path_factory.mktemp("clients")) as running:
         yield running
-    await close_litellm_async_clients()
-    litellm.in_memory_llm_clients_cache.flush_cache()
+    cleanup: Any = import_module("litellm.llms.custom_httpx.async_client_cleanup")
+    await cleanup.close_litellm_async_clients()
+    import_module("litellm").in_memory_llm_clients_cache.flush_cache()
     with warnings.catch_warnings(action="ignore"):  # clients leave connections open even so
         gc.collect()
 
@@ -61,6 +59,7 @@ async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
 
 
 async def test_openai(serving: Serving) -> None:
+    openai: Any = import_module("openai")
     client: Any = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
     async with client:
         assert [model.id async for model in client.models.list()] == [MODEL]
@@ -87,6 +86,7 @@ async def test_openai(serving: Serving) -> None:
 
 
 async def test_anthropic(serving: Serving) -> None:
+    anthropic: Any = import_module("anthropic")
     async with anthropic.AsyncAnthropic(base_url=serving.url, api_key="none", max_retries=0) as client:
         counted = await client.messages.count_tokens(model=MODEL, messages=CHAT, system="s")
         asked: Any = {"model": MODEL, "messages": CHAT, "system": "s", "max_tokens": TOKENS}
@@ -104,6 +104,7 @@ async def test_anthropic(serving: Serving) -> None:
 
 @pytest.mark.parametrize("responses", [False, True])
 async def test_langchain_chats(serving: Serving, responses: bool) -> None:
+    langchain_openai: Any = import_module("langchain_openai")
     chat = langchain_openai.ChatOpenAI(
         base_url=f"{serving.url}/v1",
         api_key="none",
@@ -119,6 +120,7 @@ async def test_langchain_chats(serving: Serving, responses: bool) -> None:
 
 
 async def test_langchain_completes_and_embeds(serving: Serving) -> None:
+    langchain_openai: Any = import_module("langchain_openai")
     where: Any = {"base_url": f"{serving.url}/v1", "api_key": "none", "model": MODEL}
     text = langchain_openai.OpenAI(**where, max_tokens=TOKENS)
     assert "".join([word async for word in text.astream("a")]) == await text.ainvoke("a")
@@ -129,6 +131,7 @@ async def test_langchain_completes_and_embeds(serving: Serving) -> None:
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
 async def test_litellm_chats(serving: Serving, provider: str) -> None:
+    litellm: Any = import_module("litellm")
     base = serving.url if provider == "anthropic" else f"{serving.url}/v1"
     asked: Any = {"model": f"{provider}/{MODEL}", "messages": CHAT, "api_base": base, "api_key": "none"}
     asked["max_tokens"] = TOKENS  # for Anthropic it would ask for 128,000
@@ -141,6 +144,7 @@ async def test_litellm_chats(serving: Serving, provider: str) -> None:
 
 
 async def test_litellm_speaks_the_others(serving: Serving) -> None:
+    litellm: Any = import_module("litellm")
     where: Any = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{serving.url}/v1", "api_key": "none"}
     text = await litellm.atext_completion(prompt="a", **where)
     chunks = [chunk async for chunk in await litellm.atext_completion(prompt="a", stream=True, **where)]
@@ -160,31 +164,35 @@ async def test_litellm_speaks_the_others(serving: Serving) -> None:
 
 
 async def ask_openai(url: str, model: str, messages: Any) -> object:
+    openai: Any = import_module("openai")
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         return await client.chat.completions.create(model=model, messages=messages)
 
 
 async def ask_anthropic(url: str, model: str, messages: Any) -> object:
+    anthropic: Any = import_module("anthropic")
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
         return await client.messages.create(model=model, messages=messages, max_tokens=1)
 
 
 async def ask_langchain(url: str, model: str, messages: Any) -> object:
+    langchain_openai: Any = import_module("langchain_openai")
     chat = langchain_openai.ChatOpenAI(base_url=f"{url}/v1", api_key="none", model=model, max_retries=0)
     return await chat.ainvoke(messages)
 
 
 async def ask_litellm(url: str, model: str, messages: Any) -> object:
+    litellm: Any = import_module("litellm")
     named = f"hosted_vllm/{model}"
     return await litellm.acompletion(named, messages, api_base=f"{url}/v1", api_key="none", max_retries=0)
 
 
 #: Where each client's errors are, and its name for 503.
-ERRORS: dict[Callable[[str, str, Any], Awaitable[object]], tuple[Any, str]] = {
-    ask_openai: (openai, "InternalServerError"),
-    ask_anthropic: (anthropic, "ServiceUnavailableError"),
-    ask_langchain: (openai, "InternalServerError"),
-    ask_litellm: (litellm, "ServiceUnavailableError"),
+ERRORS: dict[Callable[[str, str, Any], Awaitable[object]], tuple[str, str]] = {
+    ask_openai: ("openai", "InternalServerError"),
+    ask_anthropic: ("anthropic", "ServiceUnavailableError"),
+    ask_langchain: ("openai", "InternalServerError"),
+    ask_litellm: ("litellm", "ServiceUnavailableError"),
 }
 
 
@@ -195,7 +203,7 @@ def refused(request: pytest.FixtureRequest, refusing: Serving) -> Callable[..., 
     module, unavailable = ERRORS[request.param]
 
     async def ask(error: str = unavailable, model: str = MODEL, messages: Any = CHAT) -> Any:
-        with pytest.raises(getattr(module, error)) as caught:
+        with pytest.raises(getattr(import_module(module), error)) as caught:
             await request.param(refusing.url, model, messages)
         return caught.value
 

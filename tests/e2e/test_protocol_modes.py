@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from epp.envoy import messages as api
 from epp.envoy.settings import TlsFiles
@@ -18,9 +20,10 @@ from tests.kit.picker import CONFIG
 from tests.kit.replicas import CHAT, MODEL, chat_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"content-type": "application/json"}
 UPLOAD = {"content-type": "multipart/form-data; boundary=b"}
 AHEAD = {"send_body_without_waiting_for_header_response": True}
@@ -64,117 +67,117 @@ SPEECHES = {
 }
 
 
-@pytest.mark.parametrize("name", SPEECHES)
-async def test_requests_arrive_whole_where_they_were_picked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    speech, seen = SPEECHES[name]
-    speaking(monkeypatch, speech)
+@dataclass
+class Way:
+    """A way of speaking and who speaks so.
+
+    Attributes:
+        seen: of a short chat, a long one and an upload.
+        told: whether Envoy tells when an upgraded request ends.
+    """
+
+    engines: TwoEngines
+    seen: tuple[str, ...]
+    told: bool
+
+    async def new(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Bodies seen since ``counts``, which `TwoEngines.seen` gave."""
+        return Counter(await self.engines.seen()) - Counter(counts)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SPEECHES)
+async def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Way]:
+    (speech, seen), name = SPEECHES[request.param], request.param
+    engines = TwoEngines(
+        tmp_path_factory.mktemp("way"),
+        policy={"name": "session-affinity"},
+        observe="none" if name.endswith("left") else "all",
+        request={"max_body_bytes": 1 << 20},
+    )
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            speaking(patch, speech)
+            await stack.enter_async_context(engines)
+        yield Way(engines, seen, not name.endswith(("left", "no override")))
+
+
+async def test_requests_arrive_whole_where_they_were_picked_to(way: Way) -> None:
+    engines, before = way.engines, await way.engines.seen()
     cases = [(chat(10), JSON), (chat(LONG), JSON), (b"--b\r\n" + bytes(LONG) + b"\r\n--b--", UPLOAD)]
-    observe = "none" if name.endswith("left") else "all"
-    async with TwoEngines(tmp_path, policy={"name": "session-affinity"}, observe=observe) as engines:
-        for _ in range(4):
-            for body, headers in cases:
-                async with engines.http.post(engines.url + CHAT, data=body, headers=headers) as answer:
-                    text = await answer.text()
-                    assert answer.status == 200, text + engines.picker.log()[-3000:]
-                    served = json.loads(text)["served"]
-                assert served == await engines.picked()
-                assert engines.got[-1].body == body
-            async with engines.http.get(engines.url + "/v1/models") as answer:
-                assert (await answer.json())["served"] == await engines.picked()
-        assert await engines.seen() == Counter(4 * seen) | {"none": 4}
-        await no_lease_is_left(engines)
-
-
-@pytest.mark.parametrize("name", [name for name, (_, seen) in SPEECHES.items() if seen[0] == "whole"])
-async def test_a_model_rewritten_by_the_header_arrives_in_a_body_of_its_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The policy reads no bodies: the header alone has this one read."""
-    speech, seen = SPEECHES[name]
-    speaking(monkeypatch, speech)
-    observe = "none" if name.endswith("left") else "all"
-    headers = {**JSON, "x-llm-d-model-name-rewrite": "org/another-model"}
-    async with TwoEngines(tmp_path, policy={"name": "round-robin"}, observe=observe) as engines:
-        for body in (chat(10), chat(LONG)) if seen[1] == "whole" else (chat(10),):
+    for _ in range(2):
+        for body, headers in cases:
             async with engines.http.post(engines.url + CHAT, data=body, headers=headers) as answer:
-                told = await answer.json()
-            got = engines.got[-1]
-            assert got.fields == json.loads(body) | {"model": "org/another-model"}
-            assert int(got.headers.get("content-length", len(got.body))) == len(got.body) == told["bytes"]
-            assert told["model"] == MODEL, "the client's own name comes back"
-        await no_lease_is_left(engines)
+                text = await answer.text()
+                assert answer.status == 200, text + engines.picker.log()[-3000:]
+                served = json.loads(text)["served"]
+            assert served == await engines.picked()
+            assert engines.got[-1].body == body
+        async with engines.http.get(engines.url + "/v1/models") as answer:
+            assert (await answer.json())["served"] == await engines.picked()
+    assert await way.new(before) == Counter(2 * way.seen) | {"none": 2}
+    await no_lease_is_left(engines)
 
 
-#: Ways in which an upload's first bytes must be upstream before its last are sent.
-FLOWING = [
-    "none",
-    "streamed",
-    "streamed-ahead",
-    "buffered",
-    "buffered, no override",
-    "partial",
-    "full duplex",
-]
+async def rewrite_one(engines: TwoEngines, body: bytes) -> None:
+    headers = {**JSON, "x-llm-d-model-name-rewrite": "org/another-model"}
+    async with engines.http.post(engines.url + CHAT, data=body, headers=headers) as answer:
+        told = await answer.json()
+    got = engines.got[-1]
+    assert got.fields == json.loads(body) | {"model": "org/another-model"}
+    assert int(got.headers.get("content-length", len(got.body))) == len(got.body) == told["bytes"]
+    assert told["model"] == MODEL, "the client's own name comes back"
 
 
-@pytest.mark.parametrize("name", FLOWING)
-async def test_an_upload_flows_past_the_picker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_a_model_rewritten_by_the_header_arrives_in_a_body_of_its_length(way: Way) -> None:
+    for body, seen in zip((chat(10), chat(LONG)), way.seen, strict=False):
+        if seen == "whole":
+            await rewrite_one(way.engines, body)
+    await no_lease_is_left(way.engines)
+
+
+async def test_an_upload_flows_past_the_picker(way: Way) -> None:
     """Ten megabytes of audio; the second half is sent when the first has begun to arrive."""
-    speaking(monkeypatch, SPEECHES[name][0])
-    half = 5 << 20
-    async with TwoEngines(tmp_path, request={"max_body_bytes": 1 << 20}) as engines:
+    engines, half, before = way.engines, 5 << 20, await way.engines.seen()
+    engines.begun.clear()
 
-        async def pieces() -> AsyncIterator[bytes]:
-            yield bytes(half)
-            async with asyncio.timeout(10):
-                await engines.begun.wait()
-            yield bytes(half)
+    async def pieces() -> AsyncIterator[bytes]:
+        yield bytes(half)
+        await engines.begun.wait()
+        yield bytes(half)
 
-        url = engines.url + "/v1/audio/transcriptions"
-        async with engines.http.post(url, data=pieces(), headers=UPLOAD) as answer:
-            assert (answer.status, (await answer.json())["bytes"]) == (200, 2 * half)
-        assert engines.got[0].upstream == await engines.picked()
-        assert await engines.seen() == {"unread": 1}
-        await no_lease_is_left(engines)
+    url = engines.url + "/v1/audio/transcriptions"
+    async with engines.http.post(url, data=pieces(), headers=UPLOAD) as answer:
+        assert (answer.status, (await answer.json())["bytes"]) == (200, 2 * half)
+    assert engines.got[-1].upstream == await engines.picked()
+    assert await way.new(before) == {"unread": 1}
+    await no_lease_is_left(engines)
 
 
-@pytest.mark.parametrize(
-    "name", ["buffered", "none", "streamed", "partial", "full duplex", "full duplex, left"]
-)
-async def test_a_websocket_talks_to_the_endpoint_that_was_picked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    speaking(monkeypatch, SPEECHES[name][0])
-    observe = "none" if name.endswith("left") else "all"
-    async with TwoEngines(tmp_path, observe=observe) as engines:
-        for number in range(4):
-            async with engines.http.ws_connect(engines.url + "/v1/realtime?model=m") as socket:
-                assert await socket.receive_str(timeout=10) == await engines.picked()
-                for turn in range(3):
-                    await socket.send_str(f"hello {number} {turn}")
-                    assert await socket.receive_str(timeout=10) == f"hello {number} {turn}"
-                await socket.send_bytes(bytes(300_000))
-                assert await socket.receive_bytes(timeout=10) == bytes(300_000)
-                if not name.endswith("left"):
-                    # it lasts as long; the one before may still be on its way out
-                    await engines.picker.until_metric("epp_requests_in_flight", lambda count: count == 1)
-        assert await engines.seen() == {"unread": 4}
-        await no_lease_is_left(engines)
+async def test_a_websocket_talks_to_the_endpoint_that_was_picked(way: Way) -> None:
+    engines, before = way.engines, await way.engines.seen()
+    for number in range(2):
+        async with engines.http.ws_connect(engines.url + "/v1/realtime?model=m") as socket:
+            assert await socket.receive_str() == await engines.picked()
+            for turn in range(3):
+                await socket.send_str(f"hello {number} {turn}")
+                assert await socket.receive_str() == f"hello {number} {turn}"
+            await socket.send_bytes(bytes(300_000))
+            assert await socket.receive_bytes() == bytes(300_000)
+            if way.told:
+                # it lasts as long; the one before may still be on its way out
+                await engines.picker.until_metric("epp_requests_in_flight", lambda count: count == 1)
+    assert await way.new(before) == {"unread": 2}
+    await no_lease_is_left(engines)
 
 
-async def test_bodies_that_nobody_asks_about_are_not_buffered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speaking(monkeypatch, SPEECHES["buffered"][0])
+async def test_bodies_that_nobody_asks_about_are_not_buffered(tmp_path: Path) -> None:
     async with TwoEngines(tmp_path, policy={"name": "round-robin"}) as engines:
-        for _ in range(4):
+        for _ in range(2):
             async with engines.http.post(engines.url + CHAT, data=chat(LONG), headers=JSON) as answer:
                 assert (await answer.json())["served"] == await engines.picked()
-        assert await engines.seen() == {"unread": 4}
+        assert await engines.seen() == {"unread": 2}
+        await rewrite_one(engines, chat(LONG))  # the header alone has this one read
+        assert await engines.seen() == {"unread": 2, "whole": 1}
 
 
 async def test_in_observability_mode_all_is_decided_and_nobody_waits(

@@ -190,13 +190,6 @@ def test_no_cut_of_a_whole_answer_changes_the_verdict(name: str, data: st.DataOb
         assert by_filter(how, "application/json")[:-1] == found
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_no_cut_in_two_changes_the_verdict(name: str) -> None:
-    answer = (FOLDER / f"{name}.sse").read_bytes()
-    for at in range(1, len(answer), 1 + len(answer) // 200):
-        check_stream(answer, [answer[:at], answer[at:]], STREAMS[name])
-
-
 def test_a_failure_long_before_the_end_is_found() -> None:
     content = (FOLDER / "vllm-chat.sse").read_bytes()
     failed = (FOLDER / "sglang-chat-error.sse").read_bytes()

@@ -34,7 +34,7 @@ from tests.kit.up import Up, running_up
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 async def served(up: Up, *replicas: str) -> None:
@@ -84,58 +84,63 @@ async def test_an_engine_is_asked_for_its_own_models_alone(tmp_path: Path) -> No
             assert answer.headers["x-epp-endpoint"] == b.address
 
 
-@pytest.mark.parametrize(
-    ("process", "number", "status"),
-    [
-        ("up", signal.SIGINT, 0),
-        ("up", signal.SIGTERM, 0),
-        ("up", signal.SIGKILL, -signal.SIGKILL),
-    ],
-)
-async def test_no_process_is_left_when_it_ends(
-    tmp_path: Path, process: str, number: int, status: int
-) -> None:
-    async with running_up(tmp_path, f"127.0.0.1:{free_ports()}") as up:
-        pids = {"up": up.pid, **up.children()}
-        assert len(pids) == 3
-        os.kill(pids[process], number)
-        assert await up.wait() == status
-        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()))
-        assert "Traceback" not in up.log()
+async def gone(pids: Iterable[int]) -> None:
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-@pytest.mark.parametrize("process", ["picker", "envoy"])
-async def test_what_dies_is_started_again_and_what_dies_twice_soon_ends_all(
-    tmp_path: Path, process: str
+async def test_neither_processes_nor_folders_are_left_of_two_that_start_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor are they of one that was killed before."""
+    temporary, words = tmp_path / "temporary", ["up", f"127.0.0.1:{free_ports()}"]
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    async with running_up(tmp_path, *words[1:]) as up:
+        pids = [up.pid, *up.children().values()]
+        (left,) = temporary.glob("epp-up-*")
+        os.kill(up.pid, signal.SIGKILL)
+        assert await up.wait() == -signal.SIGKILL
+        await gone(pids)
+    assert left.exists()
+    async with Up("a", words, tmp_path) as a, Up("b", words, tmp_path) as b:
+        await asyncio.gather(a.ready(), b.ready())
+        assert not left.exists()
+        (page_a,), (page_b,) = (re.findall(r"\S+/ui\b", up.log()) for up in (a, b))
+        assert a.url != b.url
+        assert page_a != page_b
+        pids = [pid for up in (a, b) for pid in (up.pid, *up.children().values())]
+        assert len(pids) == 6
+        for up, number in ((a, signal.SIGINT), (b, signal.SIGTERM)):
+            os.kill(up.pid, number)
+            assert await up.wait() == 0
+            assert "Traceback" not in up.log()
+        await gone(pids)
+    assert list(temporary.glob("epp-up-*")) == []
+
+
+async def test_what_dies_is_started_again_and_what_dies_twice_soon_ends_all(tmp_path: Path) -> None:
     async with running_fleet([quick_config("a")]) as (a,), running_up(tmp_path, a.url) as up:
-        before = up.children()
-        os.kill(before[process], signal.SIGKILL)
-        await up.until(lambda: len(up.children()) == 2 and up.children()[process] != before[process])
-        assert f"{process} ended early: killed by SIGKILL\n" in up.log()
-        assert "It is started again" in up.log()
+        (page,) = re.findall(r"\S+/ui\b", up.log())
 
         async def answers() -> bool:
             with suppress(aiohttp.ClientError):
-                return await up.ask() == (200, "a")
-            return False
-
-        await until(answers)
-        (page,) = re.findall(r"\S+/ui\b", up.log())
-
-        async def shown() -> bool:
-            with suppress(aiohttp.ClientError):
                 async with aiohttp.ClientSession() as http, http.get(page) as answer:
-                    return answer.status == 200
+                    return answer.status == 200 and await up.ask() == (200, "a")
             return False
 
-        await until(shown)
-        after = up.children()
-        assert len(before.items() & after.items()) == 1, "the other goes on"
-        os.kill(after[process], signal.SIGKILL)
+        for process in ("picker", "envoy"):
+            before = up.children()
+            os.kill(before[process], signal.SIGKILL)
+            await up.until(lambda: len(up.children()) == 2 and up.children() != before)  # noqa: B023  # waited for
+            assert f"{process} ended early: killed by SIGKILL\n" in up.log()
+            assert "It is started again" in up.log()
+            await until(answers)
+            assert len(before.items() & up.children().items()) == 1, "the other goes on"
+        last = up.children()
+        os.kill(last["envoy"], signal.SIGKILL)
         assert await up.wait() == 2
-        assert f"epp: {process} ended early: killed by SIGKILL" in up.log()
-        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in after.values()))
+        assert "epp: envoy ended early: killed by SIGKILL" in up.log()
+        await gone(last.values())
 
 
 async def test_a_process_may_end_again_after_ten_seconds(tmp_path: Path) -> None:
@@ -169,23 +174,6 @@ def test_folders_of_runs_that_were_killed_are_removed_and_those_of_others_kept(
         assert {second, foreign} == set(tmp_path.iterdir())
 
 
-async def test_the_folder_of_a_killed_run_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    engine = f"127.0.0.1:{free_ports()}"
-    async with running_up(tmp_path, engine) as up:
-        (left,) = temporary.glob("epp-up-*")
-        up.kill()
-        await up.wait()
-    assert left.exists()
-    async with running_up(tmp_path, engine):
-        assert left not in temporary.iterdir()
-    assert list(temporary.glob("epp-up-*")) == []
-
-
 async def test_a_signal_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
     require_envoy()
     async with Up("up", ["up", f"127.0.0.1:{free_ports()}"], tmp_path) as up:
@@ -194,7 +182,7 @@ async def test_a_signal_while_it_starts_leaves_no_process(tmp_path: Path) -> Non
         os.kill(up.pid, signal.SIGTERM)
         assert await up.wait() == 0
         # At the latest the kernel ends it, a moment after its parent.
-        await until(lambda: not Path(f"/proc/{pid}").exists())
+        await gone([pid])
 
 
 async def test_the_files_that_it_writes_serve_alike(
@@ -326,16 +314,6 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
             assert main(["up", *words]) == 2
             (told,) = capsys.readouterr().err.splitlines()
             assert problem in told
-
-
-async def test_two_that_start_at_once_serve_beside_each_other(tmp_path: Path) -> None:
-    require_envoy()
-    words = ["up", f"127.0.0.1:{free_ports()}"]
-    async with Up("a", words, tmp_path) as a, Up("b", words, tmp_path) as b:
-        await asyncio.gather(a.ready(), b.ready())
-        (page_a,), (page_b,) = (re.findall(r"\S+/ui\b", up.log()) for up in (a, b))
-    assert a.url != b.url
-    assert page_a != page_b
 
 
 def test_a_port_is_claimed_before_anybody_listens_on_it() -> None:
