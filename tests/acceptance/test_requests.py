@@ -96,21 +96,13 @@ def test_forged_destination_headers_choose_nothing(stack: Stack) -> None:
     assert [answer.status for answer in answers] == [200] * 5
 
 
-def test_a_body_above_the_limit_is_a_413(tmp_path: Path) -> None:
-    with serving(tmp_path, "a", request={"max_body_bytes": 10_000}) as stack:
-        answer = stack.chat("x" * 20_000)
-        assert answer.status == 413
-        assert stack.chat().status == 200
-
-
 @pytest.mark.parametrize("variant", ["standalone", "original-dst", "full-duplex"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_every_variant_of_envoy_serves(tmp_path: Path, variant: str, stream: bool) -> None:
+def test_every_variant_of_envoy_serves(tmp_path: Path, variant: str) -> None:
     policy = {"fallbacks": 0} if variant == "original-dst" else {}
     with serving(tmp_path, "a", "b", envoy_words=("--variant", variant), policy=policy) as stack:
-        answers = [stack.chat(f"question {n} " * 200, stream=stream) for n in range(4)]
+        answers = [stack.chat(f"question {n} " * 200, stream=n % 2 == 1) for n in range(4)]
         assert [answer.status for answer in answers] == [200] * 4
-        assert all(answer.text.rstrip().endswith("[DONE]") for answer in answers) or not stream
+        assert all(answer.text.rstrip().endswith("[DONE]") for answer in answers[1::2])
         assert stack.metric("epp_decisions_total") == 4
 
 

@@ -56,7 +56,7 @@ def test_who_attacks_over_nats_stops_neither_picks_nor_sharing(
     assert not row.failures
     assert not memory_problem(row)
     assert not row.cut_short
-    assert row.tally["made"] >= 8, "nothing was attacked"
+    assert row.tally["made"], "nothing was attacked"
 
 
 @pytest.mark.envoy

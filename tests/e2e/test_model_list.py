@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from epp.envoy.settings import Variant
@@ -23,6 +22,8 @@ ALL = {"org/a", "both", "b"}
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
 async def test_clients_are_told_what_the_pool_serves(tmp_path: Path, variant: Variant) -> None:
     async with Serving(tmp_path, replicas=ENGINES, variant=variant) as serving:
+        openai: Any = import_module("openai")
+        anthropic: Any = import_module("anthropic")
         client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
         other = anthropic.AsyncAnthropic(base_url=serving.url, api_key="none", max_retries=0)
         async with client, other:

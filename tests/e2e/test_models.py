@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import pytest_asyncio
 
@@ -136,6 +136,7 @@ async def test_each_engine_is_asked_for_its_own_name_and_clients_see_theirs(serv
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 async def test_streams_are_restored_however_they_are_cut(serving: EngineServing, size: int) -> None:
     answers(serving, events(size))
+    openai: Any = import_module("openai")
     client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
     async with client:
         stream = await client.chat.completions.create(
@@ -149,6 +150,7 @@ async def test_streams_are_restored_however_they_are_cut(serving: EngineServing,
 
 
 async def test_an_unknown_model_is_404_in_openais_words(serving: EngineServing) -> None:
+    openai: Any = import_module("openai")
     client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
     async with client:
         with pytest.raises(openai.NotFoundError) as caught:

@@ -5,32 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import openai
 import pytest
 
 from epp.envoy.settings import Variant
 from tests.kit.picker import Serving
-from tests.kit.replicas import MODEL, quick_config
+from tests.kit.replicas import quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-async def test_the_openai_sdk_streams_unmodified(tmp_path: Path) -> None:
-    async with Serving(tmp_path) as serving:
-        client = openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
-        async with client:
-            stream = await client.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "hello"}], stream=True, max_tokens=8
-            )
-            words = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
-            assert len("".join(word or "" for word in words)) > 0
-            answer = await client.completions.create(model=MODEL, prompt="once upon a time", max_tokens=4)
-            assert answer.usage is not None
-            assert answer.usage.completion_tokens == 4
-            assert [model.id async for model in client.models.list()] == [MODEL]
-            with pytest.raises(openai.BadRequestError, match="messages"):
-                await client.chat.completions.create(model=MODEL, messages="not a list")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import aiohttp
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,35 +62,6 @@ async def stream(
 
 
 # Answers
-
-
-async def test_the_openai_sdk_chats_with_and_without_streaming(replica: SimReplica) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{replica.url}/v1", api_key="none") as client:
-        messages: Any = [{"role": "user", "content": "hello there"}]
-        whole = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
-        chunks = [
-            chunk
-            async for chunk in await client.chat.completions.create(
-                model=MODEL,
-                messages=messages,
-                max_tokens=5,
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-        ]
-        assert [model.id async for model in client.models.list()] == [MODEL]
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 5
-    assert whole.choices[0].finish_reason == "length"
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert (
-        "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-        == whole.choices[0].message.content
-    )
-    assert [chunk.choices[0].finish_reason for chunk in chunks[1:-1]] == [None] * 4 + ["length"]
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
 async def test_a_replica_knows_the_responses_that_it_stores_until_it_restarts(
