@@ -9,7 +9,7 @@ from epp.server.metrics import MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.server.metrics_table import TABLE
 
 if TYPE_CHECKING:
-    from epp.server.metrics_row import Row
+    from epp.server.metrics import Row
 
 PAGE = Path(__file__).parent / "metrics.md"
 

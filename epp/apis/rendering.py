@@ -7,15 +7,13 @@ hand, that tells (`epp.tokens.template`); what engines alone decide is learned (
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from epp.apis.types import FirstArguments
-
+#: Arguments that a template puts before the chat, each with values that say the same as none.
+FirstArguments = Mapping[str, Collection[str | float | bool | None]]
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"
 #: Parts of bodies that some engines and templates leave out of the prompt: reasoning before the last that a
 #: user said, reasoning since then, and tools that ``tool_choice`` rules out.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 #: By lower-cased name.
 Headers = Mapping[str, str]
 TemplateArguments = tuple[tuple[str, Any], ...]
-#: Arguments that a template puts before the chat, each with values that say the same as none.
-FirstArguments = Mapping[str, Collection[str | float | bool | None]]
 
 
 class ParsedRequest(Struct, frozen=True):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.schedule.weights import WeightBook
     from epp.server.learned import Learning
-    from epp.server.live_page import LivePage
+    from epp.server.live import Live
     from epp.signals.fleet import Fleet
 
 #: Decisions that a frame shows; of the others it has sums.
@@ -132,7 +132,7 @@ class Refusal(TypedDict):
     error: str
 
 
-def answer(live: LivePage, question: str, reply: Callable[[dict[str, Any]], object]) -> None:
+def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object]) -> None:
     """Answer a page: a policy's opinion, or a frame where it names none.
 
     Who asks for an opinion that is being made gets the same.
@@ -146,7 +146,7 @@ def answer(live: LivePage, question: str, reply: Callable[[dict[str, Any]], obje
     live.asking[question].add_done_callback(lambda done: reply(done.result()))
 
 
-def frame(live: LivePage) -> dict[str, Any]:
+def frame(live: Live) -> dict[str, Any]:
     """Show a picker now."""
     decisions = list(reversed(live.recent))
     wall_s, book = live.clock.wall_s(), live.picker.weights
@@ -163,7 +163,7 @@ def frame(live: LivePage) -> dict[str, Any]:
     }
 
 
-async def _opinion(live: LivePage, name: str) -> dict[str, Any]:
+async def _opinion(live: Live, name: str) -> dict[str, Any]:
     picker = live.picker
     try:
         policy = quiet(picker.policy if name == picker.policy.name else create(name))

@@ -23,7 +23,7 @@ from epp.threads import kept
 from epp.wire import read, unpack
 
 if TYPE_CHECKING:
-    from epp.server.live_page import LivePage
+    from epp.server.live import Live
 
 #: Between two pictures; how long other pickers' frames are waited for.
 TICK_S, GATHER_S = 0.5, 0.1
@@ -61,7 +61,7 @@ class Page:
         live: its place in the picker.
     """
 
-    def __init__(self, live: LivePage) -> None:
+    def __init__(self, live: Live) -> None:
         self._live, self._loop = live, asyncio.get_running_loop()
         self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}

@@ -19,7 +19,7 @@ import msgspec
 
 from epp.config.kubernetes import POOL_GROUP
 from epp.kube.objects import EndpointSlice, InferencePool, ModelRewrite, Named, Objective, Pod
-from epp.kube.problems import KubeError, Reason, advice
+from epp.kube.problems import KubeError, Reason
 from epp.kube.reconcile import Discovered, Made, reconcile_pods, reconcile_slices
 from epp.kube.reflector import Reflector, Resource
 from epp.schedule.model_rules import ModelRules, Rule
@@ -166,7 +166,32 @@ class KubeSource:
         return f"/apis/{group}/namespaces/{self._namespace}/{plural}"
 
     def _advice(self, resource: Resource[Any], problem: KubeError) -> str:
-        return advice(resource, self._settings, self._namespace, problem)
+        """Say in one sentence what fails and what to do about it."""
+        name = resource.name
+        group = resource.path.removeprefix("/apis/").split("/namespaces/")[0]
+        if problem.reason is Reason.NOT_FOUND:
+            pool = self._settings.pool_name
+            way_out = (
+                f"install its CRD, or set pool.kubernetes.selector instead of pool_name={pool}"
+                if name == "inferencepools"
+                else "the API server is older than this picker needs"
+            )
+            return f"the API server does not serve {name} of {group}: {way_out}"
+        if problem.reason is Reason.FORBIDDEN and name == "nodes":
+            return (
+                "the service account may not read nodes: regions and engine classes come from annotations "
+                "and labels of pods alone; give it get, list and watch on nodes in a ClusterRole, or do "
+                f"without (pool.kubernetes.watch_nodes: false in our configuration) ({problem.message})"
+            )
+        if problem.reason is Reason.FORBIDDEN:
+            of = f"{name} of {group}" if name in {"inferenceobjectives", "inferencemodelrewrites"} else name
+            return (
+                f"the service account may not read {of}: give it get, list and watch on {name} "
+                f"in a Role in namespace {self._namespace} ({problem.message})"
+            )
+        if problem.reason is Reason.UNAUTHORIZED:
+            return f"the API server refuses the credentials for {name}: {problem.message}"
+        return f"cannot follow {name}: {problem.message}"
 
     def _mirror(
         self,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from google.protobuf.struct_pb2 import Struct
 
     from epp.pb.access_log_pb2 import AccessLogCommon, HTTPAccessLogEntry
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)

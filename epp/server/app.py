@@ -29,9 +29,11 @@ from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
 from epp.server.host import Host
+from epp.server.live import Live
 from epp.server.live_page import LivePage
 from epp.server.metrics import Metrics
 from epp.server.metrics_read import PickerState
+from epp.server.metrics_table import TABLE
 from epp.server.poll import SignalFeed
 from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secrets, index_of
@@ -101,7 +103,7 @@ class App:
         self._host, self._draining = host, False
         self._config, self._base, self._source, self._clock = config, base, source, clock
         self._decision_ids = DecisionIds(host.index)
-        self.metrics, self.tasks = Metrics(), Tasks()
+        self.metrics, self.tasks = Metrics(TABLE), Tasks()
         self._secrets = hash_secrets(config, base, source)
         hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
         hasher = hashers[0]
@@ -437,8 +439,8 @@ class App:
             elsewhere=None if self._peers is None else self._peers.find,
         )
         if listen.serves_ui:
-            page = LivePage(self.picker, self.core.recent, self._clock, self._peers, self._learning)
-            page.add_to(routes)
+            live = Live(self.picker, self.core.recent, self._clock, self._peers, self._learning)
+            LivePage(live).add_to(routes)
         routes.middlewares.extend(self._host.middlewares)
         self._host.listen()
         http, health = await self._health.start(routes, on_stall)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
     from epp.server.tokenizers import Count
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)

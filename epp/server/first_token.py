@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from epp.server.accepting import Acceptor, Watched
     from epp.server.access_log import Reports
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 log = logging.getLogger(__name__)

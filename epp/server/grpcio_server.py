@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from epp.server.handlers import Handler, Serve
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Room
 
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -51,7 +51,7 @@ _RESET_S = 0.02
 
 
 class GrpcioCall:
-    """One call as handlers know it: what of `epp.transport.calls.Call` they use.
+    """One call as handlers know it: what of `epp.transport.connection.Call` they use.
 
     Attributes:
         messages: sent, and not written yet.

@@ -1,6 +1,6 @@
 """What serves a gRPC call, whatever the transport under it.
 
-Owns the contract between the transports (`epp.server.rpc_protocol`, `epp.server.grpcio_server`) and the
+Owns the contract between the transports (`epp.server.rpc_server`, `epp.server.grpcio_server`) and the
 services. Rules for a handler:
 
 * Its methods are called from the event loop, in order, and may answer at once, on the call itself. None of
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.server.handlers import Serve
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"

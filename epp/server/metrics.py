@@ -25,20 +25,21 @@ from epp import __version__
 from epp.config.address import split_address
 from epp.llmd.words import CODE_NAMES
 from epp.schedule.decision import FIRST_ERROR, Source
-from epp.server.metrics_read import FAIRNESS_ID
-from epp.server.metrics_table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from epp.apis.types import ParsedRequest
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
-    from epp.server.metrics_read import Samples
-    from epp.server.metrics_row import Row
     from epp.signals.duration import Duration
     from epp.types import RequestInfo
 
+    #: Label values and value of each series.
+    Samples = Iterable[tuple[tuple[str, ...], float]]
+
+#: What llm-d says where a request names neither.
+FAIRNESS_ID, PRIORITY = "default-flow", "0"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_STRANGE_MODELS = 20
 MAX_PRIORITIES = 16
@@ -65,6 +66,53 @@ _BROKEN = {
 _IN_LABELS = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 _NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric.
+
+    Attributes:
+        name: as queries have it, of a histogram without a suffix.
+        kind: ``counter``, ``gauge`` or ``histogram``.
+        labels: names of its labels.
+        text: what it means.
+        bounds: upper bounds of a histogram's buckets.
+        zeros: label values that are shown from the start: an alert needs the zero before the one.
+        source: what ``read`` is given: the object shown under this name (`Metrics.show`).
+        read: gives label values and value of each series; None for what is counted.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+    bounds: tuple[float, ...] = ()
+    zeros: tuple[tuple[str, ...], ...] = ()
+    source: str = ""
+    read: Callable[[Any], Samples] | None = None
+
+
+def counter(name: str, labels: str, text: str, zeros: str = "") -> Row:
+    """Make a counter; ``zeros`` are label values by spaces, series by commas."""
+    found = tuple(tuple(zero.split()) for zero in zeros.split(",") if zero)
+    return Row(name, "counter", tuple(labels.split()), text, zeros=found)
+
+
+def gauge(name: str, labels: str, text: str) -> Row:
+    """Make a gauge that is set."""
+    return Row(name, "gauge", tuple(labels.split()), text)
+
+
+def histogram(name: str, labels: str, text: str, bounds: tuple[float, ...]) -> Row:
+    """Make a histogram."""
+    return Row(name, "histogram", tuple(labels.split()), text, bounds)
+
+
+def shown(source: str, name: str, labels: str, text: str, how: Callable[[Any], Samples]) -> Row:
+    """Make a metric that is read from a source, a counter where its name says so."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Row(name, kind, tuple(labels.split()), text, source=source, read=how)
 
 
 class Value:
@@ -377,10 +425,15 @@ def arm_of(stamp: str) -> str:
 
 
 class Metrics:
-    """Every metric of a picker."""
+    """Every metric of a picker.
 
-    def __init__(self) -> None:
-        self._families = {row.name: Family(row) for row in TABLE if row.read is None}
+    Args:
+        table: what the metrics are.
+    """
+
+    def __init__(self, table: Iterable[Row]) -> None:
+        self._table = tuple(table)
+        self._families = {row.name: Family(row) for row in self._table if row.read is None}
         self._sources: dict[str, Any] = {}
         #: Receivers of reports by name, each with its counts.
         self.receivers: dict[str, Any] = {}
@@ -446,7 +499,7 @@ class Metrics:
 
     def pieces(self) -> Iterator[str]:
         """Write the page a metric at a time."""
-        for row in TABLE:
+        for row in self._table:
             if row.read is None:
                 series = self._families[row.name].series
                 yield _head(row) + (_histograms(row, series) if row.bounds else _lines(row, _values(series)))

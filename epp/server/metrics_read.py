@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.config.plan import INCUMBENT
+from epp.server.metrics import FAIRNESS_ID, PRIORITY
 from epp.signals.health import State
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
     from epp.regions.link import RegionLink
     from epp.schedule.picker import Picker
     from epp.server.learned import ModelFeed, Shadow
+    from epp.server.metrics import Samples
     from epp.server.response_sampling import Sampler
     from epp.server.tokenizers import ServedTokenizers
     from epp.signals.fleet import Fleet
     from epp.signals.paths import PathFigures
-
-    Samples = Iterable[tuple[tuple[str, ...], float]]
 
     class Receiver(Protocol):
         """Takes reports and counts them."""
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
         received: int
         malformed: int
         failed: int
-
-
-#: What llm-d says where a request names neither.
-FAIRNESS_ID, PRIORITY = "default-flow", "0"
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.server import metrics_read as read
-from epp.server.metrics_row import Row, counter, gauge, histogram, shown
+from epp.server.metrics import Row, counter, gauge, histogram, shown
 from epp.server.tokenizers import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.cluster.link import Link
-    from epp.server.metrics_read import PickerState, Samples
+    from epp.server.metrics import Samples
+    from epp.server.metrics_read import PickerState
 
 #: Labels of a request.
 R = "model_name target_model_name fairness_id priority"

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from jinja2.parser import Parser
 
-    from epp.apis.types import FirstArguments, TemplateArguments
+    from epp.apis.rendering import FirstArguments
+    from epp.apis.types import TemplateArguments
 
 #: What arguments of public templates may be, and the chats that are rendered with them; some templates take
 #: no system prompt.

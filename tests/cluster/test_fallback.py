@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 from tests.kit.nats import nats_server
 from tests.kit.picker import CONFIG, PickerProcess, Serving, until_seen
 from tests.kit.ports import free_ports

@@ -22,7 +22,7 @@ from epp.config.plan import Plan, Split, render_plan
 from epp.console import frames
 from epp.console.frames import frame
 from epp.envoy.child import EPP
-from epp.server.live_page import LivePage
+from epp.server.live import Live
 from epp.server.process import SystemClock
 from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.browser import chromium
@@ -171,7 +171,7 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
         plan = Plan(weights={"prefill_weight": weight}, policy="gorgo-ms", reason="better", trial=trial)
         rewrite(app, tmp_path / "weights.yaml", render_plan(plan))
         app.picker.weights.note(weight)
-    shown = frame(LivePage(app.picker, app.core.recent, SystemClock(), None, None))
+    shown = frame(Live(app.picker, app.core.recent, SystemClock(), None, None))
     weights = {row["id"]: row for row in shown["weights"]}
     assert weights["prefill_weight"]["bounds"] == "1..12"
     assert weights["prefill_weight"]["about"] == "from tuner"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 from tests.kit.picker import Serving
 
 if TYPE_CHECKING:

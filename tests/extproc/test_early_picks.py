@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.modes import HELD_BYTES, BodyMode
+from epp.extproc.modes import BodyMode
+from epp.extproc.request_side import HELD_BYTES
 from epp.extproc.stream import Stream
 from epp.extproc.types import Cause, Finish, Observe, Pick, PickAt
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc import modes
+from epp.extproc import request_side
 from epp.extproc.messages import EMPTY_REQUEST_BODY
 from tests.fuzz import messages
 
@@ -16,12 +16,12 @@ def test_a_short_run_meets_every_end_and_breaks_nothing() -> None:
 
 
 def test_a_reply_that_is_missing_is_a_peer_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes.StreamedAhead, "forward", lambda *_: [])
+    monkeypatch.setattr(request_side.StreamedAhead, "forward", lambda *_: [])
     with pytest.raises(RuntimeError, match=r"seed 1 case \d+: STREAMED/.* ahead=True"):
         messages.run(seed=1, count=3000)
 
 
 def test_a_reply_that_envoy_would_not_take_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes.FullDuplex, "forward", lambda *_: [EMPTY_REQUEST_BODY])
+    monkeypatch.setattr(request_side.FullDuplex, "forward", lambda *_: [EMPTY_REQUEST_BODY])
     with pytest.raises(RuntimeError, match="streamed_response"):
         messages.run(seed=1, count=3000)

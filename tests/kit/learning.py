@@ -13,8 +13,7 @@ import numpy as np
 from epp.apis.usage import Usage
 from epp.config.schema import Config
 from epp.config.strict import convert
-from epp.learn.reward_model.command import Setup
-from epp.learn.reward_model.loop import Loop
+from epp.learn.reward_model.loop import Loop, Setup
 from epp.learn.reward_model.samples import Choice, Logged, Sample
 from epp.learn.reward_model.settings import LearnerSettings
 from epp.learn.sidecar.process import ModelPaths, process_lock

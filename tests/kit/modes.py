@@ -12,7 +12,7 @@ from aiohttp import web
 from epp.envoy import filters, listener
 from epp.envoy import messages as api
 from epp.extproc.modes import BodyMode
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 from tests.kit.engines import Engine, EngineServing
 
 if TYPE_CHECKING:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
 
+from grimp import build_graph
+
 from epp.lab.experiment import execute
 from epp.lab.origin import current_commit
 from tests.measures.mutants import EXPERIMENT as MUTANTS
@@ -133,6 +135,17 @@ def closure() -> tuple[int, int]:
     return modules, lines
 
 
+def circular() -> list[str]:
+    """List the modules that import themselves through others, imports for type checkers counted."""
+    graph = build_graph("epp", exclude_type_checking_imports=False)
+    upstream = {name: graph.find_upstream_modules(name) for name in graph.modules}
+    return [
+        name
+        for name in upstream
+        if any(name in upstream[one] for one in graph.find_modules_directly_imported_by(name))
+    ]
+
+
 def figures() -> dict[str, int]:
     """Measure the source text, the import closure and the request path."""
     code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
@@ -147,6 +160,7 @@ def figures() -> dict[str, int]:
         "classes": code.classes,
         "lines": code.lines,
         "test code tokens": tests.tokens,
+        "modules in import circles": len(circular()),
         "serve: modules": modules,
         "serve: lines": closure_lines,
         "largest file, code lines": max(code.files),

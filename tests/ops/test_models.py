@@ -8,9 +8,8 @@ import pytest
 
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Config
-from epp.ops.doctor.context import Context, Finding, Severity
-from epp.ops.doctor.engines import Engine, models
-from epp.ops.doctor.fetch import Answer
+from epp.ops.doctor.context import Answer, Context, Engine, Finding, Severity
+from epp.ops.doctor.engines import models
 
 LISTED = ("llama-3", "lora-sql")
 

@@ -10,10 +10,9 @@ from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.config.schema import Config
 from epp.ops.doctor.checks import examine
-from epp.ops.doctor.context import Context, Severity
+from epp.ops.doctor.context import Context, Kernel, Page, Route, Severity
 from epp.ops.doctor.envoy_dump import Envoy
-from epp.ops.doctor.network import Far, Kernel, Route, far_regions, parse_route
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.network import Far, far_regions, parse_route
 from tests.kit.doctor import findings, noted
 
 if TYPE_CHECKING:

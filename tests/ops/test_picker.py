@@ -14,8 +14,7 @@ from epp.config.pool import EndpointSpec
 from epp.config.schema import Cluster, Config, Prefix
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.command import load
-from epp.ops.doctor.context import Context
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Context, Page
 from epp.server.metrics_table import TABLE
 from tests.kit.doctor import examined, findings, noted, said
 

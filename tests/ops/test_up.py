@@ -24,7 +24,7 @@ from epp.envoy.child import Child
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.lab.sim.http import SimReplica
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 from epp.ops.up.command import Kept, Line, claim_port, own_folder
 from epp.ops.up.engines import Look, look, spec_of
 from tests.kit.envoy import require_envoy

@@ -16,12 +16,10 @@ from grpc_health.v1 import health_pb2
 from epp.config.address import split_address
 from epp.config.listen import ServerTls
 from epp.server.accepting import Acceptor
-from epp.server.rpc_protocol import RpcConnection
-from epp.server.rpc_server import RpcServer
+from epp.server.rpc_server import RpcConnection, RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
 from epp.transport import frames
-from epp.transport.calls import Call
-from epp.transport.connection import Connection
+from epp.transport.connection import Call, Connection
 from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.clock import ManualClock

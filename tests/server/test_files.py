@@ -10,6 +10,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.server.files import AppliedFile, WatchedFile, read_file, replace_file
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.process import Tasks
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
@@ -88,7 +89,7 @@ def test_each_fault_of_a_file_is_reported_once_and_its_last_content_stays(
 def applied(folder: Path) -> tuple[AppliedFile[str], list[str], Callable[[], float | None]]:
     """Watch a file whose good contents are numbers."""
     seen: list[str] = []
-    metrics = Metrics()
+    metrics = Metrics(TABLE)
 
     def parse(content: bytes | None) -> str:
         if content is not None and not content.isdigit():

@@ -18,6 +18,7 @@ from epp.server import health_thread
 from epp.server.command import STALLED
 from epp.server.health_thread import HealthThread, StallClock
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.tls import Certificates
 from tests.kit.apps import app_of
 from tests.kit.hanging import HANGING, hang
@@ -63,7 +64,7 @@ def test_what_counts_as_a_stall(looks: list[tuple[float, float]], stalled_s: flo
 def test_readiness_fails_at_half_of_the_limit_and_liveness_at_the_limit(
     tmp_path: Path, stalled_s: float, ready: bool, live: bool
 ) -> None:
-    health = HealthThread(Listen(), Certificates(tmp_path, ""), "", metrics=Metrics(), max_connections=1)
+    health = HealthThread(Listen(), Certificates(tmp_path, ""), "", metrics=Metrics(TABLE), max_connections=1)
     health._not_ready, health._clock = "", StallClock(0.25, 0.0, 0.0)
     health._clock.stalled_s = stalled_s
     assert (not health.not_ready(), not health.not_live()) == (ready, live)

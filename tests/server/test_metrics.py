@@ -36,7 +36,7 @@ class Bench:
         self.picker = picker_of(pool=[Endpoint(address) for address in pool])
         for address in pool:
             self.picker.fleet.assume_rtt(address, 50.0)
-        self.metrics = Metrics()
+        self.metrics = Metrics(TABLE)
         self.metrics.show("picker", PickerState(self.picker, lambda: 1.0, "p", lambda _: 0.25))
 
     def decide(

@@ -19,6 +19,7 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.server.files import replace_file
 from epp.server.keep_alive import TokenFile
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.poll import (
     MAX_PER_SLOT,
     METRICS_PATHS,
@@ -278,7 +279,7 @@ async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    fleet, metrics = Fleet(PrefixIndex()), Metrics()
+    fleet, metrics = Fleet(PrefixIndex()), Metrics(TABLE)
     fleet.apply([Endpoint("a:1")], 0.0)
     feed = SignalFeed(fleet, metrics)
 

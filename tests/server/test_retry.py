@@ -14,6 +14,7 @@ from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.server.health_thread import build_app
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.process import DecisionIds
 from epp.types import Endpoint
 from tests.kit.apps import app_of, ask, rewrite
@@ -100,7 +101,7 @@ def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> Non
 def client(verdict: Any = None) -> TestClient[Any, Any]:
     health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler, not_live=str, not_ready=str)
     made = build_app(
-        metrics=Metrics(),
+        metrics=Metrics(TABLE),
         health=health,
         names=frozenset({"picker.example"}),
         decision=lambda _: b"",

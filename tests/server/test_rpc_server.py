@@ -20,6 +20,7 @@ from epp.server.ext_proc import PROCESS
 from epp.server.grpc import grpc_methods
 from epp.server.health import HealthState
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
 from tests.kit import certificates
@@ -80,7 +81,7 @@ class Served:
         self.go, self.ends, self.health = asyncio.Event(), list[bool](), HealthState()
         self.log = AccessLogReceiver(self)  # type: ignore[arg-type]  # takes what is reported
         self.reports = 0
-        self.metrics = Metrics()
+        self.metrics = Metrics(TABLE)
         self.methods = grpc_methods(self.metrics, self.health, self._exchange, self.log)
         self.server = listener(transport, self.methods)
         self.broken = False

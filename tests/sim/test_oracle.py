@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.oracle import Forecast, Truth
+    from epp.lab.sim.fleet import Forecast, Truth
     from epp.types import Ranking, RequestInfo, Snapshot
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))

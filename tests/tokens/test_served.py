@@ -13,6 +13,7 @@ pytest.importorskip("tokenizers")
 from epp.config.schema import Tokens
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.metrics import Metrics
+from epp.server.metrics_table import TABLE
 from epp.server.poll import SignalFeed
 from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.fleet import Fleet
@@ -83,7 +84,7 @@ def test_public_names_lead_to_what_their_engine_serves() -> None:
         adapters=frozenset({"sql"}),
     )
     fleet.apply([public, Endpoint("b:1")], 0.0)
-    feed = SignalFeed(fleet, Metrics(), serve=told.append)
+    feed = SignalFeed(fleet, Metrics(TABLE), serve=told.append)
     feed.models_listed("a:1", frozenset(), listing)
     feed.models_listed("b:1", frozenset(), listing)
     assert told == [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled, CallEnded, CallStarted, MessageReceived
+from epp.transport.connection import CallCancelled, CallEnded, CallStarted, MessageReceived
 from epp.transport.status import Status
 from tests.kit.http2 import REQUEST, Client, message, sent, serving, settings
 

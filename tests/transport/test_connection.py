@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled, CallDrained, CallStarted
+from epp.transport.connection import CallCancelled, CallDrained, CallStarted
 from epp.transport.frames import ErrorCode
 from epp.transport.limits import Limits, Rate
 from epp.transport.status import Status
 from tests.kit.http2 import PATH, REQUEST, Client, greeted, message, only, sent, settings
 
 if TYPE_CHECKING:
-    from epp.transport.calls import Call
-    from epp.transport.connection import Connection
+    from epp.transport.connection import Call, Connection
 
 CANCEL = int(ErrorCode.CANCEL)
 LOW = Limits(idle_frames=Rate(500, 50), useless_streams=Rate(5, 1))

@@ -11,7 +11,7 @@ import pytest
 from hpack import Encoder
 
 from epp.transport import frames
-from epp.transport.calls import CallCancelled
+from epp.transport.connection import CallCancelled
 from epp.transport.frames import ErrorCode, Setting
 from epp.transport.headers import encode
 from epp.transport.status import Status

@@ -20,7 +20,7 @@ from epp.server.rpc_server import RpcServer
 from epp.transport.status import Status
 
 if TYPE_CHECKING:
-    from epp.transport.calls import Call
+    from epp.transport.connection import Call
     from epp.transport.messages import Message
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -17,7 +17,7 @@ from epp.lab.bench.client import Proxy
 from epp.lab.bench.processes import picker, pool_of, spent_s
 from epp.lab.bench.recorded import Mode, bodies, conversation
 from epp.lab.demo.nats import Nats
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 
 if TYPE_CHECKING:
     import argparse

@@ -30,7 +30,7 @@ from epp.lab.demo.example import example_parser, run_example
 from epp.lab.demo.nats import Nats
 from epp.lab.demo.stack import REGIONS, Stack
 from epp.lab.workloads.art_chat import DEMO, generate
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 
 if TYPE_CHECKING:
     import argparse

@@ -25,7 +25,7 @@ from epp.types import NUMERIC_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.lab.sim.oracle import Oracle, Truth
+    from epp.lab.sim.fleet import Oracle, Truth
     from epp.types import Ranking, RequestInfo, Snapshot
 
 _CACHED, _UNCACHED, _HIT_RATIO = map(NUMERIC_COLUMNS.index, ("cached_tokens", "uncached_tokens", "hit_ratio"))

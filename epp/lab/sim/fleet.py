@@ -3,24 +3,31 @@
 Owns their composition and the schedule of what happens to replicas. The picker is the production object: it
 is built as the server builds it, gets the same calls in the same order, and hears only what it would hear
 live, as late as it would. Nothing here decides anything.
+
+A `Replica` owns what is under way at its engine, a `Flight` one request's progress between its client and its
+answer, and `Truth` what only a simulator can know.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
+from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.lab.sim.client import Client
-from epp.lab.sim.flight import Flight
+from epp.lab.sim.engine import Engine
+from epp.lab.sim.job import Counters, FirstToken
 from epp.lab.sim.loop import Loop, Rank
-from epp.lab.sim.oracle import Truth
+from epp.lab.sim.network import Connections
 from epp.lab.sim.pickers import PickerGroup
 from epp.lab.sim.prompts import Prompts
-from epp.lab.sim.replica import Replica
 from epp.lab.sim.results import SimResult, WindowResult
 from epp.lab.sim.scenario import Happening
 from epp.lab.sim.signals import SignalFeed
@@ -30,19 +37,289 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.weights import WeightBook
+from epp.signals.metrics_text import EngineSample
+from epp.signals.paths import ConnectionTiming
 from epp.types import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from epp.apis.usage import Usage
     from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.job import Job
-    from epp.lab.sim.oracle import Oracle
+    from epp.lab.sim.job import Finished, Job
+    from epp.lab.sim.network import Connection
     from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
     from epp.schedule.decision import Decision, Outcome
-    from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo
+
+# Process start times are Unix times; those of a window count from here.
+_EPOCH_S = 1_700_000_000.0
+
+
+class Replica:
+    """A replica on the loop: its engine, its connections, its lives.
+
+    Must not know picker or client: whoever sends gives a `Flight`, which hears. A replica that dies takes its
+    engine with it; one that revives has a new one, cold, and a new start time.
+
+    Args:
+        spec: what it is.
+        block_tokens: tokens per block of the jobs' hashes.
+        loop: virtual time.
+
+    Attributes:
+        network: the way there as it is now.
+        changes: number of times that anything came from outside: a job, a cancellation, an event. While it
+            stays the same, what was forecast of the engine comes true.
+    """
+
+    def __init__(self, spec: ReplicaSpec, block_tokens: int, loop: Loop) -> None:
+        self.spec, self._block_tokens, self._loop = spec, block_tokens, loop
+        self.network = spec.network
+        self.connections = Connections(spec.network)
+        self.up = not spec.absent
+        self.engine = Engine(spec.engine_class, block_tokens)
+        self.on_wire: dict[int, tuple[float, Job]] = {}  # sent, not arrived: by job id
+        self._flights: dict[int, Flight] = {}
+        self._started_s = _EPOCH_S
+        self._slowdown = 1.0
+        self._wake_ms = inf
+        self._past = Counters()  # of its earlier lives
+        self.changes = 0
+
+    def expect(self, job: Job, arrives_ms: float, flight: Flight) -> None:
+        """Expect a job that is on its way."""
+        self.changes += 1
+        self.on_wire[job.job_id] = (arrives_ms, job)
+        self._flights[job.job_id] = flight
+        self._loop.at(arrives_ms, Rank.REPORT, self._arrived, job.job_id)
+
+    def die(self) -> None:
+        """End the process, and with it everything that is there or on its way."""
+        if not self.up:
+            return
+        self.changes += 1
+        self._run()
+        self._past = self.counters()
+        self.up = False
+        self.engine = Engine(self.spec.engine_class, self._block_tokens)
+        self.connections.close()
+        self._wake_ms = inf
+        self.on_wire.clear()
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            flight.on_broken("connection reset")
+
+    def start(self) -> None:
+        """Let a new, cold process listen at the address."""
+        if self.up:
+            return
+        self.changes += 1
+        self.up = True
+        self._started_s = _EPOCH_S + self._loop.now_ms / 1e3
+        self.engine.set_slowdown(self._slowdown, self._loop.now_ms)
+
+    def set_slowdown(self, factor: float) -> None:
+        """See `Engine.set_slowdown`; the hardware keeps it over restarts."""
+        self.changes += 1
+        self._slowdown = factor
+        if self.up:
+            self.engine.set_slowdown(factor, self._loop.now_ms)
+            self._run()
+
+    def reroute(self, factor: float) -> None:
+        """Let round trips take ``factor`` times as long as the spec's, for what is sent from now on."""
+        self.changes += 1
+        self.network = replace(self.spec.network, rtt_ms=factor * self.spec.network.rtt_ms)
+        self.connections.reroute(self.network)
+
+    def sample(self) -> EngineSample:
+        """Return what a scrape would find at this moment."""
+        self._run()
+        snapshot = self.engine.snapshot()
+        counters = snapshot.counters
+        return EngineSample(
+            engine="vllm",
+            running=float(snapshot.running),
+            waiting=float(snapshot.arriving + snapshot.waiting),
+            kv_usage=snapshot.kv_usage,
+            kv_capacity_tokens=round(snapshot.capacity_tokens * self.spec.kv_report_factor),
+            process_start_time_s=self._started_s,
+            prompt_tokens_total=float(counters.prompt_tokens),
+            generation_tokens_total=float(counters.generated_tokens),
+        )
+
+    def counters(self) -> Counters:
+        """Of all its lives."""
+        now, past = self.engine.snapshot().counters, self._past
+        if not self.up:
+            return past
+        return Counters(
+            **{field.name: getattr(past, field.name) + getattr(now, field.name) for field in fields(Counters)}
+        )
+
+    def _arrived(self, job_id: int) -> None:
+        found = self.on_wire.pop(job_id, None)
+        if found is None:
+            return  # lost with an earlier life
+        try:
+            self.engine.submit(found[1], self._loop.now_ms)
+        except ValueError as error:
+            self._flights.pop(job_id).on_broken(str(error))
+        self._run()
+
+    def _wake(self, due_ms: float) -> None:
+        if due_ms == self._wake_ms:  # otherwise something nearer came in between
+            self._wake_ms = inf
+            self._run()
+
+    def _run(self) -> None:
+        """Let the engine come up to now, tell what happened, and see when it wants to be woken."""
+        if not self.up:
+            return
+        engine = self.engine
+        for event in engine.advance(self._loop.now_ms):
+            if isinstance(event, FirstToken):
+                flight = self._flights.get(event.job_id)
+                if flight is not None:
+                    flight.on_first_token(event)
+            else:
+                flight = self._flights.pop(event.job_id, None)
+                if flight is not None:
+                    flight.on_finished(event)
+        due_ms = engine.next_event_ms()
+        if due_ms is not None and due_ms < self._wake_ms:
+            self._wake_ms = due_ms
+            self._loop.at(due_ms, Rank.ENGINE, self._wake, due_ms)
+
+
+#: Further picked endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
+_RETRIES = 2
+
+
+class Flight:
+    """A request under way; hears from its replica what becomes of its job.
+
+    A refused connection is known a round trip later and the next picked endpoint is tried; a reset after the
+    request was sent is the client's to see; tokens take half a round trip back, and reports to the picker a
+    little more.
+
+    Args:
+        sim: whose request it is.
+        index: position in the load.
+        intended_ms: when it should have been sent.
+    """
+
+    def __init__(self, sim: FleetSim, index: int, intended_ms: float) -> None:
+        self._sim, self._index, self._intended_ms = sim, index, intended_ms
+        request, now_ms = sim.requests[index], sim.loop.now_ms
+        self._result = SimResult(
+            index=index,
+            session=request.session,
+            user=request.user,
+            intended_ms=intended_ms - sim.start_ms,
+            slip_ms=now_ms - intended_ms,
+            prompt_tokens=request.prompt_tokens,
+        )
+        self._targets: list[str] = []  # endpoints still to try
+        self._replica: Replica | None = None
+        self._connection: Connection | None = None
+        self._down_ms = self._opened_ms = self._early_ms = 0.0
+        self._tries = 0
+
+    def refused(self, rule: str) -> None:
+        """End without an endpoint."""
+        self._end(f"no endpoint: {rule}", 0)
+
+    def start(self, decision: Decision) -> None:
+        """Go to the picked endpoint."""
+        self._result.decision_id = decision.id
+        self._result.believed_cached_tokens = round(float(decision.fleet.cached_tokens[decision.chosen]))
+        names = decision.fleet.endpoints
+        self._targets = [names[index] for index in (decision.chosen, *decision.fallbacks[:_RETRIES])]
+        self._attempt()
+
+    def on_first_token(self, event: FirstToken) -> None:
+        """Send the first token on its way back."""
+        self._result.cached_tokens, self._result.waited_ms = event.cached_tokens, event.waited_ms
+        self._send_back(self._first_token)
+
+    def on_finished(self, event: Finished) -> None:
+        """Send the last token on its way back."""
+        self._send_back(self._completed, event.generated_tokens)
+
+    def on_broken(self, problem: str) -> None:
+        """Send the news on its way back."""
+        self._send_back(self._failed, problem)
+
+    def _send_back(self, action: Callable[..., None], *args: object) -> None:
+        loop = self._sim.loop
+        loop.at(loop.now_ms + self._down_ms, Rank.REPORT, action, *args)
+
+    def _attempt(self) -> None:
+        sim, index = self._sim, self._index
+        loop = sim.loop
+        replica = self._replica = sim.replicas[self._targets.pop(0)]
+        self._tries += 1
+        up_ms, self._down_ms = sim.ways(replica, index)
+        if not replica.up:
+            loop.at(loop.now_ms + up_ms + self._down_ms, Rank.REPORT, self._not_connected)
+            return
+        self._connection, round_trips = replica.connections.take(sim.body_bytes(index), loop.now_ms)
+        arrives_ms = loop.now_ms + up_ms + round_trips * replica.network.rtt_ms
+        self._result.network_ms = arrives_ms - loop.now_ms
+        self._opened_ms = replica.network.rtt_ms if self._connection.is_new else 0.0
+        self._early_ms = arrives_ms + self._down_ms - (loop.now_ms + self._opened_ms)
+        replica.expect(sim.job(replica, index), arrives_ms, self)
+
+    def _not_connected(self) -> None:
+        if self._targets:
+            self._attempt()
+        else:
+            self._failed("connection refused")
+
+    def _first_token(self) -> None:
+        sim = self._sim
+        self._result.ttft_ms = sim.loop.now_ms - self._intended_ms
+        due_ms = sim.loop.now_ms + sim.options.report_delay_ms
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_first_token, self._result.decision_id)
+
+    def _completed(self, tokens: int) -> None:
+        replica, now_ms = self._replica, self._sim.loop.now_ms
+        if replica is not None and self._connection is not None and replica.up:
+            replica.connections.release(self._connection, now_ms)
+        options = self._sim.options
+        cached = self._result.cached_tokens if options.report_cached_tokens else None
+        usage = Usage(self._result.prompt_tokens, tokens, cached) if options.report_usage else None
+        self._report_end("completed", usage)
+        self._end("", tokens)
+
+    def _failed(self, problem: str) -> None:
+        self._report_end("client-gone")
+        self._end(problem, 0)
+
+    def _report_end(self, cause: str, usage: Usage | None = None) -> None:
+        sim = self._sim
+        due_ms = sim.loop.now_ms + sim.options.report_delay_ms
+        travelled = self._travelled() if cause == "completed" else None
+        sim.loop.at(due_ms, Rank.REPORT, sim.report_end, self._result.decision_id, cause, usage, travelled)
+
+    def _travelled(self) -> ConnectionTiming | None:
+        """Return what a proxy's log would tell; of several tries nobody knows which one it was of."""
+        if not self._sim.options.report_connections or self._connection is None or self._tries > 1:
+            return None
+        is_new = self._connection.is_new
+        return ConnectionTiming(is_new, self._opened_ms if is_new else math.nan, self._early_ms)
+
+    def _end(self, error: str, tokens: int) -> None:
+        result = self._result
+        result.e2e_ms = self._sim.loop.now_ms - self._intended_ms
+        result.error, result.completion_tokens = error, tokens
+        if not error and result.ttft_ms is not None and tokens > 1:
+            result.itl_ms = (result.e2e_ms - result.ttft_ms) / (tokens - 1)
+        if self._replica is not None:
+            result.endpoint = self._replica.spec.address
+        self._sim.over(result)
+
 
 # Metrics read seldom are good for longer: as many scrapes as may be missed.
 _SCRAPES_MISSED = 3.0
@@ -86,6 +363,97 @@ class Sender(Protocol):
 
     def answered(self, index: int) -> None:
         """Go on after a request that is over."""
+
+
+#: Of a replica that is down: worse than any that is up.
+_DOWN_MS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What sending the request there now would lead to, if nothing else came.
+
+    Attributes:
+        ttft_ms: its time to first token.
+        e2e_ms: its time to the last.
+        inflicted_ms: how much later all others there would end, summed.
+        cached_tokens: what it would find in the cache.
+    """
+
+    ttft_ms: float
+    e2e_ms: float
+    inflicted_ms: float
+    cached_tokens: int
+
+
+_NOWHERE = Forecast(_DOWN_MS, _DOWN_MS, 0.0, 0)
+
+
+class Truth:
+    """The state of a simulated fleet, asked for the request that is being decided.
+
+    What really is comes of engines forked and run ahead: a forecast knows the engine's whole state, cache
+    contents, output lengths and what is on its way there; it does not know the requests still to come, nor
+    the future of a replica that will die.
+
+    Attributes:
+        index: that request's position in the load; set by the simulation before each pick.
+    """
+
+    def __init__(self, sim: FleetSim) -> None:
+        self._sim = sim
+        self.index = 0
+        # By address: when everybody there ends if nothing else comes, as of so many changes of the replica.
+        self._ends: dict[str, tuple[int, Mapping[int, float]]] = {}
+
+    def forecast(self, address: str) -> Forecast:
+        """Return everything that would follow if it were sent there now."""
+        replica = self._sim.replicas[address]
+        if not replica.up:
+            return _NOWHERE
+        others_end = self._others(replica)
+        engine, job, _, down_ms = self._sent(replica)
+        first_ms, cached = _DOWN_MS, 0
+        ends: dict[int, float] = {}
+        for event in engine.advance(inf):
+            if not isinstance(event, FirstToken):
+                ends[event.job_id] = event.at_ms
+            elif event.job_id == job.job_id:
+                first_ms, cached = event.at_ms, event.cached_tokens
+        mine = job.job_id
+        inflicted_ms = sum(at_ms - others_end[other] for other, at_ms in ends.items() if other != mine)
+        away_ms = down_ms - self._sim.loop.now_ms
+        return Forecast(first_ms + away_ms, ends.get(mine, _DOWN_MS) + away_ms, inflicted_ms, cached)
+
+    def _others(self, replica: Replica) -> Mapping[int, float]:
+        """Return when everybody ends who is there or on the way, if nothing else comes."""
+        address = replica.spec.address
+        known = self._ends.get(address)
+        if known is None or known[0] != replica.changes:
+            events = self._now(replica).advance(inf)
+            ends = {event.job_id: event.at_ms for event in events if not isinstance(event, FirstToken)}
+            known = self._ends[address] = (replica.changes, ends)
+        return known[1]
+
+    def _now(self, replica: Replica, *also: tuple[float, Job]) -> Engine:
+        """Return a fork of the replica's engine to which all that is on its way has been submitted."""
+        engine = replica.engine.fork()
+        for arrives_ms, job in sorted((*replica.on_wire.values(), *also), key=lambda item: item[0]):
+            engine.submit(job, arrives_ms)
+        return engine
+
+    def _sent(self, replica: Replica) -> tuple[Engine, Job, float, float]:
+        """Return a fork with the request on its way too: engine, job, arrival, way back in ms."""
+        sim, index = self._sim, self.index
+        up_ms, down_ms = sim.ways(replica, index)
+        round_trips = replica.connections.preview(sim.body_bytes(index), sim.loop.now_ms)
+        arrives_ms = sim.loop.now_ms + up_ms + round_trips * replica.network.rtt_ms
+        job = sim.job(replica, index)
+        return self._now(replica, (arrives_ms, job)), job, arrives_ms, down_ms
+
+
+#: Makes a policy that sees what really is.
+Oracle: TypeAlias = "Callable[[Truth], Policy]"
 
 
 class FleetSim:

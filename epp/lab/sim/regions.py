@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
-from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim
-from epp.lab.sim.flight import Flight
+from epp.lab.sim.fleet import ZERO_WALL_S, FleetSim, Flight
 from epp.lab.sim.loop import Rank
 from epp.lab.sim.network import NetworkPath
 from epp.lab.sim.scenario import Happening, ReplicaSpec
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.lab.compare.trace import TraceRequest
+    from epp.lab.sim.fleet import Oracle, Replica
     from epp.lab.sim.job import Finished, FirstToken
-    from epp.lab.sim.oracle import Oracle
-    from epp.lab.sim.replica import Replica
     from epp.lab.sim.scenario import Event, FleetSpec, Regions, WindowOptions
     from epp.schedule.picker import Picker
     from epp.signals.fleet import Fleet

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.oracle import Oracle
+    from epp.lab.sim.fleet import Oracle
     from epp.lab.sim.results import WindowResult
     from epp.lab.sim.scenario import FleetSpec
     from epp.policies.base import Policy

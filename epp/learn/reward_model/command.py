@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import msgspec
 
 from epp.config.plan import parse_plan
 from epp.errors import ConfigError, EppError
-from epp.learn.reward_model.loop import Loop, round_lines, status_lines
+from epp.learn.reward_model.loop import Loop, Setup, round_lines, status_lines
 from epp.learn.reward_model.rounds import Learner
 from epp.learn.reward_model.samples import all_on_file
 from epp.learn.reward_model.settings import LearnerKeys, learner_settings
@@ -42,30 +42,6 @@ from epp.server.process import SystemClock
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
-
-    from epp.config.schema import Config
-    from epp.learn.reward_model.settings import LearnerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything that is configured.
-
-    Attributes:
-        settings: of the learner.
-        paths: files around the model file.
-        records: folder of the flight recorder.
-        config: the picker's configuration.
-        trial: what a trial works on; None where models decide without one, or only shadow.
-        note: why there is no trial, in words; empty when there is one.
-    """
-
-    settings: LearnerSettings
-    paths: ModelPaths
-    records: Path
-    config: Config
-    trial: TrialSetup | None
-    note: str = ""
 
 
 def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, looking: bool = False) -> Setup:

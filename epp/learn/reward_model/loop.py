@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,15 @@ from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from epp.clock import Clock
-    from epp.learn.reward_model.command import Setup
+    from epp.config.schema import Config
     from epp.learn.reward_model.guard import GuardState
     from epp.learn.reward_model.rounds import Round
     from epp.learn.reward_model.settings import LearnerSettings
     from epp.learn.sidecar.process import ModelPaths
+    from epp.learn.tuner.setup import Setup as TrialSetup
     from epp.learn.tuner.tuner import Tuner
     from epp.policies.reward_model import RewardModel
 
@@ -101,6 +104,27 @@ _RETRY_S = 5.0
 #: Versions that are kept beside the file; `epp records verify` needs those that its records name.
 KEPT_VERSIONS = 20
 _LONG_AGO = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that is configured.
+
+    Attributes:
+        settings: of the learner.
+        paths: files around the model file.
+        records: folder of the flight recorder.
+        config: the picker's configuration.
+        trial: what a trial works on; None where models decide without one, or only shadow.
+        note: why there is no trial, in words; empty when there is one.
+    """
+
+    settings: LearnerSettings
+    paths: ModelPaths
+    records: Path
+    config: Config
+    trial: TrialSetup | None
+    note: str = ""
 
 
 class Loop:

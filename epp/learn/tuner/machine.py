@@ -27,13 +27,11 @@ import xxhash
 
 from epp.config.plan import Plan
 from epp.learn.tuner import trials, watch
+from epp.learn.tuner.moves import Run
 from epp.learn.tuner.state import (
-    HISTORY,
-    REFUSED,
     TRIALS,
     Asked,
     Change,
-    Note,
     NothingBetter,
     Observed,
     Pinned,
@@ -42,14 +40,14 @@ from epp.learn.tuner.state import (
     Rehearse,
     State,
 )
-from epp.learn.tuner.tally import Baseline, Record, enter, forget_open, freeze, observe
+from epp.learn.tuner.tally import Baseline, enter, forget_open, freeze, observe
 from epp.learn.tuner.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.learn.tuner.samples import Sample
-    from epp.learn.tuner.state import Action, Event, Phase, Rules, What
+    from epp.learn.tuner.state import Action, Event, Rules, What
 
 #: A clock that goes back by less has been corrected, not set.
 _BACK_S = 2.0
@@ -107,7 +105,7 @@ def plan_of(state: State) -> Plan:
 
 def step(state: State, event: Event, rules: Rules) -> list[Action]:
     """Take one event: change the state, which is to be persisted, and return what is then to be done."""
-    run = Run(state, rules, event.now_wall_s)
+    run = Step(state, rules, event.now_wall_s)
     run.set_clock()
     run.take(event)
     run.advance()
@@ -120,7 +118,7 @@ def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
 
     What no longer fits is moved or dropped: of no state a plan is made that a picker would refuse.
     """
-    run = Run(state, rules, now_wall_s)
+    run = Step(state, rules, now_wall_s)
     run.resettle()
     run.refit()
     return run.actions
@@ -128,7 +126,7 @@ def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
 
 def resume(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
     """Go on with a persisted state that was settled: what was perhaps not done is done again."""
-    run = Run(state, rules, now_wall_s)
+    run = Step(state, rules, now_wall_s)
     run.set_clock()
     run.advance()
     state.published = ""
@@ -144,15 +142,8 @@ def break_schedule(state: State) -> None:
     forget_open(state.record)
 
 
-class Run:
-    """One step in progress: a state that may be changed, and the actions so far."""
-
-    def __init__(self, state: State, rules: Rules, now_wall_s: float) -> None:
-        self.state, self.rules, self.now_wall_s = state, rules, now_wall_s
-        self.settings = rules.settings
-        self.actions: list[Action] = []
-        self.gap_s = 0.0  # since the time last heard of
-        self.skew_s = 0.0
+class Step(Run):
+    """One step in progress, from an event to what it leads to."""
 
     # -- a start by other rules ---------------------------------------------------------------------------
 
@@ -342,82 +333,6 @@ class Run:
         if self.state.reason != reason:
             self.note(reason)
         self.state.reason = reason
-
-    # -- moves of the machine -----------------------------------------------------------------------------
-
-    def go(self, phase: Phase, reason: str) -> None:
-        """Enter a phase; evidence of the one before is dropped."""
-        state = self.state
-        self.actions.append(Note(self.now_wall_s, state.phase, phase, reason))
-        state.phase, state.since_wall_s, state.reason = phase, self.now_wall_s, reason
-        state.record, state.trial, state.paused = Record(), None, ""
-        if phase == "screen":
-            state.stage, state.watch = 0, watch.begin(state.watch)
-        if phase in ("baseline", "frozen"):
-            state.baseline, state.reference = Baseline(), None
-        if phase == "search":
-            self.actions.append(Rehearse(reason))
-
-    def note(self, reason: str) -> None:
-        """Note something that is not a transition."""
-        phase = self.state.phase
-        self.actions.append(Note(self.now_wall_s, phase, phase, reason))
-
-    def adopt(self, weights: Mapping[str, float], how: str, reason: str) -> None:
-        """Make weights the incumbent and remember them."""
-        state = self.state
-        state.incumbent, state.watch = dict(weights), Watch(skip_until=state.watch.skip_until)
-        state.measured = None
-        number = state.history[-1].number + 1 if state.history else 0
-        change = Change(number, self.now_wall_s, state.incumbent, how, reason)
-        state.history = [*state.history, change][-HISTORY:]
-
-    def unproven(self) -> str:
-        """Say that the new weights stay, where a probation ends without a verdict."""
-        state = self.state
-        if state.phase != "probation":
-            return ""
-        before = next((c.number for c in reversed(state.history) if c.weights == state.previous), None)
-        back = "" if before is None else f"; the weights before are number {before}"
-        return f"; candidate {state.number} stays, though its probation is not over{back}"
-
-    def drop_candidate(self) -> None:
-        """Take nothing on trial any more."""
-        self.state.candidate, self.state.previous = None, None
-
-    def refuse(self, weights: Mapping[str, float]) -> None:
-        """Remember weights that are not to be proposed again."""
-        self.state.refused = [*self.state.refused, dict(weights)][-REFUSED:]
-
-    def fruitless(self, reason: str) -> None:
-        """Go on searching after a candidate that came to nothing, or freeze when that happened too often."""
-        state = self.state
-        self.drop_candidate()
-        state.fruitless += 1
-        limit = self.settings.stages.freeze_after
-        if limit and state.fruitless >= limit:
-            state.held = False
-            self.go("frozen", f"{reason}; {state.fruitless} in a row without a promotion")
-        else:
-            self.go("baseline", reason)
-
-    def thaw(self, reason: str) -> None:
-        """Search again."""
-        self.state.held, self.state.fruitless = False, 0
-        self.go("baseline", reason)
-
-    def unschedule(self) -> None:
-        """End the schedule in force; complete units stay."""
-        self.state.trial = None
-        forget_open(self.state.record)
-
-    def quiet(self) -> bool:
-        """Check whether this is an hour in which nothing is tried."""
-        hour = self.now_wall_s % 86_400.0 / 3600.0
-        for begin, end in self.settings.stages.quiet_hours_utc:
-            if begin <= hour < end or (begin > end and (hour >= begin or hour < end)):
-                return True
-        return False
 
     def publish(self) -> None:
         """Publish where the plan says anything else than it last did."""

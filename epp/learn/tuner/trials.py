@@ -29,7 +29,7 @@ from epp.learn.tuner.verdict import (
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
-    from epp.learn.tuner.machine import Run
+    from epp.learn.tuner.moves import Run
     from epp.learn.tuner.samples import Sample
     from epp.learn.tuner.settings import Drift, Stages, TunerSettings
     from epp.learn.tuner.state import State

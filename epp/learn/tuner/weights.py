@@ -21,7 +21,7 @@ from epp.learn.tuner import setup as setups
 from epp.learn.tuner.command import obey
 from epp.learn.tuner.status import history_lines
 from epp.learn.tuner.tuner import read_pins, read_state
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.context import Page
 from epp.ops.picker_http import answered
 from epp.server.files import read_file
 

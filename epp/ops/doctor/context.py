@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from epp.records.files import DAMAGED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from epp.config.pool import EndpointSpec
     from epp.config.schema import Config
-    from epp.ops.doctor.engines import Engine
     from epp.ops.doctor.envoy_dump import Envoy
-    from epp.ops.doctor.fetch import Answer
-    from epp.ops.doctor.network import Kernel
-    from epp.ops.doctor.picker import Page
-    from epp.ops.doctor.traffic import Traffic
 
 ENOUGH = 100
 """Requests below which shares say nothing."""
@@ -58,6 +59,159 @@ error = partial(Finding, Severity.ERROR)
 
 class NotFetchedError(Exception):
     """A check lacks what it looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: HTTP status, 0 when there was no answer.
+        body: the body, the reason when there was no answer.
+        skew_s: the server's clock less ours, by its ``Date`` header; None without one.
+        skew_error_s: how far that may be off: half of the round trip, and the header's whole second.
+    """
+
+    status: int
+    body: bytes
+    skew_s: float | None = None
+    skew_error_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Decode the body."""
+        return self.body.decode(errors="replace")
+
+    @property
+    def problem(self) -> str:
+        """Say why this is not the answer that was wanted."""
+        return f"status {self.status}" if self.status else self.text
+
+    def json(self) -> Any:
+        """Decode the body, to None when it is not JSON."""
+        try:
+            return msgspec.json.decode(self.body)
+        except DAMAGED:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What an endpoint answered.
+
+    Attributes:
+        address: as the pool has it.
+        spec: its entry in the pool.
+        metrics: its metrics page.
+        listed: models that it lists, none when it does not say.
+        chats: answers to one prompt sent twice; fewer after a failure, none when nothing was to be sent.
+    """
+
+    address: str
+    spec: EndpointSpec
+    metrics: Answer
+    listed: tuple[str, ...] = ()
+    chats: tuple[Answer, ...] = ()
+
+    @property
+    def model(self) -> str | None:
+        """Name a model that it should serve."""
+        if self.spec.models:
+            return self.spec.endpoint().served_name(next(iter(self.spec.models)))
+        return self.listed[0] if self.listed else None
+
+
+_Labels = dict[str, str]
+
+
+class Page:
+    """A metrics page by name; of several workers the sums of counters and the highest gauges.
+
+    Raises:
+        ValueError: it is no exposition.
+    """
+
+    def __init__(self, text: str) -> None:
+        series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found = series.setdefault(sample.name, {})
+                labels = frozenset(sample.labels.items() - {("worker", sample.labels.get("worker", ""))})
+                if family.type == "gauge":
+                    found[labels] = max(found.get(labels, -math.inf), sample.value)
+                else:
+                    found[labels] = found.get(labels, 0.0) + sample.value
+        self._samples: dict[str, list[tuple[_Labels, float]]] = {
+            name: [(dict(labels), value) for labels, value in found.items()] for name, found in series.items()
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._samples
+
+    def by(self, name: str, label: str, /, **labels: str) -> dict[str, float]:
+        """Sum the series with these labels by a further one."""
+        sums: dict[str, float] = {}
+        for found, value in self._samples.get(name, ()):
+            if labels.items() <= found.items():
+                key = found.get(label, "")
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+    def total(self, name: str, /, **labels: str) -> float:
+        """Sum the series with these labels, 0 when there is none."""
+        return sum(self.by(name, "", **labels).values())
+
+    @property
+    def decisions(self) -> float:
+        """Count decisions, 0 while they are too few for shares."""
+        count = self.total("epp_decisions_total")
+        return count if count >= ENOUGH else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a destination is reached.
+
+    Attributes:
+        way: next hop and interface, as ``ip route`` takes them.
+        initcwnd: initial congestion window in segments, 0 for the kernel's own 10 (RFC 6928).
+        congestion: congestion control of this route, ``""`` for the default.
+    """
+
+    way: str
+    initcwnd: int = 0
+    congestion: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Settings of this machine by name, those that could be read, and routes by destination."""
+
+    settings: Mapping[str, str]
+    routes: Mapping[str, Route] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What records say of the traffic.
+
+    Attributes:
+        requests: decisions with a prompt.
+        prompt_tokens: median prompt.
+        reusable_tokens: tokens of a mean prompt that had been sent before.
+        reuse: the same as a share of all prompt tokens.
+        spread_ms: median distance between the nearest and the farthest candidate.
+        ttft_ms: median time to the first token, None when none was seen.
+        cached_known: endpoints whose answers told cached tokens.
+    """
+
+    requests: int
+    prompt_tokens: float
+    reusable_tokens: float
+    reuse: float
+    spread_ms: float
+    ttft_ms: float | None
+    cached_known: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

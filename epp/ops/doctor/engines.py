@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp.apis.usage import usage_from
-from epp.ops.doctor.context import NotFetchedError, error, note, warning
+from epp.ops.doctor.context import Engine, NotFetchedError, error, note, warning
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
     from epp.apis.usage import Usage
-    from epp.config.pool import EndpointSpec
     from epp.ops.doctor.context import Context, Finding, Findings
-    from epp.ops.doctor.fetch import Answer
 
 #: A clock this far off disturbs Unix times in records beside the engine's start times and Envoy's reports.
 SKEW_S = 2.0
@@ -27,32 +24,6 @@ _CACHE = {
     "vllm": "start vLLM without --no-enable-prefix-caching",
     "sglang": "start SGLang without --disable-radix-cache",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What an endpoint answered.
-
-    Attributes:
-        address: as the pool has it.
-        spec: its entry in the pool.
-        metrics: its metrics page.
-        listed: models that it lists, none when it does not say.
-        chats: answers to one prompt sent twice; fewer after a failure, none when nothing was to be sent.
-    """
-
-    address: str
-    spec: EndpointSpec
-    metrics: Answer
-    listed: tuple[str, ...] = ()
-    chats: tuple[Answer, ...] = ()
-
-    @property
-    def model(self) -> str | None:
-        """Name a model that it should serve."""
-        if self.spec.models:
-            return self.spec.endpoint().served_name(next(iter(self.spec.models)))
-        return self.listed[0] if self.listed else None
 
 
 def metrics(context: Context) -> Findings:

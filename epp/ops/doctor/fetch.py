@@ -12,24 +12,22 @@ import secrets
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import msgspec
 
 from epp.apis.listed_models import parse_models
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
-from epp.ops.doctor.engines import Engine
+from epp.ops.doctor.context import Answer, Engine, Kernel, Page
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
-from epp.ops.doctor.network import SYSCTLS, Kernel, far_regions, is_envoys, parse_route
-from epp.ops.doctor.picker import Page
+from epp.ops.doctor.network import SYSCTLS, far_regions, is_envoys, parse_route
 from epp.ops.doctor.traffic import measure
-from epp.records.files import DAMAGED, read_records, record_files
+from epp.records.files import read_records, record_files
 from epp.server.poll import check_served, target_of
 from epp.server.resolve import Resolver
 from epp.signals.metrics_text import is_exposition, parse_metrics
@@ -47,40 +45,6 @@ RECORD_BYTES = 64 * 1024 * 1024
 PROMPT_WORDS = 400
 _SYSCTL = Path("/proc/sys/net/ipv4")
 _ROUTE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back.
-
-    Attributes:
-        status: HTTP status, 0 when there was no answer.
-        body: the body, the reason when there was no answer.
-        skew_s: the server's clock less ours, by its ``Date`` header; None without one.
-        skew_error_s: how far that may be off: half of the round trip, and the header's whole second.
-    """
-
-    status: int
-    body: bytes
-    skew_s: float | None = None
-    skew_error_s: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """Decode the body."""
-        return self.body.decode(errors="replace")
-
-    @property
-    def problem(self) -> str:
-        """Say why this is not the answer that was wanted."""
-        return f"status {self.status}" if self.status else self.text
-
-    def json(self) -> Any:
-        """Decode the body, to None when it is not JSON."""
-        try:
-            return msgspec.json.decode(self.body)
-        except DAMAGED:
-            return None
 
 
 async def fetch_context(context: Context, records: Path | None) -> Context:

@@ -8,13 +8,13 @@ docs/multi-region.md says what each is worth.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from epp.config.address import is_ip, is_loopback, split_address
 from epp.config.relays import STREAM_WINDOW_BYTES
-from epp.ops.doctor.context import ENOUGH, advice, note
+from epp.ops.doctor.context import ENOUGH, Kernel, Route, advice, note
 from epp.ops.doctor.envoy_dump import messages
 from epp.types import FIRST_FLIGHT_BYTES
 
@@ -51,29 +51,6 @@ SYSCTLS = (
     "tcp_wmem",
 )
 """Names under ``net.ipv4``; they hold for IPv6, too (kernel.org, networking/ip-sysctl)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How a destination is reached.
-
-    Attributes:
-        way: next hop and interface, as ``ip route`` takes them.
-        initcwnd: initial congestion window in segments, 0 for the kernel's own 10 (RFC 6928).
-        congestion: congestion control of this route, ``""`` for the default.
-    """
-
-    way: str
-    initcwnd: int = 0
-    congestion: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """Settings of this machine by name, those that could be read, and routes by destination."""
-
-    settings: Mapping[str, str]
-    routes: Mapping[str, Route] = field(default_factory=dict)
 
 
 def parse_route(text: str) -> Route | None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from epp.ops.doctor.context import ENOUGH, advice, error, note, warning
 from epp.server.response_sampling import section_of, share_of
@@ -20,7 +17,6 @@ SAME_REGION_S, SAME_REGION_FACTOR = 0.02, 5.0
 #: Engines that had less than this share of the cached tokens expected of them do not cache as is believed.
 LOW_HITS = 0.5
 
-_Labels = dict[str, str]
 #: What to do about a reason of `/readyz`.
 _WHEN_READY = {
     "no endpoints": "list some in pool.file, which it follows; its log says why, if there are some",
@@ -29,50 +25,6 @@ _WHEN_READY = {
     "rebuilding": "ask again in some seconds",
     "": "do what the reason says; its log tells more",
 }
-
-
-class Page:
-    """A metrics page by name; of several workers the sums of counters and the highest gauges.
-
-    Raises:
-        ValueError: it is no exposition.
-    """
-
-    def __init__(self, text: str) -> None:
-        series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found = series.setdefault(sample.name, {})
-                labels = frozenset(sample.labels.items() - {("worker", sample.labels.get("worker", ""))})
-                if family.type == "gauge":
-                    found[labels] = max(found.get(labels, -math.inf), sample.value)
-                else:
-                    found[labels] = found.get(labels, 0.0) + sample.value
-        self._samples: dict[str, list[tuple[_Labels, float]]] = {
-            name: [(dict(labels), value) for labels, value in found.items()] for name, found in series.items()
-        }
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._samples
-
-    def by(self, name: str, label: str, /, **labels: str) -> dict[str, float]:
-        """Sum the series with these labels by a further one."""
-        sums: dict[str, float] = {}
-        for found, value in self._samples.get(name, ()):
-            if labels.items() <= found.items():
-                key = found.get(label, "")
-                sums[key] = sums.get(key, 0.0) + value
-        return sums
-
-    def total(self, name: str, /, **labels: str) -> float:
-        """Sum the series with these labels, 0 when there is none."""
-        return sum(self.by(name, "", **labels).values())
-
-    @property
-    def decisions(self) -> float:
-        """Count decisions, 0 while they are too few for shares."""
-        count = self.total("epp_decisions_total")
-        return count if count >= ENOUGH else 0.0
 
 
 def reachable(context: Context) -> Findings:

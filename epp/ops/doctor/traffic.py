@@ -7,11 +7,10 @@ request waits for its first token anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from epp.ops.doctor.context import ENOUGH, NotFetchedError, advice, note
+from epp.ops.doctor.context import ENOUGH, NotFetchedError, Traffic, advice, note
 from epp.policies.base import Need
 from epp.policies.registry import create
 
@@ -27,29 +26,6 @@ WORTH_TOKENS = 128.0
 SHORT_TOKENS = 512.0
 #: Distance pays when candidates lie this far apart: more than the noise of one RTT, and a share of TTFT.
 WORTH_MS, WORTH_SHARE = 5.0, 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What records say of the traffic.
-
-    Attributes:
-        requests: decisions with a prompt.
-        prompt_tokens: median prompt.
-        reusable_tokens: tokens of a mean prompt that had been sent before.
-        reuse: the same as a share of all prompt tokens.
-        spread_ms: median distance between the nearest and the farthest candidate.
-        ttft_ms: median time to the first token, None when none was seen.
-        cached_known: endpoints whose answers told cached tokens.
-    """
-
-    requests: int
-    prompt_tokens: float
-    reusable_tokens: float
-    reuse: float
-    spread_ms: float
-    ttft_ms: float | None
-    cached_known: frozenset[str]
 
 
 def measure(records: Iterable[Mapping[str, Any]]) -> Traffic:

@@ -1,0 +1,50 @@
+"""What of a picker its live page shows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from epp.clock import Clock
+    from epp.cluster.link import Link
+    from epp.schedule.picker import Picker
+    from epp.server.learned import Learning
+    from epp.server.recent import RecentDecisions
+
+
+@dataclass(slots=True)
+class Live:
+    """A picker as its live page sees it. Made on the picker's loop.
+
+    Attributes:
+        picker: the picker.
+        recent: its newest decisions.
+        clock: the time.
+        link: the way to other pickers, None without any.
+        learning: its learned policies, None without any.
+        loop: the picker's.
+        asking: opinions that are being made, by policy.
+        one_opinion: held while one is: each takes a thread for seconds.
+    """
+
+    picker: Picker
+    recent: RecentDecisions
+    clock: Clock
+    link: Link | None
+    learning: Learning | None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def name(self) -> str:
+        """Name this picker, for people."""
+        return gethostname() if self.link is None else self.link.name
+
+    def ignore(self, reason: str) -> None:
+        """Count a message of another picker that is not taken."""
+        if self.link is not None:
+            self.link.sharing.counts.ignored[reason] += 1
