@@ -136,6 +136,41 @@ def upload_doublings(body_bytes: float) -> float:
     return math.log2(1.0 + body_bytes / FIRST_FLIGHT_BYTES)
 
 
+#: Round trips per doubling before any report of connections (source [P]).
+UPLOAD_ROUNDS = 0.7
+
+_Number = TypeVar("_Number", float, "Floats")
+
+
+def network_ms(
+    rtt_ms: _Number,
+    body_bytes: float,
+    rounds: float | _Number,
+    *,
+    connect_ms: float | _Number = 0.0,
+    cold: float | _Number = 0.0,
+) -> _Number:
+    """Time on the network until a request's body is through and the first byte of its answer is here, in ms.
+
+    ``rtt * (1 + rounds * doublings) + cold * (connect + rtt * (1 - rounds) * doublings)``, with
+    ``doublings = log2(1 + body / 14,600)`` of the congestion window (RFC 5681). Of one endpoint or of many.
+
+    Args:
+        rtt_ms: round trip on an open connection.
+        body_bytes: size of the body.
+        rounds: round trips per doubling on an open connection, 0..1. On a new one it is 1, but for bodies
+            within the first flight. Measured over 210 ms without loss: 212, 431, 750 and 1,084 ms for 2, 20,
+            72 and 200 KB on a new connection, where this says 219, 470, 751 and 1,023.
+        connect_ms: time to open a connection.
+        cold: chance that one has to be opened, 0..1.
+    """
+    doublings = upload_doublings(body_bytes)
+    cold_ms = connect_ms
+    if body_bytes > FIRST_FLIGHT_BYTES:
+        cold_ms = cold_ms + (1.0 - rounds) * doublings * rtt_ms
+    return (1.0 + rounds * doublings) * rtt_ms + cold * cold_ms
+
+
 #: Where a round-trip time comes from, by code: nowhere, the configuration, our probes, Envoy's connects.
 RTT_SOURCES = ("", "assumed", "probe", "connect")
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.policies.base import Need, NotNegative, Policy, Ties, WeightSpec
-from epp.policies.parts import transfer_ms
-from epp.types import Ranking
+from epp.types import UPLOAD_ROUNDS, Ranking, network_ms
 
 if TYPE_CHECKING:
     from epp.policies.base import Weights
-    from epp.types import RequestInfo, Snapshot
+    from epp.types import Floats, RequestInfo, Signals, Snapshot
 
 _MIN_URGENCY_RATIO, _MAX_URGENCY_RATIO = 0.05, 20.0
 
@@ -30,7 +29,7 @@ class GorgoMs(Policy):
       ``s`` ms more for each one beside it: learned by engine class (`epp.signals.rates`).
     - ``uncached``: tokens of the prompt less expected hits, as far as the engine keeps them; ``copied``:
       those that another endpoint has. ``pending`` requests await their first token, ``running`` ones are all.
-    - ``network``: `epp.policies.parts.transfer_ms`.
+    - ``network``: `epp.types.network_ms`, with ``rounds = min(upload_rounds, rounds seen)``.
     - ``urgency = (least / usual) ** urgency_power``: the least time to first token of any endpoint over its
       mean for the model (`epp.signals.model_means`); 1 before that is known.
     - ``copy_weight = 1 + (prefill_weight - 1) / (1 + sharing / popular)``: what many will use costs less
@@ -56,7 +55,7 @@ class GorgoMs(Policy):
         "stall_weight": WeightSpec(0.25, 0.05, 2.0),  # price of a millisecond that others are stalled
         "decode_weight": WeightSpec(1.0, 0.2, 4.0),  # price of a millisecond of own decode
     }
-    upload_rounds: NotNegative = 0.7
+    upload_rounds: NotNegative = UPLOAD_ROUNDS
     price_cold: bool = True
     popular: NotNegative = 5.0
     discount_hits: bool = True
@@ -70,23 +69,29 @@ class GorgoMs(Policy):
         if self.discount_hits:
             cached = np.minimum(now.hit_ratio * cached, float(request.prompt_tokens))
             uncached = request.prompt_tokens - cached
-        network_ms = transfer_ms(request.body_bytes, now, self.upload_rounds, cold=self.price_cold)
+        upload_ms = self._upload_ms(request.body_bytes, now)
         own_ms = per_token * uncached + base
         copied_ms = per_token * (cached.max() - cached)
         pending = running - now.decoding_requests
         wait_ms = per_token * now.pending_uncached_tokens + 0.5 * base * pending
-        least_ms = float((network_ms + own_ms + wait_ms).min())
+        least_ms = float((upload_ms + own_ms + wait_ms).min())
         urgency = self._urgency(least_ms, request.usual_first_token_ms)
         prefill = full * (own_ms - copied_ms) + self._copy_weight(request, full) * copied_ms
         answer = weights["decode_weight"] * request.expected_output_tokens
         terms = {
-            "network": urgency * (weights["network_weight"] * network_ms),
+            "network": urgency * (weights["network_weight"] * upload_ms),
             "prefill": urgency * prefill,
             "waiting": urgency * (weights["waiting_weight"] * wait_ms),
             "stall": weights["stall_weight"] * own_ms * running,
             "decode": answer * (now.decode_base_ms + now.decode_ms_per_request * running),
         }
         return Ranking(self.combine(terms, fleet, weights), terms, least_ms)
+
+    def _upload_ms(self, body_bytes: int, now: Signals[Floats]) -> Floats:
+        if not self.price_cold:
+            return network_ms(now.rtt_ms, body_bytes, self.upload_rounds)
+        rounds = np.minimum(self.upload_rounds, now.upload_rounds)
+        return network_ms(now.rtt_ms, body_bytes, rounds, connect_ms=now.connect_ms, cold=now.cold_chance)
 
     def _urgency(self, least_ms: float, usual_ms: float) -> float:
         if not self.urgency_power or usual_ms <= 0.0:

@@ -1,4 +1,4 @@
-"""What several formulas share: types of parameters, request counts, transfer times, match ratios, places."""
+"""What several formulas share: types of parameters, request counts, match ratios, places."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from epp.types import FIRST_FLIGHT_BYTES, upload_doublings
-
 if TYPE_CHECKING:
-    from epp.types import Flags, Floats, RequestInfo, Signals, Snapshot
+    from epp.types import Flags, Floats, RequestInfo, Snapshot
 
 #: Where a count of requests comes from: the picker's own reservations, or the engine's last scrape.
 Counts = Literal["live", "engine"]
@@ -21,25 +19,6 @@ def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> 
     if source == "live":
         return fleet.running_requests
     return fleet.engine_running + fleet.engine_waiting if waiting else fleet.engine_running
-
-
-def transfer_ms(body_bytes: int, now: Signals[Floats], upload_rounds: float, *, cold: bool) -> Floats:
-    """Time on the network until a request's body is through, in ms.
-
-    ``rtt * (1 + rounds * doublings) + cold_chance * (connect + rtt * (1 - rounds) * doublings)``, with
-    ``doublings = log2(1 + body / 14,600)`` of the congestion window, each of which takes
-    ``rounds = min(upload_rounds, rounds seen on warm connections)`` round trips. The second part is what a
-    connection opened for the request adds, its doublings for bodies beyond the first flight
-    (`epp.signals.paths`); without ``cold`` it is 0 and ``rounds`` is ``upload_rounds``.
-    """
-    doublings = upload_doublings(body_bytes)
-    if not cold:
-        return (1.0 + upload_rounds * doublings) * now.rtt_ms
-    rounds = np.minimum(upload_rounds, now.upload_rounds)
-    cold_ms = now.connect_ms
-    if body_bytes > FIRST_FLIGHT_BYTES:
-        cold_ms = cold_ms + np.maximum(1.0 - rounds, 0.0) * doublings * now.rtt_ms
-    return (1.0 + rounds * doublings) * now.rtt_ms + now.cold_chance * cold_ms
 
 
 def match_ratios(request: RequestInfo, fleet: Snapshot) -> Floats:

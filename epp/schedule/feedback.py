@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from epp.apis.usage import NO_USAGE, Usage
 from epp.schedule.decision import FAILED_ANSWER, FIRST_ERROR, Outcome, Source, usage_sources, with_itl
-from epp.signals.duration import network_ms, prefills
-from epp.signals.paths import cold_body_ms
+from epp.signals.duration import prefills
+from epp.types import UPLOAD_ROUNDS, network_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,12 +232,11 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
 def _network_ms(entry: InFlight, sent: Sent) -> float:
     """The network's part of its first token, by what its connection was like where that is told."""
     timing, body_bytes = entry.connection, entry.request.body_bytes
-    if timing is None:
-        return network_ms(sent.rtt_ms, body_bytes)
-    if timing.is_new:
-        connect_ms = sent.rtt_ms if math.isnan(timing.connect_ms) else timing.connect_ms
-        return connect_ms + cold_body_ms(sent.rtt_ms, body_bytes)
-    return network_ms(sent.rtt_ms, body_bytes, sent.upload_rounds)
+    rounds = min(UPLOAD_ROUNDS, sent.upload_rounds)
+    if timing is None or not timing.is_new:
+        return network_ms(sent.rtt_ms, body_bytes, rounds)
+    connect_ms = sent.rtt_ms if math.isnan(timing.connect_ms) else timing.connect_ms
+    return network_ms(sent.rtt_ms, body_bytes, rounds, connect_ms=connect_ms, cold=1.0)
 
 
 def _answer(outcome: Outcome) -> int | None:

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from epp.signals.paths import cold_body_ms
-from epp.types import upload_doublings
+from epp.types import UPLOAD_ROUNDS, network_ms
 
 if TYPE_CHECKING:
-    from epp.types import RequestInfo, Signals, Snapshot
+    from epp.types import RequestInfo, Snapshot
 
-#: Round trips per doubling of a body before any report of connections (source [P]).
-_UPLOAD_ROUNDS = 0.7
 #: Of a prefill's fixed time, what each request that awaits its first token makes the next one wait for: it is
 #: half done on average.
 _WAITED = 0.5
@@ -46,7 +43,13 @@ def predict_duration(request: RequestInfo, fleet: Snapshot, chosen: int) -> Dura
     hits = seen.hit_ratio * seen.cached_tokens
     tokens = max(request.prompt_tokens - hits, 0.0) + seen.pending_uncached_tokens
     first_ms = (
-        _network_ms(request.body_bytes, seen)
+        network_ms(
+            seen.rtt_ms,
+            request.body_bytes,
+            min(UPLOAD_ROUNDS, seen.upload_rounds),
+            connect_ms=seen.connect_ms,
+            cold=seen.cold_chance,
+        )
         + seen.prefill_base_ms * prefills(pending)
         + seen.prefill_ms_per_token * tokens
     )
@@ -58,19 +61,3 @@ def predict_duration(request: RequestInfo, fleet: Snapshot, chosen: int) -> Dura
 def prefills(pending: float) -> float:
     """Count the prefills that a first token waits for, its own included, behind requests without one."""
     return 1.0 + _WAITED * pending
-
-
-def network_ms(rtt_ms: float, body_bytes: int, upload_rounds: float = 1.0) -> float:
-    """Estimate what the network takes until an engine has the request, and until its first token is here.
-
-    One round trip, and more where the body goes up in slow start: about three for 8-24k-token prompts
-    (source [G]; 0.7 per doubling beyond the first flight of RFC 6928, source [P]), unless connections there
-    were seen to need fewer.
-    """
-    return rtt_ms * (1.0 + min(_UPLOAD_ROUNDS, upload_rounds) * upload_doublings(body_bytes))
-
-
-def _network_ms(body_bytes: int, seen: Signals[float]) -> float:
-    warm_ms = network_ms(seen.rtt_ms, body_bytes, seen.upload_rounds)
-    cold_ms = seen.connect_ms + cold_body_ms(seen.rtt_ms, body_bytes)
-    return (1.0 - seen.cold_chance) * warm_ms + seen.cold_chance * cold_ms

@@ -16,9 +16,9 @@ from epp.schedule.decision import Outcome
 from epp.server.metrics import GONE, MAX_STRANGE_MODELS, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_table import TABLE
-from epp.signals.duration import network_ms, predict_duration
+from epp.signals.duration import predict_duration
 from epp.signals.metrics_text import EngineSample
-from epp.types import Endpoint
+from epp.types import UPLOAD_ROUNDS, Endpoint, network_ms
 from tests.kit.records import picker_of
 from tests.kit.replicas import metric
 from tests.kit.requests import asked, measured
@@ -172,7 +172,9 @@ def test_ttft_is_predicted_and_the_ratio_counted() -> None:
         assert ledger.pending_uncached_tokens[0] == 64, "the rest of each prompt is in the index"
         rates = bench.picker.fleet.rates.of(0)
         predicted = (
-            network_ms(50.0, 4 * 64 * number) + rates.prefill_base_ms + 64 * rates.prefill_ms_per_token
+            network_ms(50.0, 4 * 64 * number, UPLOAD_ROUNDS)
+            + rates.prefill_base_ms
+            + 64 * rates.prefill_ms_per_token
         )
         bench.end(decision_id, endpoint, ttft_ms=2 * predicted)
     assert bench.read("epp_ttft_prediction_ratio_count") == 39

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from epp.signals.duration import Duration, network_ms, predict_duration, prefills
+from epp.policies.gorgo_ms import GorgoMs
+from epp.signals.duration import Duration, predict_duration, prefills
 from epp.types import RequestInfo
 from tests.kit.fleets import fleet_view
 
@@ -40,8 +41,21 @@ def test_every_term_counts() -> None:
 
 
 def test_long_bodies_take_round_trips_and_short_answers_no_steps() -> None:
-    assert network_ms(100.0, 0) == 100.0
-    assert network_ms(100.0, 3 * 14_600) == pytest.approx(240.0)
+    assert duration(prefill_base_ms=0.0, prefill_ms_per_token=0.0).first_token_s == 0.1
+    long = replace(REQUEST, body_bytes=3 * 14_600)
+    assert duration(long, prefill_base_ms=0.0, prefill_ms_per_token=0.0).first_token_s == pytest.approx(0.24)
     for tokens in (0.0, 1.0):
         one = duration(replace(REQUEST, expected_output_tokens=tokens))
         assert one.end_s == one.first_token_s
+
+
+@pytest.mark.parametrize("body_bytes", [0, 2_000, 14_600, 14_601, 72_000])
+@pytest.mark.parametrize("cold_chance", [0.0, 0.3, 1.0])
+def test_the_network_is_predicted_as_it_is_priced(body_bytes: int, cold_chance: float) -> None:
+    request = replace(REQUEST, body_bytes=body_bytes)
+    columns: dict[str, Any] = {"rtt_ms": [205.0], "connect_ms": [190.0], "cold_chance": [cold_chance]}
+    fleet = fleet_view(1, upload_rounds=[0.4], **columns)
+    policy = GorgoMs(urgency_power=0.0)
+    weights = {name: spec.default for name, spec in policy.weight_specs.items()}
+    priced_ms = policy.rank(request, fleet, weights, 0).terms["network"][0]
+    assert predict_duration(request, fleet, 0).first_token_s * 1e3 == pytest.approx(priced_ms)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.signals.duration import network_ms
-from epp.signals.paths import NONE_IDLE, ConnectionTiming, PathTable, cold_body_ms
-from epp.types import upload_doublings
+from epp.signals.paths import NONE_IDLE, ConnectionTiming, PathTable
+from epp.types import network_ms, upload_doublings
 
 RTT_MS = 200.0
 BODY_BYTES = 72_000
@@ -87,10 +86,7 @@ MEASURED = [(2_000, 212.0, 211.0), (20_000, 431.0, 288.0), (72_000, 750.0, 329.0
 
 
 @pytest.mark.parametrize(("body_bytes", "cold", "warm_ms"), MEASURED)
-def test_the_formula_of_a_cold_body_is_what_was_measured(
-    body_bytes: int, cold: float, warm_ms: float
-) -> None:
-    assert cold_body_ms(210.0, body_bytes) == pytest.approx(cold, rel=0.1)
+def test_the_formula_of_a_body_is_what_was_measured(body_bytes: int, cold: float, warm_ms: float) -> None:
     learned = table("far")
     for _ in range(5):
         learned.observe(
@@ -99,6 +95,7 @@ def test_the_formula_of_a_cold_body_is_what_was_measured(
     learned.ended(0, 0.0)
     rounds = columns(learned, 0.1)[0][2]
     assert network_ms(210.0, body_bytes, rounds) == pytest.approx(warm_ms, rel=0.2)
+    assert network_ms(210.0, body_bytes, rounds, cold=1.0) == pytest.approx(cold, rel=0.1)
 
 
 STEPS = st.lists(
