@@ -149,11 +149,11 @@ class Sharing:
         self._load, self._leading = load, leading
         if load:
             fleet.count_peers(self._peer_load)
-            fleet.ledger.on_change = self._promised
-            fleet.health.on_eject = self._eject
-            fleet.retry_after.on_pause = self._pause
-        fleet.index.on_insert = self._inserted
-        fleet.stored.on_store = self._stored
+            fleet.ledger.on_change["sharing"] = self._promised
+            fleet.health.on_eject["sharing"] = self._eject
+            fleet.retry_after.on_pause["sharing"] = self._pause
+        fleet.index.on_insert["sharing"] = self._inserted
+        fleet.stored.on_store["sharing"] = self._stored
 
     @property
     def peers(self) -> int:

@@ -75,8 +75,8 @@ class PrefixIndex:
         self._states = states
         self._segments: dict[int, _Segment] = {}
         self._slots: dict[int, SlotHoldings] = {}
-        #: Called with each insertion, None where nobody else keeps an index.
-        self.on_insert: Callable[[int, Prefix], None] | None = None
+        #: Called with each insertion.
+        self.on_insert: dict[str, Callable[[int, Prefix], None]] = {}
         #: Bits of the slots whose blocks are logged: not those that stand for engines elsewhere.
         self.counted = -1
         self._log: list[HeldChange] | None = None
@@ -146,9 +146,11 @@ class PrefixIndex:
         before_tokens, known = holdings.clock_tokens, list[Run]()
         holdings.clock_tokens = before_tokens + len(blocks) * prompt.block_tokens
         used_tokens = self._use(slot, None, blocks, prompt.block_tokens, known)
-        if self.on_insert is not None:
+        if self.on_insert:
             start = sum(run.blocks for run in known)
-            self.on_insert(slot, Prefix(known, start, array("Q", blocks[start:]), prompt.block_tokens))
+            inserted = Prefix(known, start, array("Q", blocks[start:]), prompt.block_tokens)
+            for listener in self.on_insert.values():
+                listener(slot, inserted)
         return before_tokens - used_tokens
 
     def hold(self, slot: int, prefix: Prefix) -> bool:

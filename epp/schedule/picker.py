@@ -173,7 +173,8 @@ class Picker:
         found = self._candidates(request, now_s)
         match = fleet.index.match(request) if tokens and request.readable_tokens != 0 else None
         seen = self._seen(request, match, now_s, found)
-        request = self._completed(request, match, now_s, found)
+        deepest = request.blocks[match.depth_blocks - 1] if match and match.depth_blocks else None
+        request = self._completed(request, deepest, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
             weights, arm = self.weights.current, ""
@@ -185,6 +186,8 @@ class Picker:
         ranking = policy.rank(request, seen, values, settings.seed)
         if tokens:
             fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)
+        if deepest is not None:
+            fleet.popularity.count(deepest, now_s)
         shares = self._shares(found.slots, now_s)
         band = settings.tie_band if policy.ties is Ties.BAND else 0.0
         selection = select(
@@ -275,9 +278,9 @@ class Picker:
         return policy.kv_source(decision.request, decision.fleet, decision.chosen, decision.seed)
 
     def _completed(
-        self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
+        self, request: RequestInfo, deepest: int | None, now_s: float, found: Candidates
     ) -> RequestInfo:
-        """Fill in what this picker knows of a request."""
+        """Fill in what this picker knows of a request; ``deepest`` is the last block that was sent before."""
         tried = request.tried_models
         if tried:
             known = frozenset(found.served_models)
@@ -290,16 +293,11 @@ class Picker:
             expected_output_tokens=self.fleet.answers.expected(
                 request.model, request.max_output_tokens, request.sequences
             ),
-            prefix_sharing=self._sharing(request, match, now_s),
+            prefix_sharing=0.0 if deepest is None else self.fleet.popularity.sharing(deepest, now_s),
             usual_first_token_ms=self.fleet.first_tokens.usual_ms(request.model),
             task=self.fleet.capability.task(request.task),
             tried_models=tried,
         )
-
-    def _sharing(self, request: RequestInfo, match: PrefixMatch | None, now_s: float) -> float:
-        if match is None or not match.depth_blocks:
-            return 0.0
-        return self.fleet.popularity.touch(request.blocks[match.depth_blocks - 1], now_s)
 
     def _prefix_key(self, request: RequestInfo) -> str:
         if not request.blocks:
@@ -316,6 +314,7 @@ class Picker:
         if trial is None:
             return self.weights.current, ""
         if isinstance(trial, Split) and not together and request.prompt_tokens:
+            self._roots.learn(request)
             root = self._roots.root(request)
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)

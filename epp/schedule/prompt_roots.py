@@ -29,7 +29,7 @@ _MAX_NAMESPACES = 10_000
 
 
 class PromptRoots:
-    """Roots of prompts; learns from every prompt that it is asked about."""
+    """Roots of the prompts that it learned from."""
 
     __slots__ = ("_children", "_seen")
 
@@ -40,37 +40,41 @@ class PromptRoots:
 
     def root(self, prompt: RequestInfo) -> int | None:
         """Find the first block below the prompt's template, None when it has none or little is known yet."""
-        seen = self._count(prompt.namespace)
         parent, root = prompt.namespace, None
         for block in prompt.blocks[:_MAX_DEPTH]:
-            if self._learn(parent, block) >= _TEMPLATE_CHILDREN:
+            if self._splits(parent):
                 root = block
+            parent = block
+        known = self._seen.get(prompt.namespace, 0) > _LEARN_PROMPTS
+        return root if known and not self._splits(parent) else None
+
+    def learn(self, prompt: RequestInfo) -> None:
+        """Learn from a prompt how templates go on."""
+        self._count(prompt.namespace)
+        parent = prompt.namespace
+        for block in prompt.blocks[:_MAX_DEPTH]:
+            self._add(parent, block)
             parent = block
         while len(self._children) > _MAX_PARENTS:
             self._children.popitem(last=False)
-        below = self._children.get(parent)
-        if seen < _LEARN_PROMPTS or (isinstance(below, set) and len(below) >= _TEMPLATE_CHILDREN):
-            return None
-        return root
 
-    def _learn(self, parent: int, block: int) -> int:
-        """Note a continuation; how many there are."""
-        known = self._children.get(parent)
-        if known is None:
-            self._children[parent] = block
-            return 1
+    def _splits(self, parent: int) -> bool:
+        """Whether prompts part below a block: it ends their template, or is in it."""
+        below = self._children.get(parent)
+        return isinstance(below, set) and len(below) >= _TEMPLATE_CHILDREN
+
+    def _add(self, parent: int, block: int) -> None:
+        """Note a continuation."""
+        known = self._children.setdefault(parent, block)
         self._children.move_to_end(parent)
         if isinstance(known, int):
             if known == block:
-                return 1
+                return
             known = self._children[parent] = {known}
         if len(known) < _TEMPLATE_CHILDREN:
             known.add(block)
-        return len(known)
 
-    def _count(self, namespace: int) -> int:
-        seen = self._seen.pop(namespace, 0)
-        self._seen[namespace] = seen + 1
+    def _count(self, namespace: int) -> None:
+        self._seen[namespace] = self._seen.pop(namespace, 0) + 1
         if len(self._seen) > _MAX_NAMESPACES:
             self._seen.popitem(last=False)
-        return seen

@@ -169,7 +169,7 @@ class Core:
             picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
-        self.outcomes.listeners.append(self._ended)
+        self.outcomes.on_outcome["core"] = self._ended
         self.outcomes.on_no_model = partial(self._refuse_model, certain=False)
         self._retries = Retries(
             self.outcomes.retry_budget,
@@ -381,7 +381,8 @@ class Core:
         protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
         if resolver.any_aliases and protocol.subset_hint:
             others = self._other_addresses(request)
-        allowed = self._retries.headers(decision, self._clock.mono_s())
+        self.outcomes.retry_budget.request(self._clock.mono_s())
+        allowed = self._retries.headers(decision)
         endpoints = self._destinations(request, decision, last_resort=self._lists and not allowed)
         if decision.bound:
             allowed[BOUND_HEADER] = "true"

@@ -113,7 +113,7 @@ class Outcomes:
         #: Endpoints whose last pick Envoy did not honour.
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
-        self.listeners: list[Callable[[Outcome], None]] = []
+        self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
         #: Called with a request and the endpoint whose answer to it was `NO_MODEL`, and may be retried.
         self.on_no_model: Callable[[str, str], None] | None = None
 
@@ -395,7 +395,7 @@ class Outcomes:
         self._metrics.requests.finished(outcome)
         if self._recorder is not None:
             self._recorder.record(outcome, self._clock.wall_s())
-        for listener in self.listeners:
+        for listener in self.on_outcome.values():
             listener(outcome)
 
 
@@ -448,7 +448,7 @@ class EstimatedLeases:
         self._estimated: dict[str, _Lease] = {}
         self._due: list[tuple[float, str]] = []
         self._any = asyncio.Event()
-        outcomes.listeners.append(self._forget)
+        outcomes.on_outcome["estimated leases"] = self._forget
 
     def decided(self, decision: Decision, expected: Duration) -> None:
         """Remember how long a request is expected to take, until its outcome is there."""

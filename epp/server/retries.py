@@ -40,7 +40,7 @@ class Retries:
     def __init__(self, budget: RetryBudget, *, relayed: bool, peers: Collection[str]) -> None:
         self._budget, self._relayed, self._peers = budget, relayed, peers
 
-    def headers(self, decision: Decision, now_s: float) -> dict[str, str]:
+    def headers(self, decision: Decision) -> dict[str, str]:
         """Name the request headers that allow Envoy to retry an engine's refusal; none where it may not.
 
         The decision's id among them joins what Envoy reports of each attempt.
@@ -52,7 +52,7 @@ class Retries:
         elif self._peers and all(fleet.engine_classes[row] == PEER_CLASS for row in rows):
             return {}  # what a region refuses, its own Envoy has retried
         count = min(len(rows) - 1, MAX_RETRIES)
-        if not count or not self._budget.allows(now_s):
+        if not count or not self._budget.allows:
             return {}
         found = {RETRY_ON_HEADER: "retriable-status-codes"}
         if count < MAX_RETRIES:

@@ -127,8 +127,8 @@ class HealthTracker:
         self._until_s = np.zeros(0)  # when the last ejection of each ends or ended; -inf for none
         self._proved_s = np.zeros(0)  # when each answered last
         self._standing: Standing | None = None  # kept until something changes it
-        #: Called with a slot that is ejected here, and until when; None for nobody.
-        self.on_eject: Callable[[int, float], None] | None = None
+        #: Called with a slot that is ejected here, and until when.
+        self.on_eject: dict[str, Callable[[int, float], None]] = {}
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
@@ -237,8 +237,8 @@ class HealthTracker:
         health.failures.clear()
         health.lately = Lately()
         self._keep_out(slot, health, kind, now_s + length_s)
-        if self.on_eject is not None:
-            self.on_eject(slot, now_s + length_s)
+        for listener in self.on_eject.values():
+            listener(slot, now_s + length_s)
 
     def _keep_out(self, slot: int, health: _Health, cause: Kind, until_s: float) -> None:
         health.out, health.cause = True, cause

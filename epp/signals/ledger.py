@@ -51,8 +51,8 @@ class LoadLedger:
     def __init__(self, ttl_s: float = 1800.0) -> None:
         self._ttl_s = ttl_s
         self._leases: dict[str, _Lease] = {}  # in order of expiry: renewal moves to the end
-        #: Called with a slot whose counters change, and the uncached tokens promised now; None for nobody.
-        self.on_change: Callable[[int, int], None] | None = None
+        #: Called with a slot whose counters change, and the uncached tokens promised now.
+        self.on_change: dict[str, Callable[[int, int], None]] = {}
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
         #: tokens that await their first token, unfinished requests (one for each of their sequences), those
         #: of them past their first token, prompt tokens and expected answers of these.
@@ -170,8 +170,8 @@ class LoadLedger:
         self._changed(slot)
 
     def _changed(self, slot: int, promised_tokens: int = 0) -> None:
-        if self.on_change is not None:
-            self.on_change(slot, promised_tokens)
+        for listener in self.on_change.values():
+            listener(slot, promised_tokens)
 
     def _count(self, lease: _Lease, sign: float) -> None:
         """Add a lease to its slot's sums, or take it off."""

@@ -111,17 +111,16 @@ class Popularity:
     def __init__(self) -> None:
         self._seen: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
-    def touch(self, block: int, now_s: float) -> float:
-        """Count a prompt whose deepest match this is.
-
-        Returns:
-            How many did so in the last `FADE_S`, fading, without it, a burst being one.
-        """
+    def sharing(self, block: int, now_s: float) -> float:
+        """Return how many prompts had this as their deepest match lately, fading; a burst is one."""
         count, seen_s = self._seen.get(block, (0.0, -math.inf))
-        since_s = now_s - seen_s
-        count *= math.exp(-since_s / FADE_S)
-        self._seen[block] = (count + min(since_s / BURST_S, 1.0), now_s)
+        return count * math.exp((seen_s - now_s) / FADE_S)
+
+    def count(self, block: int, now_s: float) -> None:
+        """Count a prompt whose deepest match this is."""
+        _, seen_s = self._seen.get(block, (0.0, -math.inf))
+        part = min((now_s - seen_s) / BURST_S, 1.0)
+        self._seen[block] = (self.sharing(block, now_s) + part, now_s)
         self._seen.move_to_end(block)
         if len(self._seen) > _MAX_PREFIXES:
             self._seen.popitem(last=False)
-        return count

@@ -60,8 +60,8 @@ class RetryAfter:
 
     def __init__(self) -> None:
         self._pauses: dict[int, _Pause] = {}
-        #: Called with a slot that is left alone from now on, and for how many seconds; None for nobody.
-        self.on_pause: Callable[[int, float], None] | None = None
+        #: Called with a slot that is left alone from now on, and for how many seconds.
+        self.on_pause: dict[str, Callable[[int, float], None]] = {}
 
     def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float) -> bool:
         """Leave an endpoint alone; a pause that ends later stays. True when it was in use until now.
@@ -75,8 +75,9 @@ class RetryAfter:
         length_s = min(asked_s, MAX_PAUSE_S / (1.0 + _JITTER))
         length_s *= 1.0 + _JITTER * keyed_uniform(0, decision_id, "retry-after")
         was_in_use = slot not in self._pauses
-        if self.pause_for(slot, length_s, now_s) and self.on_pause is not None:
-            self.on_pause(slot, length_s)
+        if self.pause_for(slot, length_s, now_s):
+            for listener in self.on_pause.values():
+                listener(slot, length_s)
         return was_in_use
 
     def pause_for(self, slot: int, length_s: float, now_s: float) -> bool:

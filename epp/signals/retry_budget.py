@@ -17,10 +17,14 @@ class RetryBudget:
     def __init__(self) -> None:
         self._lately = Lately()
 
-    def allows(self, now_s: float) -> bool:
-        """Count a request, and tell whether its refusal may be retried."""
-        self._lately.count(now_s, failed=False)
+    @property
+    def allows(self) -> bool:
+        """Whether the refusal of the last request may be retried."""
         return self._lately.failed < _LEAST + _SHARE * self._lately.answered
+
+    def request(self, now_s: float) -> None:
+        """Count a request."""
+        self._lately.count(now_s, failed=False)
 
     def in_vain(self, now_s: float) -> None:
         """Count a retry that was refused."""

@@ -32,15 +32,15 @@ class StoredResponses:
     def __init__(self) -> None:
         self._entries: dict[int, tuple[int, int, float]] = {}  # slot, which process of it, and when
         self._processes = Counter[int | None]()  # those before, by slot
-        #: Called with slot and key of a response that is new to this picker; None for nobody.
-        self.on_store: Callable[[int, int], None] | None = None
+        #: Called with slot and key of a response that is new to this picker.
+        self.on_store: dict[str, Callable[[int, int], None]] = {}
 
     def store(self, slot: int, key: int, now_s: float) -> None:
         """Note that an endpoint's engine stores a response."""
         if self.slot(key, now_s) != slot:
             self.hold(slot, key, now_s)
-            if self.on_store is not None:
-                self.on_store(slot, key)
+            for listener in self.on_store.values():
+                listener(slot, key)
 
     def hold(self, slot: int, key: int, now_s: float) -> None:
         """Note what another picker has noted."""

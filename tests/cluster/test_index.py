@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,12 @@ def test_indexes_stay_sound_and_without_losses_equal(loss: float, seed: int) -> 
     random = Random(seed)
     indexes = [PrefixIndex(capacity_tokens=40_000) for _ in range(3)]
     sent: list[tuple[int, int, Prefix]] = []
+
+    def tell(number: int, slot: int, prefix: Prefix) -> None:
+        sent.append((number, slot, prefix))
+
     for number, index in enumerate(indexes):
-        index.on_insert = lambda slot, prefix, number=number: sent.append((number, slot, prefix))
+        index.on_insert["test"] = partial(tell, number)
     for step in range(400):
         index = random.choice(indexes)
         asked = prompt(random)

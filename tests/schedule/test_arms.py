@@ -115,7 +115,7 @@ def prompt(template: int, conversation: int, turn: int, length: int = 5) -> Requ
 def learned() -> PromptRoots:
     roots = PromptRoots()
     for number in range(120):
-        roots.root(prompt(number % 3 + 1, 500 + number, 2))
+        roots.learn(prompt(number % 3 + 1, 500 + number, 2))
     return roots
 
 

@@ -206,7 +206,7 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
 
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
     told: list[Outcome] = []
-    deployment.core.outcomes.listeners.append(told.append)
+    deployment.core.outcomes.on_outcome["test"] = told.append
     decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
     other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
     deployment.ended(
@@ -223,7 +223,7 @@ def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment
     """Else short answers alone would be learned from, and answers be predicted ever shorter."""
     told: list[Outcome] = []
     outcomes, ledger = deployment.core.outcomes, deployment.fleet.ledger
-    outcomes.listeners.append(told.append)
+    outcomes.on_outcome["test"] = told.append
     deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))  # Envoy reports
     decision = deployment.decide([{"role": "user", "content": WORDS}], stream=True)
     before = deployment.fleet.answers.expected("m")
@@ -249,7 +249,7 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     outcomes = deployment.core.outcomes
     if reporting:
         deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))
-    outcomes.listeners.append(told.append)
+    outcomes.on_outcome["test"] = told.append
     predicted, seen = (deployment.decide([{"role": "user", "content": WORDS}]) for _ in range(2))
     outcomes.stream_ended(predicted.id, Cause.UNOBSERVED.value, predicted=True)
     outcomes.stream_ended(seen.id, Cause.STREAM_END.value)
@@ -297,7 +297,7 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
 def failed(deployment: Deployment, status: int, **facts: Any) -> Outcome:
     """A request whose answer tells of a failure after a good beginning."""
     outcomes: list[Outcome] = []
-    deployment.core.outcomes.listeners.append(outcomes.append)
+    deployment.core.outcomes.on_outcome["test"] = outcomes.append
     decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
     told = AnswerFailure(status, "its word")
     deployment.ended(decision, cause=Termination.FAILED_ANSWER, failure=told, **facts)

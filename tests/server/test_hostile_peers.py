@@ -38,7 +38,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
 ) -> None:
     """The stream is over before the first message is looked at; what the answer told is not lost."""
     outcomes: list[str] = []
-    serving.app.core.outcomes.listeners.append(lambda outcome: outcomes.append(outcome.cause))
+    serving.app.core.outcomes.on_outcome["test"] = lambda outcome: outcomes.append(outcome.cause)
     peer = await serving.connect()
     peer.open(1)
     chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()

@@ -113,7 +113,7 @@ class Told:
     """Outcomes, as far as leases need them."""
 
     def __init__(self, picker: Picker, clock: ManualClock) -> None:
-        self.listeners: list[Callable[[Outcome], None]] = []
+        self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
         self.ended: list[str] = []
         self._picker, self._clock = picker, clock
 
@@ -125,7 +125,7 @@ class Told:
         self.tell(outcome)
 
     def tell(self, outcome: Outcome) -> None:
-        for listener in self.listeners:
+        for listener in self.on_outcome.values():
             listener(outcome)
 
 

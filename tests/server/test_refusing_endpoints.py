@@ -88,7 +88,7 @@ def test_where_all_refuse_the_one_that_returns_first_serves(deployment: Deployme
 def outcomes_of(deployment: Deployment) -> list[Outcome]:
     """Outcomes from now on."""
     outcomes: list[Outcome] = []
-    deployment.core.outcomes.listeners.append(outcomes.append)
+    deployment.core.outcomes.on_outcome["test"] = outcomes.append
     return outcomes
 
 

@@ -145,8 +145,10 @@ def test_an_attempt_without_a_decision_is_left_to_the_requests_report(deployment
 def test_retries_in_vain_end_and_come_back_with_time() -> None:
     budget = RetryBudget()
     for _ in range(100):
-        assert budget.allows(100.0)
+        budget.request(100.0)
+        assert budget.allows
     for _ in range(25):
         budget.in_vain(100.0)
-    assert not budget.allows(100.0)
-    assert budget.allows(130.0)
+    assert not budget.allows
+    budget.request(130.0)
+    assert budget.allows

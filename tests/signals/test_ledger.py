@@ -102,3 +102,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_every_listener_hears_of_a_change() -> None:
+    book, heard = LoadLedger(TTL_S), list[tuple[str, int, int]]()
+    book.resize(SLOTS)
+    for name in ("one", "other"):
+        book.on_change[name] = lambda slot, tokens, name=name: heard.append((name, slot, tokens))  # type: ignore[misc]
+    book.reserve("r", 1, 100, 60, 0.0)
+    assert heard == [("one", 1, 60), ("other", 1, 60)]

@@ -37,24 +37,29 @@ def test_nothing_is_usual_before_there_were_enough() -> None:
 
 def test_a_shared_prefix_is_popular_and_a_conversation_is_not() -> None:
     popularity = Popularity()
-    seen = [popularity.touch(7, number * BURST_S) for number in range(4)]
+    seen = []
+    for number in range(4):
+        seen.append(popularity.sharing(7, number * BURST_S))
+        popularity.count(7, number * BURST_S)
     assert seen == pytest.approx([0.0, 1.0, 2.0, 3.0], rel=0.07)  # they fade a little meanwhile
-    assert [popularity.touch(block, 0.0) for block in (11, 12, 13)] == [0.0, 0.0, 0.0]
+    for block in (11, 12, 13):
+        popularity.count(block, 0.0)
+    assert popularity.sharing(14, 0.0) == 0.0
 
 
 @given(st.lists(st.floats(0.0, 0.3), max_size=40))
 def test_a_burst_counts_as_one_request_and_the_part_of_a_burst_that_it_took(starts_s: list[float]) -> None:
     popularity = Popularity()
     for start_s in sorted([0.0, *starts_s]):
-        popularity.touch(7, start_s)
+        popularity.count(7, start_s)
     after_s = BURST_S + 0.3
-    assert popularity.touch(7, after_s) <= 1.0 + 0.3 / BURST_S
-    assert popularity.touch(8, after_s) == 0.0
+    assert popularity.sharing(7, after_s) <= 1.0 + 0.3 / BURST_S
+    assert popularity.sharing(8, after_s) == 0.0
 
 
 def test_popularity_fades() -> None:
     popularity = Popularity()
     for number in range(100):
-        popularity.touch(7, number * BURST_S)
-    assert popularity.touch(7, 100 * BURST_S) > 20.0
-    assert popularity.touch(7, 100 * BURST_S + 5.0 * FADE_S) < 1.0
+        popularity.count(7, number * BURST_S)
+    assert popularity.sharing(7, 100 * BURST_S) > 20.0
+    assert popularity.sharing(7, 100 * BURST_S + 5.0 * FADE_S) < 1.0

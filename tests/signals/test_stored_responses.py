@@ -31,7 +31,7 @@ def test_a_response_is_where_it_was_stored_last_until_that_process_ends_or_it_is
         dict[int, tuple[int, float]](),
         0.0,
     )
-    stored.on_store = lambda slot, key: told.append((slot, key))
+    stored.on_store["test"] = lambda slot, key: told.append((slot, key))
     for step, slot, key in steps:
         if step == "wait":
             now_s += MOST_AGE_S / 2

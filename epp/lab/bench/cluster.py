@@ -41,8 +41,8 @@ def costs() -> dict[str, Floats]:
             for name, app in (("writer", here), ("reader", there))
         )
         ledger, index = here.picker.fleet.ledger, here.picker.fleet.index
-        hooks: Any = ledger.on_change, index.on_insert
-        promised, inserted = hooks
+        promised: Any = ledger.on_change["sharing"]
+        inserted: Any = index.on_insert["sharing"]
 
         def step(promises: int, facts: int) -> Floats:
             loop.now_ms += LEAST_S * 1.1e3
@@ -57,7 +57,7 @@ def costs() -> dict[str, Floats]:
             times_s = np.array([made_s - begun_s, time.thread_time() - made_s])
             return np.append(times_s * 1e6, len(sent[-1]))
 
-        index.on_insert = lambda *turn: turns.append(turn)
+        index.on_insert["sharing"] = lambda *turn: turns.append(turn)
         for blocks in (KNOWN, KNOWN + NEW):
             for slot in range(COUNT):
                 ledger.reserve(f"{slot} {blocks}", slot, 3000, 3000, 0.0)
