@@ -392,7 +392,7 @@ class Snapshot(Struct, frozen=True):
         rtt_sources: where each round trip comes from, as indices of `RTT_SOURCES`; for people, None when not
             recorded.
         models: what the engine of each calls the model; empty when all use its public name.
-        extra: further columns, by the names that the policy asks for (`epp.schedule.extras`).
+        extra: further columns, by name, which the policy requires (`epp.policies.base.Column`).
     """
 
     endpoints: tuple[str, ...]

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from epp.types import Ranking
 
@@ -27,9 +27,22 @@ Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 
-#: Columns that a policy may ask for: requests that an endpoint or a peer region takes before they wait, 1 for
-#: a peer region, and what a request there costs in money, as milliseconds.
-ROOM, PEER, PRICE = "room", "peer", "price_ms"
+
+class Column(Struct, frozen=True):
+    """A column of `Snapshot.extra`, made for the policies that require it (`epp.schedule.extras`).
+
+    Attributes:
+        name: in snapshots and records.
+        headers: request headers that it is made of.
+    """
+
+    name: str
+    headers: tuple[str, ...] = ()
+
+
+#: Requests that an endpoint or a peer region takes before they wait, 1 for a peer region, and what a request
+#: there costs in money, as milliseconds.
+ROOM, PEER, PRICE = Column("room"), Column("peer"), Column("price_ms")
 #: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
 WORTH_TERM = "worth"
 
@@ -123,19 +136,15 @@ class Policy:
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
     @property
-    def header(self) -> str:
-        """Name the request header that chooses among its profiles, empty where it has none."""
-        return ""
+    def headers(self) -> frozenset[str]:
+        """Name the request headers that it reads: by default those of its columns."""
+        return frozenset(header for column in self.required_columns for header in column.headers)
 
-    def profile(self, request: RequestInfo) -> str:
-        """Name the profile of a request."""
-        return ""
-
-    def of(self, profile: str) -> Policy:
-        """Return the policy of a profile; by default itself.
+    def chosen(self, request: RequestInfo) -> Policy:
+        """Return the policy that decides on a request: by default itself, else one that this one keeps.
 
         Raises:
-            NoEndpointError: there is no such profile.
+            NoEndpointError: there is none.
         """
         return self
 
@@ -144,13 +153,15 @@ class Policy:
         return True
 
     @property
-    def asks(self) -> frozenset[str]:
-        """Name the columns of `Snapshot.extra` that it reads."""
+    def required_columns(self) -> frozenset[Column]:
+        """List the columns of `Snapshot.extra` that it reads."""
         return frozenset()
 
-    def kv_source(self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int) -> str:
-        """Name the endpoint that the pick should fetch the prompt's KV cache from, empty for none."""
-        return ""
+    def told_endpoints(
+        self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int
+    ) -> Mapping[str, str]:
+        """Return endpoints that the chosen one is told of, by request header."""
+        return {}
 
     def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.

@@ -28,6 +28,7 @@ from epp.policies.parts import match_ratios
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.policies.base import Column
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
 
@@ -274,11 +275,11 @@ class Admitter(Filter, frozen=True):
     """Keep all or nobody, of requests with negative priority."""
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         return (PRIORITY,)
 
     def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        priority = fleet.extra.get(PRIORITY)
+        priority = fleet.extra.get(PRIORITY.name)
         free = priority is None or priority[0] >= 0.0
         return np.full(len(fleet), free or self.admits_request(request, fleet, draw))
 
@@ -312,12 +313,12 @@ class LatencyAdmitter(Objectives, Admitter, frozen=True, tag="latency-slo-admitt
     """
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         return PRIORITY, TTFT_SLO, TPOT_SLO
 
     def admits_request(self, request: RequestInfo, fleet: Snapshot, draw: float) -> bool:
         none = np.zeros(len(fleet))
-        if not (fleet.extra.get(TTFT_SLO, none) + fleet.extra.get(TPOT_SLO, none)).any():
+        if not (fleet.extra.get(TTFT_SLO.name, none) + fleet.extra.get(TPOT_SLO.name, none)).any():
             return True
         met = (fleet.extra[TTFT_HEADROOM] > 0.0) & (fleet.extra[TPOT_HEADROOM] >= 0.0)
         return bool((met | (fleet.engine_running == 0.0) | (fleet.engine_kv_usage < 0.02)).any())

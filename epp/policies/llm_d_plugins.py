@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
+from epp.policies.base import Column
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,11 +24,44 @@ NotNegative = Annotated[float, Meta(ge=0.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
 
-#: Columns of `Snapshot.extra`; `epp.schedule.extras` fills them for the plugins that ask.
-COLD_PLACE, LORA, PRIORITY, GPU = "cold_place", "lora", "priority", "gpu_utilization"
-TTFT_SLO, TPOT_SLO = "ttft_slo_ms", "tpot_slo_ms"
-#: Beginnings of names of columns, with what they are made of behind.
-TOKEN, SESSION = "token:", "session:"
+
+class Told(Column, frozen=True):
+    """A number that the first of the headers tells."""
+
+
+class Label(Column, frozen=True, kw_only=True):
+    """1 where an endpoint's label has the header's value."""
+
+    label: str
+
+
+class Token(Column, frozen=True):
+    """1 for the endpoint that the header names in base64; answers tell clients theirs in it."""
+
+
+class Session(Column, frozen=True, kw_only=True):
+    """1 for the endpoint that a session is bound to.
+
+    Attributes:
+        ttl_s: how long after its last request.
+        sources: where its id stands, the first that tells one: header, and name of a cookie in it or ``""``.
+    """
+
+    ttl_s: float
+    sources: tuple[tuple[str, str], ...]
+
+
+class ColdPlace(Column, frozen=True, kw_only=True):
+    """An endpoint's place among the ``most`` that had cold requests last, oldest first; -1 for the others."""
+
+    most: int
+
+
+#: What `lora_score` says of an adapter, the request's priority, and GPU utilization, -1 where none is told.
+LORA, PRIORITY, GPU = Column("lora"), Column("priority"), Column("gpu_utilization")
+#: Latency objectives in ms, the newer header first.
+TTFT_SLO = Told("ttft_slo_ms", ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"))
+TPOT_SLO = Told("tpot_slo_ms", ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"))
 #: Columns that the profile predicts, in ms.
 TTFT, TTFT_HEADROOM, TPOT_HEADROOM = "ttft_ms", "ttft_headroom_ms", "tpot_headroom_ms"
 
@@ -47,8 +82,8 @@ class Plugin(
     latency_prediction_info_producer_name: str = ""
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        """Name the columns that it reads beyond the snapshot's own."""
+    def required_columns(self) -> tuple[Column, ...]:
+        """List the columns of `Snapshot.extra` that it reads."""
         return ()
 
     @property
@@ -83,19 +118,19 @@ class Attribute(Plugin, frozen=True):
     producer: Literal["dcgm-extractor"]
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         return (GPU,)
 
     def shown(self, fleet: Snapshot) -> Floats:
         """Return the attribute, -1 where an endpoint has none."""
-        return fleet.extra.get(GPU, np.full(len(fleet), -1.0))
+        return fleet.extra.get(GPU.name, np.full(len(fleet), -1.0))
 
 
 class Objectives(Plugin, frozen=True):
     """Compare predicted latencies with a request's SLOs."""
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         return TTFT_SLO, TPOT_SLO
 
     @property
@@ -143,14 +178,17 @@ class Bound(Plugin, frozen=True):
     profile_name: str = ""
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         if self.strategy == "encoded_endpoint_header":
-            header = self.encoded_endpoint_header_config.header.strip().lower()
-            return (f"{TOKEN}{header or 'x-session-token'}",)
+            header = self.encoded_endpoint_header_config.header.strip().lower() or "x-session-token"
+            return (Token(f"token:{header}", (header,)),)
         config = self.session_id_config
-        headers = ",".join(source.header.lower() for source in config.sources) or "x-session-id"
-        return (f"{SESSION}{config.eviction_ttl_seconds or 300.0:g}:{headers}",)
+        ttl_s = config.eviction_ttl_seconds or 300.0
+        told = [source.header.lower() for source in config.sources] or ["x-session-id"]
+        name, parts = f"session:{ttl_s:g}:{','.join(told)}", [each.partition(":") for each in told]
+        sources = tuple((header, cookie) for header, _, cookie in parts)
+        return (Session(name, tuple(header for header, _ in sources), ttl_s=ttl_s, sources=sources),)
 
     def bound(self, fleet: Snapshot) -> Floats:
         """Mark the session's endpoint with 1."""
-        return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
+        return fleet.extra.get(self.required_columns[0].name, np.zeros(len(fleet)))

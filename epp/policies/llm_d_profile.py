@@ -20,10 +20,12 @@ from epp.types import Ranking
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from epp.policies.base import Drawn, Weights
+    from epp.policies.base import Column, Drawn, Weights
     from epp.policies.llm_d_plugins import Plugin
     from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots, Snapshot
 
+#: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
+KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 Picker = Literal["max-score-picker", "random-picker", "weighted-random-picker"]
 #: Term of the weighted sum.
 SCORE = "score"
@@ -90,29 +92,31 @@ class LlmDProfile(Policy):
         yield from self.scorers.values()
 
     @property
-    def asks(self) -> frozenset[str]:
-        """Name the columns that plugins read beyond the snapshot's own."""
-        return frozenset(name for plugin in self.plugins for name in plugin.asks)
+    def required_columns(self) -> frozenset[Column]:
+        """List the columns that plugins read beyond the snapshot's own."""
+        return frozenset(column for plugin in self.plugins for column in plugin.required_columns)
 
     def admits(self, endpoint: Endpoint) -> bool:
         """Ask the filters of labels."""
         return all(plugin.admits(endpoint.labels) for plugin in self.filters.values())
 
-    def kv_source(self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int) -> str:
-        """Draw among those with the most cached tokens, a block less included, for short queues.
+    def told_endpoints(
+        self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int
+    ) -> Mapping[str, str]:
+        """Name who the KV cache is fetched from, drawn for short queues among the most cached tokens.
 
-        ``requestcontrol/dataproducer/p2psource/producer.go``.
+        A block less counts as most: ``requestcontrol/dataproducer/p2psource/producer.go``.
         """
         cached = fleet.cached_tokens
         most = cached.max()
         if not self.kv_source_min_tokens or most <= 0.0:
-            return ""
+            return {}
         near = (cached > 0.0) & (cached + request.block_tokens >= most)
         chances = np.cumsum(near / (1.0 + fleet.engine_waiting))
         draw = keyed_uniform(seed, request.decision_id, "kv source") * chances[-1]
         best = int(np.searchsorted(chances, draw, "right"))
         enough = cached[best] - cached[chosen] >= self.kv_source_min_tokens
-        return fleet.endpoints[best] if best != chosen and enough else ""
+        return {KV_SOURCE_HEADER: fleet.endpoints[best]} if best != chosen and enough else {}
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Filter, score and cost.
@@ -157,10 +161,10 @@ class LlmDProfile(Policy):
         tokens = now.pending_uncached_tokens + now.uncached_tokens
         ttft_ms = now.prefill_base_ms + now.prefill_ms_per_token * tokens
         tpot_ms = now.decode_base_ms + now.decode_ms_per_request * now.running_requests
-        tpot_slo_ms = fleet.extra.get(TPOT_SLO, none) * self.slo_buffer_factor
+        tpot_slo_ms = fleet.extra.get(TPOT_SLO.name, none) * self.slo_buffer_factor
         return {
             TTFT: ttft_ms,
-            TTFT_HEADROOM: fleet.extra.get(TTFT_SLO, none) - ttft_ms,
+            TTFT_HEADROOM: fleet.extra.get(TTFT_SLO.name, none) - ttft_ms,
             TPOT_HEADROOM: tpot_slo_ms - tpot_ms if self.streaming_mode else none,
         }
 
@@ -193,28 +197,27 @@ class LlmDProfiles(Policy):
     profiles: dict[str, LlmDProfile] = field(default_factory=lambda: {"decode": LlmDProfile()})
 
     @property
-    def header(self) -> str:
-        """Return the header's name in lower case."""
-        return self.profile_header.strip().lower()
+    def headers(self) -> frozenset[str]:
+        """Name the request headers that it and any profile read."""
+        read = [profile.headers for profile in self.profiles.values()]
+        return frozenset({self.profile_header.strip().lower()}).union(*read)
 
     @property
-    def asks(self) -> frozenset[str]:
-        """Name the columns that any profile reads."""
-        return frozenset(name for profile in self.profiles.values() for name in profile.asks)
+    def required_columns(self) -> frozenset[Column]:
+        """List the columns that any profile reads."""
+        return frozenset(each for one in self.profiles.values() for each in one.required_columns)
 
-    def profile(self, request: RequestInfo) -> str:
-        """Name what the header says, else the default."""
-        return request.headers.get(self.header, "").strip() or self.default_profile
-
-    def of(self, profile: str) -> Policy:
-        """Return the profile."""
-        if profile not in self.profiles:
-            raise NoEndpointError("saturated", f"no scheduling profile is called {profile!r}")
-        return self.profiles[profile]
+    def chosen(self, request: RequestInfo) -> Policy:
+        """Return the profile that the header names, else the default."""
+        told = request.headers.get(self.profile_header.strip().lower(), "")
+        name = told.strip() or self.default_profile
+        if name not in self.profiles:
+            raise NoEndpointError("saturated", f"no scheduling profile is called {name!r}")
+        return self.profiles[name]
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Rank by the profile of the request."""
-        return self.of(self.profile(request)).rank(request, fleet, weights, seed)
+        return self.chosen(request).rank(request, fleet, weights, seed)
 
 
 def _among(fleet: Snapshot, kept: Flags) -> Snapshot:

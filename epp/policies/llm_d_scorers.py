@@ -8,12 +8,13 @@ import numpy as np
 from msgspec import Meta, Struct, field
 
 from epp.policies.llm_d_plugins import (
-    COLD_PLACE,
     LORA,
     TPOT_HEADROOM,
     TTFT_HEADROOM,
     Attribute,
     Bound,
+    ColdPlace,
+    Label,
     Objectives,
     PositiveInt,
     Scorer,
@@ -22,6 +23,7 @@ from epp.policies.llm_d_plugins import (
 from epp.policies.parts import match_ratios
 
 if TYPE_CHECKING:
+    from epp.policies.base import Column
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
 
@@ -124,14 +126,15 @@ class NoHitLruScorer(Scorer, frozen=True, tag="no-hit-lru-scorer"):
     prefix_plugin_name: str = ""
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        return (f"{COLD_PLACE}:{self.lru_size if self.lru_size > 0 else 1024}",)
+    def required_columns(self) -> tuple[Column, ...]:
+        most = self.lru_size if self.lru_size > 0 else 1024
+        return (ColdPlace(f"cold_place:{most}", most=most),)
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
         count = len(fleet)
         if (fleet.cached_tokens > 0.0).any():
             return np.full(count, 0.5)
-        place = fleet.extra.get(self.asks[0], np.full(count, -1.0))
+        place = fleet.extra.get(self.required_columns[0].name, np.full(count, -1.0))
         never = place < 0.0
         rank = np.where(never, np.cumsum(never) - 1.0, never.sum() + place)
         return np.maximum(1.0 - rank / (count - 1), 0.0) if count > 1 else np.ones(1)
@@ -141,11 +144,11 @@ class LoraScorer(Scorer, frozen=True, tag="lora-affinity-scorer"):
     """Score 1 loaded, 0.8 room for one more, 0.6 waiting, else 0: ``scheduling/scorer/loraaffinity``."""
 
     @property
-    def asks(self) -> tuple[str, ...]:
+    def required_columns(self) -> tuple[Column, ...]:
         return (LORA,)
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return fleet.extra.get(LORA, np.zeros(len(fleet)))
+        return fleet.extra.get(LORA.name, np.zeros(len(fleet)))
 
 
 class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer"):
@@ -155,11 +158,12 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
     label_key: Annotated[str, Meta(min_length=1)]
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        return (f"label:{self.header_name.lower()}={self.label_key}",)
+    def required_columns(self) -> tuple[Column, ...]:
+        header = self.header_name.lower()
+        return (Label(f"label:{header}={self.label_key}", (header,), label=self.label_key),)
 
     def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return fleet.extra.get(self.asks[0], np.zeros(len(fleet)))
+        return fleet.extra.get(self.required_columns[0].name, np.zeros(len(fleet)))
 
 
 class FixedRange(Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from epp.policies.gorgo_ms import GorgoMs
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from epp.policies.base import Weights
+    from epp.policies.base import Column, Weights
     from epp.types import Flags, Floats, RequestInfo, Snapshot
 
 #: A third of the largest batch, where an engine takes twice as many as that.
@@ -40,15 +40,15 @@ class LocalFirst(GorgoMs):
     margin: Share = 0.2
 
     @property
-    def asks(self) -> frozenset[str]:
-        """Name the columns of `Snapshot.extra` that it reads."""
+    def required_columns(self) -> frozenset[Column]:
+        """List the columns of `Snapshot.extra` that it reads."""
         return frozenset({ROOM, PEER, PRICE})
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price as `GorgoMs`, then put those behind that are elsewhere or full."""
         ranking = GorgoMs.rank(self, request, fleet, weights, seed)
         none = np.zeros(len(fleet))
-        price, room, peer = (fleet.extra.get(name, none) for name in (PRICE, ROOM, PEER))
+        price, room, peer = (fleet.extra.get(column.name, none) for column in (PRICE, ROOM, PEER))
         costs, local, running = ranking.costs + price, self._local(fleet, peer), fleet.running_requests
         has_room = (running == fleet.decoding_requests) & (fleet.engine_waiting == 0.0)
         has_room &= running < _LIGHT * (running + room)

@@ -80,12 +80,11 @@ class Filters:
     """Filters the pool.
 
     Args:
-        policy: may have a rule on endpoints of its own, by profile.
+        policy: may have a rule on endpoints of its own, by request.
     """
 
     def __init__(self, policy: Policy | None = None) -> None:
         self._policy = policy or Policy()
-        self._by_header = bool(self._policy.header)
         self._pool: dict[int, Endpoint] = {}
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
@@ -93,7 +92,8 @@ class Filters:
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
-        self._memory: dict[tuple[str, frozenset[str] | None, str], _Static] = {}
+        #: By model, regions and the policy that decides.
+        self._memory: dict[tuple[str, frozenset[str] | None, int], _Static] = {}
         #: Whether an endpoint of the pool serves a model, whether or not it takes requests now.
         self.serves = lru_cache(_REMEMBERED)(self._serves)
         #: Addresses, and models by engines' names that the engines there do not know, the oldest first; False
@@ -235,17 +235,17 @@ class Filters:
         return slots[mask]
 
     def _static(self, request: RequestInfo) -> _Static:
-        profile = self._policy.profile(request) if self._by_header else ""
-        key = (request.model, request.regions, profile)
+        policy = self._policy.chosen(request)
+        key = (request.model, request.regions, id(policy))
         found = self._memory.get(key)
         if found is None:
-            found = self._evaluate(*key)
+            found = self._evaluate(request.model, request.regions, policy)
             if len(self._memory) >= _REMEMBERED:  # model names come from clients: bounded, oldest out
                 self._memory.pop(next(iter(self._memory)))
             self._memory[key] = found
         return found
 
-    def _evaluate(self, model: str, regions: frozenset[str] | None, profile: str) -> _Static:
+    def _evaluate(self, model: str, regions: frozenset[str] | None, policy: Policy) -> _Static:
         if not self._pool:
             raise NoEndpointError("pool-empty", "the pool has no endpoints")
         left = self._pool
@@ -269,7 +269,7 @@ class Filters:
             ),
             (
                 "labels",
-                self._policy.of(profile).admits,
+                policy.admits,
                 "no endpoint has the labels that the policy's filters ask for",
             ),
         )

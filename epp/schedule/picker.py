@@ -30,7 +30,7 @@ from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epp.apis.failure import AnswerFailure
     from epp.config.schema import Config
@@ -100,7 +100,6 @@ class Picker:
         self.fleet = fleet
         self.policy = policy
         self._params = params_of(policy)
-        self._by_header = bool(policy.header)
         self.weights = weights
         self._balance = balance
         self._settings = settings
@@ -109,10 +108,10 @@ class Picker:
         self._learn = learn
         self.filters = Filters(policy)
         self._extras: Extras | None = None
-        if policy.asks:
+        if columns := policy.required_columns:
             from epp.schedule.extras import Extras  # noqa: PLC0415  # only for policies that ask for more
 
-            self._extras = Extras(policy.asks)
+            self._extras = Extras(columns)
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -146,8 +145,7 @@ class Picker:
     @property
     def headers_read(self) -> frozenset[str] | None:
         """Name the request headers that the policy asks for, None where it asks for none."""
-        own = frozenset({self.policy.header} - {""})
-        return self._extras.headers | own if self._extras else own or None
+        return self.policy.headers or (None if self._extras is None else frozenset())
 
     @property
     def session_tokens(self) -> frozenset[str]:
@@ -179,8 +177,8 @@ class Picker:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
             weights, arm = self.weights.current, ""
         else:
-            policy, params = self._profile(request) if self._by_header else (self.policy, self._params)
-            basis = Basis.POLICY
+            policy, basis = self.policy.chosen(request), Basis.POLICY
+            params = self._params if policy is self.policy else params_of(policy)
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
@@ -267,15 +265,10 @@ class Picker:
             self.fleet.index.insert(slot, one)
         return self.fleet.index.insert(slot, request)
 
-    def _profile(self, request: RequestInfo) -> tuple[Policy, dict[str, object]]:
-        """Return the policy that a request's header names, and its parameters."""
-        policy = self.policy.of(self.policy.profile(request))
-        return policy, params_of(policy)
-
-    def kv_source(self, decision: Decision) -> str:
-        """Name the endpoint that a decision's pick should fetch KV cache from, empty for none."""
-        policy = self.policy.of(self.policy.profile(decision.request))
-        return policy.kv_source(decision.request, decision.fleet, decision.chosen, decision.seed)
+    def told_endpoints(self, decision: Decision) -> Mapping[str, str]:
+        """Return the endpoints that the chosen one is told of, by request header."""
+        policy = self.policy.chosen(decision.request)
+        return policy.told_endpoints(decision.request, decision.fleet, decision.chosen, decision.seed)
 
     def _completed(
         self, request: RequestInfo, deepest: int | None, now_s: float, found: Candidates

@@ -81,8 +81,6 @@ log = logging.getLogger(__name__)
 #: What policies need that only bodies tell: a session may be named there, and falls back on the prompt.
 _OF_BODIES = frozenset({Need.PROMPT, Need.SESSION})
 
-#: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
-KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
 #: Engines and logs name a request by this header; Envoy makes it unless told otherwise.
 REQUEST_ID_HEADER = "x-request-id"
 #: Response header: what the engine that answers calls its model. A client sends it back after a wrong answer,
@@ -391,8 +389,8 @@ class Core:
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
         pick = Pick(",".join(endpoints), decision.id, proxy_headers=allowed)
-        if "kv_source_min_tokens" in decision.params and (source := self.picker.kv_source(decision)):
-            pick.set_headers[KV_SOURCE_HEADER] = resolver.known_as(source)
+        for header, address in self.picker.told_endpoints(decision).items():
+            pick.set_headers[header] = resolver.known_as(address)
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.emit_scores:

@@ -151,13 +151,13 @@ def test_a_header_names_one_of_several_profiles() -> None:
         ],
     )
     policy = create(made.config.policy.name, made.config.policy.params)
-    assert (policy.name, policy.header) == ("llm-d-profiles", "x-stage")
+    assert (policy.name, policy.headers) == ("llm-d-profiles", frozenset({"x-stage"}))
     roles = {role: Endpoint("a:1", labels={"llm-d.ai/role": role}) for role in ("prefill", "decode")}
     for told, profile in (("prefill", "prefill"), (" ", "decode"), ("", "decode")):
-        chosen = policy.of(policy.profile(RequestInfo(headers={"x-stage": told})))
+        chosen = policy.chosen(RequestInfo(headers={"x-stage": told}))
         assert [role for role, endpoint in roles.items() if chosen.admits(endpoint)] == [profile]
     with pytest.raises(NoEndpointError, match="encode"):
-        policy.of("encode")
+        policy.chosen(RequestInfo(headers={"x-stage": "encode"}))
 
 
 @pytest.mark.parametrize("scored", [True, False])

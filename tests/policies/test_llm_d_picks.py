@@ -28,6 +28,8 @@ from epp.types import Endpoint
 from tests.kit.fleets import fleet_view, request
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from epp.config.schema import PolicySection
     from epp.policies.base import Policy
     from epp.types import Floats, Snapshot
@@ -39,7 +41,7 @@ def _named(numbers: list[int]) -> frozenset[str]:
     return frozenset(f"m{number}" for number in numbers)
 
 
-def snapshot(case: dict[str, Any], head: dict[str, Any], asks: frozenset[str]) -> Snapshot:
+def snapshot(case: dict[str, Any], head: dict[str, Any], asks: Collection[str]) -> Snapshot:
     """A drawn snapshot in our columns; prompts are whole blocks, as the original counts them."""
     count, block = len(case["match"]), head["block_tokens"]
     cached = np.array(case["match"], float) * block
@@ -52,8 +54,8 @@ def snapshot(case: dict[str, Any], head: dict[str, Any], asks: frozenset[str]) -
     extra = {
         **{name: [cold.get(n, -1) for n in range(count)] for name in asks if name.startswith("cold")},
         "lora": lora,
-        TTFT_SLO: [case["slo"][0]] * count,
-        TPOT_SLO: [case["slo"][1]] * count,
+        TTFT_SLO.name: [case["slo"][0]] * count,
+        TPOT_SLO.name: [case["slo"][1]] * count,
         "label:x-tier=llm-d.ai/role": [
             bool(case["tier"]) and head["roles"][n] == case["tier"] for n in case["roles"]
         ],
@@ -102,7 +104,10 @@ def scored(
     case: dict[str, Any], head: dict[str, Any], policy: Policy, section: PolicySection
 ) -> tuple[Floats, Floats]:
     """Score of each endpoint, NaN of those that are filtered out, and its chance."""
-    count, whole = len(case["match"]), snapshot(case, head, policy.asks)
+    count, whole = (
+        len(case["match"]),
+        snapshot(case, head, {column.name for column in policy.required_columns}),
+    )
     scores, chances = np.full(count, np.nan), np.zeros(count)
     roles = [head["roles"][number] for number in case["roles"]]
     labels = [{"llm-d.ai/role": role} if role else {} for role in roles]

@@ -9,7 +9,7 @@ import pytest
 
 from epp.policies.contract import breaches
 from epp.policies.llm_d_filters import Filters
-from epp.policies.llm_d_profile import LlmDProfile
+from epp.policies.llm_d_profile import KV_SOURCE_HEADER, LlmDProfile
 from epp.policies.llm_d_scorers import Scorers
 from epp.policies.registry import create
 from tests.kit.fleets import fleet_view, request
@@ -53,7 +53,8 @@ def test_the_source_of_a_kv_cache_has_most_of_the_prompt_and_a_short_queue() -> 
     policy = LlmDProfile(kv_source_min_tokens=512)
     fleet = fleet_view(4, cached_tokens=[0, 640, 600, 400], engine_waiting=[0, 2, 0, 0])
     asked = [request(decision_id=f"d{number}", block_tokens=64.0) for number in range(400)]
-    found = [policy.kv_source(each, fleet, 0, 1) for each in asked]
+    found = [policy.told_endpoints(each, fleet, 0, 1)[KV_SOURCE_HEADER] for each in asked]
     assert found.count(fleet.endpoints[1]) == pytest.approx(100, abs=30)
     assert found.count(fleet.endpoints[2]) == pytest.approx(300, abs=30)
-    assert {policy.kv_source(each, fleet, 3, 1) for each in asked} == {""}, "what is gained is too little"
+    told = [policy.told_endpoints(each, fleet, 3, 1) for each in asked]
+    assert not any(told), "what is gained is too little"
