@@ -167,11 +167,13 @@ class Picker:
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        settings, fleet, tokens = self._settings, self.fleet, request.prompt_tokens
+        settings, fleet = self._settings, self.fleet
         found = self._candidates(request, now_s)
-        match = fleet.index.match(request) if tokens and request.readable_tokens != 0 else None
+        reads = request.prompt_tokens and request.readable_tokens != 0
+        match = fleet.index.match(request) if reads else None
         seen = self._seen(request, match, now_s, found)
-        deepest = request.blocks[match.depth_blocks - 1] if match and match.depth_blocks else None
+        depth = 0 if match is None else match.depth_blocks
+        deepest = request.blocks[depth - 1] if depth else None
         request = self._completed(request, deepest, now_s, found)
         if request.opaque and Need.PROMPT in self.policy.needs:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
@@ -182,10 +184,6 @@ class Picker:
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
-        if tokens:
-            fleet.first_tokens.observe(request.model, ranking.least_first_token_ms)
-        if deepest is not None:
-            fleet.popularity.count(deepest, now_s)
         shares = self._shares(found.slots, now_s)
         band = settings.tie_band if policy.ties is Ties.BAND else 0.0
         selection = select(
@@ -221,7 +219,7 @@ class Picker:
             excluded=found.excluded,
             bound=found.bound,
         )
-        self._reserve(decision, int(found.slots[selection.chosen]), now_s)
+        self._reserve(decision, int(found.slots[selection.chosen]), deepest, now_s)
         return decision
 
     def _candidates(self, request: RequestInfo, now_s: float) -> Candidates:
@@ -323,8 +321,11 @@ class Picker:
             shares = np.where(proof, np.maximum(shares, LEAST_SHARE), 0.0)
         return shares if bool((shares < 1.0).any()) else None
 
-    def _reserve(self, decision: Decision, slot: int, now_s: float) -> None:
+    def _reserve(self, decision: Decision, slot: int, deepest: int | None, now_s: float) -> None:
+        """Remember a decision; ``deepest`` is the last block of its prompt that was sent before."""
         self._sequence += 1
+        if deepest is not None:
+            self.fleet.popularity.count(deepest, now_s)
         if self._extras is not None:
             self._extras.picked(decision.endpoint, decision.request, decision.fleet, now_s)
         seen = decision.fleet.at(decision.chosen)
@@ -341,7 +342,10 @@ class Picker:
             answer_tokens=request.expected_output_tokens,
             sequences=request.sequences,
         )
-        distance = self._insert(slot, request) if prompt_tokens else math.nan
+        distance = math.nan
+        if prompt_tokens:
+            self.fleet.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
+            distance = self._insert(slot, request)
         self._in_flight[decision.id] = InFlight(
             slot, decision.endpoint, request, now_s, seen.cached_tokens, distance, sent
         )

@@ -11,7 +11,6 @@ answer, and `Truth` what only a simulator can know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -51,8 +50,22 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision, Outcome
     from epp.types import RequestInfo
 
-# Process start times are Unix times; those of a window count from here.
-_EPOCH_S = 1_700_000_000.0
+# Metrics read seldom are good for longer: as many scrapes as may be missed.
+_SCRAPES_MISSED = 3.0
+# Probes and scrapes begin before the window does: a picker that just started knows nothing.
+_LEAD_MS: Final = 5_000.0
+#: Unix time of the virtual clock's zero.
+ZERO_WALL_S: Final = 1_700_000_000.0
+_EXPIRE_EVERY_MS: Final = 10_000.0
+#: What clients call the model where replicas serve different ones.
+PUBLIC_MODEL: Final = "chat"
+# What a chat body holds beside its text: model, roles, options.
+_BODY_OVERHEAD_BYTES: Final = 300
+_BYTES_PER_TOKEN: Final = 4.5
+#: Further picked endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
+_RETRIES = 2
+#: Of a replica that is down: worse than any that is up.
+_DOWN_MS = 1e9
 
 
 class Replica:
@@ -80,7 +93,7 @@ class Replica:
         self.engine = Engine(spec.engine_class, block_tokens)
         self.on_wire: dict[int, tuple[float, Job]] = {}  # sent, not arrived: by job id
         self._flights: dict[int, Flight] = {}
-        self._started_s = _EPOCH_S
+        self._started_s = ZERO_WALL_S
         self._slowdown = 1.0
         self._wake_ms = inf
         self._past = Counters()  # of its earlier lives
@@ -115,7 +128,7 @@ class Replica:
             return
         self.changes += 1
         self.up = True
-        self._started_s = _EPOCH_S + self._loop.now_ms / 1e3
+        self._started_s = ZERO_WALL_S + self._loop.now_ms / 1e3
         self.engine.set_slowdown(self._slowdown, self._loop.now_ms)
 
     def set_slowdown(self, factor: float) -> None:
@@ -190,10 +203,6 @@ class Replica:
         if due_ms is not None and due_ms < self._wake_ms:
             self._wake_ms = due_ms
             self._loop.at(due_ms, Rank.ENGINE, self._wake, due_ms)
-
-
-#: Further picked endpoints that are tried when a connection is refused (Envoy's ``connect-failure``).
-_RETRIES = 2
 
 
 class Flight:
@@ -321,20 +330,6 @@ class Flight:
         self._sim.over(result)
 
 
-# Metrics read seldom are good for longer: as many scrapes as may be missed.
-_SCRAPES_MISSED = 3.0
-# Probes and scrapes begin before the window does: a picker that just started knows nothing.
-_LEAD_MS: Final = 5_000.0
-#: Unix time of the virtual clock's zero.
-ZERO_WALL_S: Final = 1_700_000_000.0
-_EXPIRE_EVERY_MS: Final = 10_000.0
-#: What clients call the model where replicas serve different ones.
-PUBLIC_MODEL: Final = "chat"
-# What a chat body holds beside its text: model, roles, options.
-_BODY_OVERHEAD_BYTES: Final = 300
-_BYTES_PER_TOKEN: Final = 4.5
-
-
 class Pickers(Protocol):
     """Who decides: `PickerGroup`, or a picker for each region."""
 
@@ -363,10 +358,6 @@ class Sender(Protocol):
 
     def answered(self, index: int) -> None:
         """Go on after a request that is over."""
-
-
-#: Of a replica that is down: worse than any that is up.
-_DOWN_MS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
