@@ -145,24 +145,6 @@ def test_the_doctor_finds_a_healthy_deployment_healthy(stack: Stack) -> None:
     assert findings["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"policy": {"nam": "gorgo"}}, ("policy", "nam", "name")),
-        ({"policy": {"name": "gorg"}}, ("policy.name", "gorgo")),
-        ({"pool": {"warmup_s": "soon"}}, ("pool.warmup_s",)),
-        ({"policy": {"name": "gorgo", "weights": {"rtt": 1}}}, ("weights", "rtt_weight")),
-    ],
-)
-def test_a_wrong_configuration_names_file_key_and_fix(
-    tmp_path: Path, config: dict[str, object], words: tuple[str, ...]
-) -> None:
-    (tmp_path / "epp.yaml").write_text(json.dumps(config), encoding="utf-8")
-    printed = run("serve", "--config", str(tmp_path / "epp.yaml"), status=2)
-    assert all(word in printed for word in ("epp.yaml", *words)), printed
-    assert "Traceback" not in printed
-
-
 def test_all_errors_of_a_configuration_and_its_pool_are_said_at_once(tmp_path: Path) -> None:
     config = {
         "policy": {"name": "gorg", "tie_band": "x"},
@@ -175,6 +157,7 @@ def test_all_errors_of_a_configuration_and_its_pool_are_said_at_once(tmp_path: P
         printed = run(*command, "--config", "epp.yaml", status=status, cwd=tmp_path)
         for key in ("policy.name", "policy.tie_band", "scrape.interval_s", "endpoints[0].address"):
             assert len([line for line in printed.splitlines() if key in line]) == 1, printed
+        assert "Traceback" not in printed
 
 
 def test_a_busy_replica_is_left_out_of_a_burst(stack: Stack) -> None:

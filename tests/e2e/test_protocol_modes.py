@@ -155,12 +155,12 @@ async def test_an_upload_flows_past_the_picker(way: Way) -> None:
 
 async def test_a_websocket_talks_to_the_endpoint_that_was_picked(way: Way) -> None:
     engines, before = way.engines, await way.engines.seen()
-    for number in range(2):
-        async with engines.http.ws_connect(engines.url + "/v1/realtime?model=m") as socket:
+    for path in ("/v1/realtime?model=m", "/v1/responses"):
+        async with engines.http.ws_connect(engines.url + path) as socket:
             assert await socket.receive_str() == await engines.picked()
             for turn in range(3):
-                await socket.send_str(f"hello {number} {turn}")
-                assert await socket.receive_str() == f"hello {number} {turn}"
+                await socket.send_str(f"hello {path} {turn}")
+                assert await socket.receive_str() == f"hello {path} {turn}"
             await socket.send_bytes(bytes(300_000))
             assert await socket.receive_bytes() == bytes(300_000)
             if way.told:

@@ -43,9 +43,15 @@ async def asked(served: EngineServing, text: str, **fields: Any) -> tuple[int, s
         return answer.status, answer.headers.get("retry-after", ""), await answer.text()
 
 
-@BOTH
-@pytest.mark.parametrize("status", [429, 503, 529])
-@pytest.mark.parametrize("models", [[], ["m"]])
+@pytest.mark.parametrize(
+    ("variant", "status", "models"),
+    [
+        (Variant.STANDALONE, 429, []),
+        (Variant.STANDALONE, 503, ["m"]),
+        (Variant.FULL_DUPLEX, 529, []),
+        (Variant.FULL_DUPLEX, 429, ["m"]),
+    ],
+)
 async def test_a_refusal_goes_to_an_engine_that_has_room_and_not_to_the_client(
     tmp_path: Path, variant: Variant, status: int, models: list[str]
 ) -> None:

@@ -77,6 +77,10 @@ async def test_the_picker_reads_the_load_that_engines_tell(tmp_path: Path) -> No
 async def test_a_killed_engine_cuts_its_own_streams_alone_and_comes_back_empty(tmp_path: Path) -> None:
     least = {"policy": {"name": "least-request"}}
     async with serving_two(tmp_path, **least) as (serving, (dying, _)):
+        # It tells no start time: a restart shows by counters that go back, so there must be something counted.
+        body = {"prompt": "hello", "n_predict": 2}
+        async with serving.http.post(f"http://{dying.address}/completion", json=body) as answer:
+            assert answer.status == 200
         async with streaming(serving, MODEL, clients=4, tokens=2000) as ends:
             await serving.picker.until_metric("llm_d_epp_average_running_requests", lambda value: value == 2)
             await dying.kill()

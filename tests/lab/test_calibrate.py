@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.calibrate.fit import Measured, fit, probes
+from epp.lab.calibrate.fit import Measured, fit, least_squares, probes
 from epp.lab.compare.fleets import fleet_named
 from epp.lab.compare.results import encode
 from epp.lab.experiment import main
@@ -106,6 +106,13 @@ def test_an_engine_that_tells_no_cached_tokens_is_found_out() -> None:
     assert found.ttft.values[2] == pytest.approx(
         V100.prefill_ms_per_token + V100.frontend_ms_per_token, rel=0.02
     )
+
+
+def test_a_fit_ends_though_rounding_makes_a_coefficient_of_zero_negative() -> None:
+    random = np.random.default_rng(46)
+    x = np.column_stack([np.ones(12), random.integers(16, 512, 12), random.integers(1, 512, 12)])
+    y = np.maximum(100.0 * (1.0 + random.random(12)) - x[:, 2] / 6.0, 1e-3)
+    assert (least_squares(x, y).values >= 0.0).all()
 
 
 def test_the_limit_of_requests_at_once_shows() -> None:

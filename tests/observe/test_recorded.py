@@ -170,7 +170,7 @@ def test_a_stream_is_read_alike_by_all_in_one_piece_and_byte_by_byte(name: str) 
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(data=st.data())
 def test_no_cut_of_a_stream_changes_the_verdict(name: str, data: st.DataObject) -> None:
     answer = (FOLDER / f"{name}.sse").read_bytes()
@@ -178,7 +178,7 @@ def test_no_cut_of_a_stream_changes_the_verdict(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", WHOLE)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(data=st.data())
 def test_no_cut_of_a_whole_answer_changes_the_verdict(name: str, data: st.DataObject) -> None:
     answer = (FOLDER / f"{name}.json").read_bytes()

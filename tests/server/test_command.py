@@ -55,6 +55,7 @@ class Steady:
 
 
 async def test_a_terminal_that_closes_is_drained_for() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored, which a picker respects
     app: Any = Steady()
     served = asyncio.ensure_future(serve(app))
     await app.started.wait()

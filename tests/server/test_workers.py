@@ -132,10 +132,8 @@ async def test_signals_of_a_group_drain_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "mistake"),
     [
-        ("policy", {"name": "none"}),
         ("listen", {"transport": "grpcio"}),
         ("listen", {"grpc": "192.0.2.1:1"}),
-        ("listen", {"http_tls": {"cert_file": "no.pem", "key_file": "no.pem"}}),
     ],
 )
 async def test_a_mistake_in_the_configuration_is_said_once(

@@ -127,8 +127,9 @@ def least_squares(x: Floats, y: Floats) -> Fit:
     for _ in range(_PASSES):
         used = np.ones(x.shape[1], dtype=bool)
         while True:
-            rows = np.where(used, x / scale[:, None], 0.0)  # the coefficient of a column of zeros is 0
-            values = np.linalg.lstsq(rows[keep], (y / scale)[keep])[0]
+            rows = np.where(used, x / scale[:, None], 0.0)
+            # The coefficient of a column of zeros is 0 but for rounding, which grows with the others.
+            values = np.where(used, np.linalg.lstsq(rows[keep], (y / scale)[keep])[0], 0.0)
             if (values >= -_ROUNDING).all():
                 break
             used[values.argmin()] = False
