@@ -1,4 +1,4 @@
-"""Envoys as operators write them: every way of sending bodies to the picker, relays, and faults that the doctor names."""
+"""Envoys as operators write them: ways of sending bodies to the picker, relays, and faults that the doctor names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ AHEAD = "send_body_without_waiting_for_header_response: true\n              mess
 #: Way of sending request bodies -> variant of the configuration, then what an operator changes in it.
 MODES: dict[str, tuple[str, dict[str, str]]] = {
     "buffered": ("standalone", {}),
-    "buffered-partial": ("standalone", {"body_mode: BUFFERED": "body_mode: BUFFERED_PARTIAL"}),
-    "streamed": ("standalone", {"body_mode: BUFFERED": "body_mode: STREAMED"}),
     "streamed-ahead": (
         "standalone",
         {"body_mode: BUFFERED": "body_mode: STREAMED", " message_timeout:": f" {AHEAD}"},

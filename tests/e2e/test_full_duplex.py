@@ -140,8 +140,7 @@ async def test_requests_of_every_shape_arrive_whole(tmp_path: Path, observe: obj
         assert await gateway.picker.metric("epp_response_sampling_total", observe=how) == 6
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("prompt_bytes", [100, 200_000])
+@pytest.mark.parametrize(("early", "prompt_bytes"), [(False, 100), (True, 200_000)])
 async def test_no_answer_of_a_left_stream_is_lost(tmp_path: Path, early: bool, prompt_bytes: int) -> None:
     """The upstream answers at once, or even before it was sent the body: the worst case for an early end."""
     answer = b"answered at once" * 8
