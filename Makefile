@@ -42,7 +42,7 @@ OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2
 	tests/e2e/test_protocol_modes.py tests/e2e/test_full_duplex.py tests/e2e/test_wrong_model.py tests/e2e/test_refusals.py \
 	tests/observe/test_first_token_ways.py tests/llmd/test_protocol.py tests/llmd/test_serve.py
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of
-	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest $(OLDEST_TESTS)
+	EPP_ENVOY=$(abspath $<)/envoy/_bin/envoy $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(OLDEST_TESTS)
 
 bench-vllm: setup ## policies on two real vLLM replicas beside their simulation, kept in build/vllm (half an hour)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \

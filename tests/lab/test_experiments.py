@@ -40,7 +40,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "art-chat ts 1 / three regions / steady",
         ("gorgo-ms", "knows caches and answers", "oracle"),
     ),
-    "gorgo-paper": ("Apr 7 ts 3", ("gorgo", "least-request")),
+    "gorgo-paper": ("Apr 7 ts 3", ("gorgo",)),
     "network": ("busy / 200 ms / changing", ("gorgo", "no queue term")),
     "wan": ("three regions", ("gorgo", "gorgo-ms")),
     "pickers": ("256 in 20 ms / gorgo-ms", ("1 picker", "4")),
