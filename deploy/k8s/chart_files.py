@@ -201,7 +201,7 @@ def _either(make: Callable[..., str]) -> str:
             parts += alone[start:end]
             continue
         parts += ['{{- if include "gorgo-epp.fallsBack" . }}\n', *shared[start_shared:end_shared]]
-        parts += ["{{- else }}\n", *alone[start:end]] if kind == "replace" else []
+        parts += ["{{- else }}\n", *alone[start:end]] if kind != "insert" else []
         parts += ["{{- end }}\n"]
     return "".join(parts)
 

@@ -119,7 +119,7 @@ class FirstTokenReceiver:
             self.malformed += 1
             return None
         method, path = line.groups()
-        return _NO_CONTENT if method == b"POST" and self.take(path) else _NOT_FOUND
+        return _NO_CONTENT if self.take(path if method == b"POST" else b"") else _NOT_FOUND
 
     def serve(self, call: Call) -> Unary:
         """Serve `TOLD`: its message is the path of a call, and its answer is empty."""

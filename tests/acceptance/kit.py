@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 EPP = [sys.executable, "-m", "epp"]
 MODEL = "sim-model"
+#: What has not come by then hangs, however busy the machine.
+HANGS_S = 240
 #: Quick enough that a test need not wait for a probe, a scrape or a slow start.
 QUICK: dict[str, Any] = {
     "pool": {"file": "endpoints.yaml", "warmup_s": 0.2},
@@ -41,10 +43,10 @@ QUICK: dict[str, Any] = {
 }
 
 
-def run(*words: str, status: int = 0, cwd: Path | None = None, timeout_s: float = 60) -> str:
+def run(*words: str, status: int = 0, cwd: Path | None = None) -> str:
     """Run an `epp` command to its end and check its exit status; what it printed on both streams."""
     ran = subprocess.run(
-        [*EPP, *words], capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False
+        [*EPP, *words], capture_output=True, text=True, cwd=cwd, timeout=HANGS_S, check=False
     )
     assert ran.returncode == status, f"epp {' '.join(words)}: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout + ran.stderr
@@ -66,11 +68,11 @@ def free_ports(count: int) -> list[int]:
     raise AssertionError("no ports left")
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+def until(condition: Callable[[], Any]) -> Any:
     """Wait for a condition to hold; its value."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + HANGS_S
     while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"{condition} did not hold within {timeout_s} s"
+        assert time.monotonic() < deadline_s, f"{condition} did not hold within {HANGS_S} s"
         time.sleep(0.05)
     return value
 
@@ -90,7 +92,7 @@ class Answer:
 
 
 def http(
-    url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = 20
+    url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = HANGS_S
 ) -> Answer:
     """Send a GET, or a POST of a body: text as it is, anything else as JSON."""
     data = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
@@ -129,9 +131,9 @@ class Process:
         """Send a signal."""
         self._child.send_signal(number)
 
-    def wait(self, timeout_s: float = 15) -> int:
+    def wait(self) -> int:
         """Wait for its end; its exit status."""
-        return self._child.wait(timeout_s)
+        return self._child.wait(HANGS_S)
 
     def stop(self) -> None:
         """End it, by force after ten seconds."""
@@ -275,9 +277,9 @@ class Stack:
         """Wait for the outcomes of requests that were sent before."""
         until(lambda: self.metric("epp_outcomes_total") == self.metric("epp_decisions_total"))
 
-    def epp(self, *words: str, status: int = 0, timeout_s: float = 60) -> str:
+    def epp(self, *words: str, status: int = 0) -> str:
         """Run a command in the folder."""
-        return run(*words, status=status, cwd=self.folder, timeout_s=timeout_s)
+        return run(*words, status=status, cwd=self.folder)
 
 
 def answers(url: str) -> bool:

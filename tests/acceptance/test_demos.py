@@ -27,7 +27,7 @@ sys.exit(regions.main(["--only", "global", "--seconds", "1", "--out", sys.argv[1
 
 def test_the_demo_compares_policies_and_takes_a_replica_from_the_pool(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    text = run("demo", "--seconds", "1.5", "--against", "random", "--out", str(out), timeout_s=110)
+    text = run("demo", "--seconds", "1.5", "--against", "random", "--out", str(out))
     for figure in ("TTFT p95", "cached share", "gorgo-ms", "random", "client p50"):
         assert figure in text
     title, _, _ = " ".join(text.split()).partition(" taken from the pool file under load, and put in again: ")

@@ -93,7 +93,7 @@ def test_relays_hand_requests_on_to_the_replica_picked(two_tiers: Stack) -> None
 
 
 def test_the_doctor_finds_two_tiers_healthy(two_tiers: Stack) -> None:
-    printed = two_tiers.epp("doctor", "--config", "epp.yaml", "--envoy-admin", two_tiers.admin, timeout_s=120)
+    printed = two_tiers.epp("doctor", "--config", "epp.yaml", "--envoy-admin", two_tiers.admin)
     assert "holds all relays" in printed
     assert "checks made: traffic " in printed
     assert printed.rstrip().endswith("all of it is fine")
@@ -133,5 +133,5 @@ def test_the_doctor_names_a_fault_and_its_fix(stack: Stack, fault: str) -> None:
     stack.write("doctor.yaml", {"pool": {"file": "pool.json"}})
     picker = f"http://{elsewhere}" if fault == "picker elsewhere" else stack.picker_url
     command = ("doctor", "--config", "doctor.yaml", "--picker", picker, "--envoy-admin", admin)
-    printed = stack.epp(*command, status=1, timeout_s=120)
+    printed = stack.epp(*command, status=1)
     assert all(text in printed for text in FAULTS[fault]), printed

@@ -56,7 +56,6 @@ def digests(load: str, folder: Path) -> dict[str, str]:
             ",".join(POLICIES),
         ),
         *("--seeds", "1", "--workers", "1", "--out", str(folder)),
-        timeout_s=110,
     )
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     return {
@@ -76,7 +75,7 @@ def test_recorded_decisions_run_again_identically(folder: str, decisions: int) -
 
 
 def test_a_tuner_rehearses_on_records() -> None:
-    printed = run("tune", "--offline", str(DATA / "deployment"), "--budget", "3", "--json", timeout_s=110)
+    printed = run("tune", "--offline", str(DATA / "deployment"), "--budget", "3", "--json")
     rehearsal = json.loads(printed)
     assert (rehearsal["policy"], rehearsal["requests"], rehearsal["tried"]) == ("gorgo", 627, 3)
 
@@ -85,8 +84,8 @@ def test_a_learner_trains_on_records(tmp_path: Path) -> None:
     settings, model = tmp_path / "learner.yaml", tmp_path / "reward.json"
     settings.write_text(json.dumps(LEARNER), encoding="utf-8")
     words = ("learn", "--offline", str(DATA / "deployment"), "--settings", str(settings))
-    assert len(json.loads(run(*words, "--json", timeout_s=110))["rounds"]) > 3
-    run(*words, "--model", str(model), timeout_s=110)
+    assert len(json.loads(run(*words, "--json"))["rounds"]) > 3
+    run(*words, "--model", str(model))
     assert json.loads(model.read_text(encoding="utf-8"))
 
 

@@ -74,7 +74,7 @@ def test_a_learner_fits_a_model_which_the_picker_takes_and_a_trial_tries(tmp_pat
         learner = begin(stack, "learn")
         until(lambda: stack.metric("epp_weights_written_timestamp_seconds") > 0)
         until(lambda: stack.chat() and "baseline -> search" in learner.log())
-        until(lambda: stack.chat() and "-> screen" in learner.log(), 60)
+        until(lambda: stack.chat() and "-> screen" in learner.log())
         until(lambda: stack.metric("epp_weight", name="use_model", arm="candidate") == 1)
         assert "use_model = 0" in stack.epp("weights", "show", *CONFIG)  # the heuristic, but for the trial
         until(lambda: stack.metric("epp_reward_model_age_seconds") > 0)

@@ -138,9 +138,7 @@ def test_feedback_reaches_the_records(stack: Stack) -> None:
 
 
 def test_the_doctor_finds_a_healthy_deployment_healthy(stack: Stack) -> None:
-    printed = stack.epp(
-        "doctor", "--config", "epp.yaml", "--envoy-admin", stack.admin, "--json", timeout_s=120
-    )
+    printed = stack.epp("doctor", "--config", "epp.yaml", "--envoy-admin", stack.admin, "--json")
     findings = json.loads(printed)
     assert findings["findings"] == []
 

@@ -96,6 +96,5 @@ def test_the_guides_policy_of_another_package_serves_and_is_compared(
     compared = run(
         *("lab", "compare", "--workload", "demo", "--policy", "tidal,round-robin"),
         *("--seconds", "30", "--seeds", "1"),
-        timeout_s=100,
     )
     assert "tidal" in compared

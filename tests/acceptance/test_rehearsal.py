@@ -29,13 +29,11 @@ def config(tmp_path: Path) -> Path:
 
 def rehearsed(*words: str) -> Any:
     """Rehearse a little; what is printed as JSON."""
-    return json.loads(
-        run("tune", "--offline", str(RECORDS), "--budget", "4", "--json", *words, timeout_s=110)
-    )
+    return json.loads(run("tune", "--offline", str(RECORDS), "--budget", "4", "--json", *words))
 
 
 def test_a_rehearsal_says_what_it_simulated_and_what_it_would_try() -> None:
-    printed = run("tune", "--offline", str(RECORDS), "--budget", "4", timeout_s=110)
+    printed = run("tune", "--offline", str(RECORDS), "--budget", "4")
     for words in ("simulated fleet: ", "recorded; E2E", "rtt_weight: 2 -> ", "would "):
         assert words in printed
 
@@ -79,7 +77,6 @@ def test_policies_are_tuned_under_one_budget_before_they_are_compared(tmp_path: 
             "1",
         ),
         *("--policy", "gorgo,round-robin", "--workers", "1", "--out", str(tmp_path)),
-        timeout_s=110,
     )
     (tuned,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["cells"][0]["tuning"]
     assert (tuned["policy"], tuned["tried"]) == ("gorgo", 4)

@@ -78,7 +78,7 @@ async def installed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 
 
 async def _served(client: objects.KubeClient, path: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while True:
             try:
                 await client.call("GET", path)

@@ -70,7 +70,7 @@ class Fallback:
             async with serving.http.get(url) as answer:
                 return wanted in (await answer.text()).splitlines()
 
-        await until(found, 10)
+        await until(found)
 
     async def away(self, how: signal.Signals) -> None:
         """Let the first picker die, or stand still."""
@@ -102,7 +102,7 @@ async def until_all_is_told(picker: PickerProcess) -> None:
         completed = page.total("epp_outcomes_total", cause="completed", status="2xx")
         return completed == page.total("epp_decisions_total")
 
-    await until(told, 10)
+    await until(told)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -126,7 +126,7 @@ async def test_reports_reach_the_picker_that_decided_wherever_they_arrive(pair: 
         assert await pair.serving.streamed("you decide", 8)
         return await pair.other.metric("epp_reports_total", receiver="first-token", result="received") > 0
 
-    await until(heard, 10)
+    await until(heard)
     await until_all_is_told(pair.other)
     await pair.back(signal.SIGKILL)
     await pair.until_healthy(2)

@@ -87,7 +87,7 @@ class Pair:
     async def led(self) -> tuple[Serving, Serving]:
         """Wait until one leads; it and the other."""
         pickers = [self.one, self.two]
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(240):
             while len(leaders := [each for each in pickers if read_lead(each.folder / "records").leads]) != 1:
                 await asyncio.sleep(0.1)
         pickers.remove(leaders[0])
@@ -282,7 +282,7 @@ async def test_the_leader_has_everybodys_records_and_gives_everybody_its_weights
 
         killed_s = time.monotonic()
         await leader.picker.kill()
-        await until(lambda: _leads(other), 15)
+        await until(lambda: _leads(other))
         assert time.monotonic() - killed_s < 15.0
         assert await other.picker.metric("epp_cluster_term") == 2
         (other.folder / "weights.yaml").write_bytes(weights(0.9))
@@ -366,14 +366,14 @@ async def test_in_kubernetes_who_holds_the_lease_leads(tmp_path: Path, nats: Nat
             found = [picker for picker, lead in led.items() if lead.leads and lead.leader == holder()]
             return found[0] if len(found) == 1 else None
 
-        await until(leader, 20)
+        await until(leader)
         for picker in pickers:  # who has not heard of a term takes it again, until it hears of it
             await picker.until_metric("epp_cluster_term", lambda value: value == 1)
         killed = leader()
         assert killed is not None
         await killed.kill()
         pickers.remove(killed)
-        await until(leader, 15)
+        await until(leader)
         assert await pickers[0].metric("epp_cluster_term") == 2
 
 

@@ -176,7 +176,7 @@ async def test_above_the_chunk_limit_answers_pass_unread_and_no_body_is_replaced
     answer = b"".join(TOKENS)
     limited = {"mode": "all", "max_chunks_per_s": 1}
     async with Gateway(tmp_path, plays(*TOKENS), observe=limited) as gateway:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             while not await gateway.picker.metric("epp_response_sampling_total", observe="carry"):
                 assert (await gateway.ask()).body == answer
         count = len(gateway.outcomes())

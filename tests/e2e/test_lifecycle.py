@@ -36,7 +36,7 @@ async def test_health_follows_the_pool_and_liveness_does_not(tmp_path: Path) -> 
         async def refused() -> bool:
             return await health(serving.picker.grpc) == int(NOT_SERVING)
 
-        await until(refused, 10)
+        await until(refused)
         assert await health(serving.picker.grpc, "liveness") == SERVING
 
 

@@ -41,7 +41,7 @@ async def raw(url: str, head: str, body: bytes = b"") -> tuple[str, bytes]:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         answer = await reader.read()
     writer.close()
     found, _, rest = answer.partition(b"\r\n\r\n")

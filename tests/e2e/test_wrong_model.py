@@ -63,7 +63,7 @@ async def test_an_ejected_engine_of_the_model_is_the_last_resort(tmp_path: Path)
             await served.chat(model="foo")
             return await served.picker.metric("epp_endpoint_unavailable", endpoint=ejected.address) > 0
 
-        await until(is_ejected, 20)
+        await until(is_ejected)
         ejected.answer = lambda _: Answered([b"{}"])
         await gone.__aexit__()
         assert (await served.chat(model="foo"))[0] == 200
@@ -87,11 +87,11 @@ async def test_fail_closed_nobody_answers_while_the_picker_is_dead(tmp_path: Pat
         async def settled() -> bool:  # in full duplex 500 until the health check notices
             return (await served.chat(model="tiny"))[0] != 500
 
-        await until(settled, 20)
+        await until(settled)
         assert {(await served.chat(model="tiny"))[0] for _ in range(4)} == {503}
         await served.picker.start()
 
         async def back() -> bool:
             return (await served.chat(model="tiny"))[0] == 200
 
-        await until(back, 20)
+        await until(back)

@@ -60,18 +60,18 @@ class Tiers:
         """Wait until a pick of that region is served there, and none of its endpoints is ejected any more."""
         for replica in self.replicas[region]:
             self.pick(replica, through=(region,))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while (await self.ask()).served != replica.address:
                     await asyncio.sleep(0.1)
         # Picks go to ejected endpoints, too.
         ejected = "cluster.replicas.outlier_detection.ejections_active"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while any((await self.relay[region].stats(ejected)).values()):
                 await asyncio.sleep(0.1)
 
     async def logged(self, field: str, value: str | int) -> dict[str, Any]:
         """The global Envoy's access-log line with that in it, once it is written."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             while True:
                 lines = self.envoy.log_file.read_text().splitlines()
                 entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]

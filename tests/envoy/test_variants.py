@@ -98,7 +98,7 @@ async def test_picker_killed_and_back(rig: Rig) -> None:
             assert {answer.served for answer in answers} - {second}
     finally:
         await rig.picker.start()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(240):
         await until_back(rig)
     assert (await rig.ask()).served == first
 

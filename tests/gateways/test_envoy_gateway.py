@@ -238,7 +238,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         await picker.start()
         envoy = await made.envoy()
         await stack.enter_async_context(Child("envoy", envoy, folder, (str(find_envoy()),)))
-        await until(made.decides, 60)
+        await until(made.decides)
         yield made
 
 

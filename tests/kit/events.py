@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def pictures(address: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """Listen to `/ui/events`: pictures, until the stream ends."""
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(240),
         aiohttp.ClientSession(read_bufsize=1 << 22) as http,
         http.get(f"http://{address}/ui/events") as answer,
     ):

@@ -50,7 +50,7 @@ class World:
                 await serving.picker.until_metric(
                     "epp_endpoint_rtt_seconds", lambda rtt: rtt > 0.0, endpoint=address
                 )
-                await until(partial(self._open, serving, other), 15)
+                await until(partial(self._open, serving, other))
                 await serving.picker.until_metric(
                     "epp_region_summary_age_seconds", lambda age: 0.0 < age < 2.0, region=other
                 )

@@ -29,7 +29,7 @@ class Up(Child):
 
     async def ready(self) -> None:
         """Wait until it says where it takes requests."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await self.until(lambda: "Ready: " in self.log())
         self.url = re.findall(r"Ready: (\S+)", self.log())[0]
 

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
+#: What has not come by then hangs, however busy the machine.
+HANGS_S = 240
+
+
+async def until(condition: Callable[[], object], timeout_s: float = HANGS_S) -> None:
     """Wait until a reading is true; it may be awaitable."""
     async with asyncio.timeout(timeout_s):
         while True:

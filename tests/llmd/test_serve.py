@@ -75,7 +75,7 @@ async def serving(
             "--ready-file", str(ready),
         ]  # fmt: skip
         child = await stack.enter_async_context(Child("picker", words, tmp_path))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while not ready.exists():
                 child.check()
                 await asyncio.sleep(0.02)
@@ -88,7 +88,7 @@ async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(
     """Protocol 004 end to end: pool, pick, TLS without files, full duplex both ways."""
     require_envoy()
     replica, addresses = serving
-    async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(240):
         while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
             await asyncio.sleep(0.05)
     settings = EnvoySettings(

@@ -65,7 +65,7 @@ class Told:
         task.add_done_callback(self._notes.discard)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(240), self.changed:
             await self.changed.wait_for(condition)
 
     async def report(self, decision_id: str) -> Report:

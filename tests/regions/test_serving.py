@@ -98,7 +98,7 @@ def engine(serving: Serving) -> int:
 
 async def until_more(serving: Serving, more: int = 3) -> None:
     wanted = engine(serving) + more
-    await until(lambda: engine(serving) >= wanted, 20)
+    await until(lambda: engine(serving) >= wanted)
 
 
 def of_region(serving: Serving) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -181,7 +181,7 @@ async def under_fault(made: World, *, fault: Any, healing: Any) -> list[Asked]:
         await until_more(us)
         fault()
         failed_s = time.monotonic()
-        await until(lambda: sum(each.began_s > failed_s + BOUND_S for each in seen) >= 20, 30)
+        await until(lambda: sum(each.began_s > failed_s + BOUND_S for each in seen) >= 20)
         healing()
         await made.meet()
         await until_more(us)
@@ -228,7 +228,7 @@ async def test_a_peer_whose_summaries_are_lost_is_left_alone_until_they_are_back
     await eu.picker.until_metric("epp_region_summary_age_seconds", lambda age: age > 3.0, region="us")
     had = engine(us)
     async with load(eu, 6) as seen:
-        await until(lambda: len(seen) >= 20, 20)
+        await until(lambda: len(seen) >= 20)
         assert engine(us) == had
         link.cut()
         link.heal()

@@ -55,10 +55,11 @@ class Steady:
 
 
 async def test_a_terminal_that_closes_is_drained_for() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored, which a picker respects
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored, which a picker respects
     app: Any = Steady()
     served = asyncio.ensure_future(serve(app))
     await app.started.wait()
     os.kill(os.getpid(), signal.SIGHUP)
     await served
+    signal.signal(signal.SIGHUP, before)
     assert app.stopped.is_set()

@@ -80,7 +80,7 @@ class Seen:
         """Nothing is asked of models here."""
 
     async def until(self, name: str, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(240):
             while len(getattr(self, name)) < count:
                 self.event.clear()
                 await self.event.wait()

@@ -79,7 +79,7 @@ async def test_every_listener_of_a_picker_presents_a_new_pair_and_keeps_the_last
     addresses = [address for address in app.addresses.values() if address]
 
     async def all_present(name: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             for address in addresses:
                 while await presented(address) != name:
                     await asyncio.sleep(0.05)

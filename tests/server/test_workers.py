@@ -69,14 +69,14 @@ async def test_workers_share_port_load_prefixes_and_pages(tmp_path: Path) -> Non
         decided.subtract(before)
         assert len(decided) == WORKERS
         assert max(decided.values()) <= 2 * sum(decided.values()) / WORKERS, decided
-        await until(lambda: idle(serving), 10)
+        await until(lambda: idle(serving))
         assert sum((await by_worker(serving, "epp_late_reports_total")).values()) == 0
 
         text = "tell me more " * 400
         await serving.chat(text)
         for _ in range(8):
             # A holder with more requests under way than the others would be passed over.
-            await until(lambda: idle(serving), 10)
+            await until(lambda: idle(serving))
             await asyncio.sleep(0.1)  # a change reaches the others within 50 ms
             _, body = await serving.chat(text)
             assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -115,7 +115,7 @@ async def test_dead_and_stopped_workers_are_replaced(tmp_path: Path) -> None:
             told = await by_worker(serving, "epp_cluster_connected")
             return now[0] != before[0] and now[1] != before[1] and len(told) == 3
 
-        await until(whole, 20)
+        await until(whole)
         assert set(await ask_many(serving, 12, 5)) == {200}
         assert pids(serving)[2] == before[2]
 
@@ -214,7 +214,7 @@ async def test_mail_waits_for_a_busy_worker_and_is_dropped_without_one(tmp_path:
     assert not boxes[0].send(2, b"x", b"nobody")
     for box in boxes:
         box.listen()
-    await until(lambda: len(got) == len(sent), 5)
+    await until(lambda: len(got) == len(sent))
     assert got == sent
     for box in boxes:
         box.close()
@@ -236,7 +236,7 @@ async def test_datagrams_that_are_no_messages_are_counted_and_stop_nothing(tmp_p
         "a decision"
     )
     assert boxes[0].send(1, b"Q", b"\x00lmetric")
-    await until(lambda: told.calls == ["a decision", "lmetric"], 5)
+    await until(lambda: told.calls == ["a decision", "lmetric"])
     assert link.sharing.counts.ignored == {"unreadable": len(nonsense) - 1, "format": 1}
     for box in boxes:
         box.close()
