@@ -156,8 +156,7 @@ class App:
         self._restore = self._build_restore(hasher)
         self._reload = Reload(config, source, self.picker, self.core, shedding)
         self._files = self._watched_files()
-        self._tls = Certificates(base, source)
-        self._sampler = Sampler(section_of(config.observe), clock)
+        self._tls, self._sampler = Certificates(base, source), Sampler(section_of(config.observe), clock)
         self._build_listeners()
         self._show_state(shedding, served)
 

@@ -72,7 +72,6 @@ class Size:
         classes: class definitions.
         lines: lines of the files.
         functions: length of each function in lines.
-        files: code lines of each file: lines that hold a code token.
     """
 
     tokens: int = 0
@@ -80,7 +79,6 @@ class Size:
     classes: int = 0
     lines: int = 0
     functions: list[int] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
 
 
 def python_size(*tops: str) -> Size:
@@ -102,13 +100,10 @@ def _add(size: Size, text: str) -> None:
             size.functions.append((node.end_lineno or node.lineno) - node.lineno + 1)
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             docstrings.add((node.body[0].lineno, node.body[0].col_offset))
-    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _LAYOUT and token.start not in docstrings:
             size.tokens += 1
-            lines.update(range(token.start[0], token.end[0] + 1))
     size.lines += text.count("\n")
-    size.files.append(len(lines))
 
 
 def other_tokens() -> int:
@@ -163,7 +158,6 @@ def figures() -> dict[str, int]:
         "modules in import circles": len(circular()),
         "serve: modules": modules,
         "serve: lines": closure_lines,
-        "largest file, code lines": max(code.files),
         "median function, lines": median_high(code.functions),
         "largest function, lines": max(code.functions),
         "gorgo_ms.py, lines": gorgo_ms.read_text(encoding="utf-8").count("\n"),
