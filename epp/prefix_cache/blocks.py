@@ -12,7 +12,7 @@ import math
 import struct
 from collections import OrderedDict
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 from msgspec.structs import replace
@@ -77,6 +77,7 @@ class BlockHasher:
         counter: EstimateCounter,
         tenant: str = "",
         counted: TokenCount | None = None,
+        **known: Any,
     ) -> RequestInfo:
         """Describe a request by what its body says, its prompt counted and hashed.
 
@@ -85,6 +86,7 @@ class BlockHasher:
             counter: counts its tokens.
             tenant: separates cache namespaces beside model and salt.
             counted: what a tokenizer has counted already; the counter is not asked then.
+            known: fields of the description that its body does not say.
         """
         canonical, size = request.canonical, len(request.canonical)
         tokens, token_offsets = (counter.count(request), ()) if counted is None else counted
@@ -125,6 +127,7 @@ class BlockHasher:
             prompt_hash=xxhash.xxh3_64_intdigest(rest, blocks[-1]) if blocks else 0,
             block_tokens=block_tokens,
             token_offsets=token_offsets,
+            **known,
         )
         if request.prompts > 1:
             info = self._divided(info, canonical)

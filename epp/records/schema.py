@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision
+from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, whole_leg
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
@@ -72,17 +72,18 @@ def _decision(record: Mapping[str, Any]) -> Decision:
     if not 0 <= chosen < len(fleet):
         raise ValueError(f"chosen {chosen} of {len(fleet)}")
     shares = record["shares"]
+    asked = RequestInfo(
+        decision_id=record["id"],
+        **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
+        api=record["api"],
+        text_bytes=record["text_bytes"],
+        **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
+    )
     return Decision(
         at_wall_s=record["at"],
         basis=Basis(record["basis"]),
         policy=record["policy"],
-        request=RequestInfo(
-            decision_id=record["id"],
-            **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
-            api=record["api"],
-            text_bytes=record["text_bytes"],
-            **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
-        ),
+        request=asked,
         fleet=fleet,
         weights=record["weights"],
         weights_version=record["weights_version"],
@@ -90,8 +91,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         tie_band=record["tie_band"],
         ranking=Ranking(costs, terms, record["least_first_token_ms"]),
         shares=None if shares is None else _column(shares, len(fleet)),
-        chosen=chosen,
-        fallbacks=tuple(record["fallbacks"]),
+        legs=whole_leg(asked, fleet, chosen, tuple(record["fallbacks"])),
         tied=record["tied"],
         held_back=tuple(record["held_back"]),
         arm=record["arm"],

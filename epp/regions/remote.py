@@ -74,6 +74,30 @@ class _Peer:
     asked_s: float = -math.inf
 
 
+class SketchMatch:
+    """Say how much of a prompt the peers hold by their sketches.
+
+    Args:
+        prompt: the prompt.
+        peers: the peers, by slot.
+        key_id: of the prompt's hashes; a sketch of others says nothing.
+    """
+
+    __slots__ = ("_key_id", "_peers", "_prompt")
+
+    def __init__(self, prompt: RequestInfo, peers: Mapping[int, _Peer], key_id: str) -> None:
+        self._prompt, self._peers, self._key_id = prompt, peers, key_id
+
+    def cached_tokens(self, slots: Slots) -> Floats:
+        """Return the tokens cached by candidate, 0 for the own engines."""
+        found = np.zeros(len(slots))
+        for row, slot in enumerate(slots.tolist()):
+            peer = self._peers.get(slot)
+            if peer is not None and peer.summary is not None and peer.summary.key_id == self._key_id:
+                found[row] = self._prompt.tokens_before(peer.sketch.depth(self._prompt.blocks))
+        return found
+
+
 class RemoteRegions:
     """The peers of a region; `Fleet.remote`.
 
@@ -158,14 +182,9 @@ class RemoteRegions:
             if now_s - peer.made_s > STALE_S or not (peer.summary and peer.summary.replicas)
         ]
 
-    def cached_tokens(self, request: RequestInfo, slots: Slots, cached: Floats) -> Floats:
-        """Return the tokens cached by candidate: of peers by their sketches, or as forwarded of late."""
-        for row, slot in enumerate(slots.tolist()):
-            peer = self._by_slot.get(slot)
-            if peer is not None and peer.summary is not None and peer.summary.key_id == self._key_id:
-                tokens = request.tokens_before(peer.sketch.depth(request.blocks))
-                cached[row] = max(float(cached[row]), tokens)
-        return cached
+    def match(self, prompt: RequestInfo) -> SketchMatch:
+        """Look up a prompt in the sketches of the peers' caches."""
+        return SketchMatch(prompt, self._by_slot, self._key_id)
 
     def fill(self, block: Floats, slots: Slots, now_s: float) -> None:
         """Set the peers' load, rates and hit ratio: of their replica of average, with own forwards since."""

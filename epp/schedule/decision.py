@@ -18,6 +18,7 @@ from epp.policies.base import WORTH_TERM, Ties
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
+from epp.signals.duration import predict_duration
 from epp.types import NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from epp.apis.failure import AnswerFailure
     from epp.apis.usage import Usage
     from epp.policies.base import Policy
+    from epp.signals.duration import Duration
     from epp.types import Floats, Ranking, RequestInfo, Snapshot
 
 
@@ -69,8 +71,32 @@ class Basis(Enum):
     BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
 
 
+class Role(StrEnum):
+    """What an endpoint does of a request."""
+
+    WHOLE = "whole"  # prefill and decode
+
+
+class Leg(Struct, frozen=True):
+    """One endpoint's part in a request.
+
+    Attributes:
+        index: the endpoint, among the decision's candidates.
+        fallbacks: indices of those that may take its place, in order.
+        role: what it does.
+        reservation: key of what is reserved there (`epp.signals.ledger`).
+        expected: when its first token and its end are expected.
+    """
+
+    index: int
+    fallbacks: tuple[int, ...]
+    role: Role
+    reservation: str
+    expected: Duration
+
+
 class Decision(Struct, frozen=True):
-    """One pick, with everything that it was made from.
+    """Where a request goes, with everything that this was made from.
 
     Attributes:
         at_wall_s: Unix time of the pick.
@@ -85,8 +111,7 @@ class Decision(Struct, frozen=True):
         ranking: costs and terms.
         shares: slow-start share of each candidate, 0 for those without proof that they answer while others
             have it; None when all are 1.
-        chosen: index of the pick.
-        fallbacks: indices of the further choices, in order.
+        legs: who does what of the request; the last one answers it.
         tied: number of candidates among which the draw chose.
         held_back: indices of the candidates whose share kept them out of this decision.
         arm: arm of an experiment that the weights belong to, ``""`` outside of one.
@@ -106,8 +131,7 @@ class Decision(Struct, frozen=True):
     tie_band: float
     ranking: Ranking
     shares: Floats | None
-    chosen: int
-    fallbacks: tuple[int, ...]
+    legs: tuple[Leg, ...]
     tied: int
     held_back: tuple[int, ...] = ()
     arm: str = ""
@@ -119,6 +143,16 @@ class Decision(Struct, frozen=True):
     def id(self) -> str:
         """Key of the request in every later report."""
         return self.request.decision_id
+
+    @property
+    def chosen(self) -> int:
+        """Index of the endpoint that answers."""
+        return self.legs[-1].index
+
+    @property
+    def fallbacks(self) -> tuple[int, ...]:
+        """Indices of those that may answer in its place, in order."""
+        return self.legs[-1].fallbacks
 
     @property
     def served_model(self) -> str:
@@ -163,6 +197,14 @@ class Decision(Struct, frozen=True):
     def uncached_tokens(self) -> int:
         """Prompt tokens that the pick is expected to prefill."""
         return round(float(self.fleet.uncached_tokens[self.chosen]))
+
+
+def whole_leg(
+    request: RequestInfo, seen: Snapshot, chosen: int, fallbacks: tuple[int, ...]
+) -> tuple[Leg, ...]:
+    """Make the legs of a request that one endpoint serves alone."""
+    expected = predict_duration(request, seen, chosen)
+    return (Leg(chosen, fallbacks, Role.WHOLE, request.decision_id, expected),)
 
 
 def to_record(
@@ -430,5 +472,7 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         weights=weights,
         tie_band=band,
         ranking=ranking,
-        **asdict(selection),
+        legs=whole_leg(decision.request, decision.fleet, selection.chosen, selection.fallbacks),
+        tied=selection.tied,
+        held_back=selection.held_back,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.apis.failure import AnswerFailure
-    from epp.schedule.decision import Decision
+    from epp.schedule.decision import Decision, Leg
     from epp.signals.fleet import Fleet
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
@@ -46,20 +46,37 @@ class Sent(Struct, frozen=True):
     upload_rounds: float
 
 
-@dataclass(slots=True)
-class InFlight:
-    """What is remembered of a request until its outcome is reported.
+class SentLeg(Struct, frozen=True):
+    """One leg of a decision, as it was sent.
 
-    ``confirmed`` once the prefix index knows how much of its prompt the engine had.
+    Attributes:
+        slot: of its endpoint.
+        endpoint: its address.
+        reservation: its key in the ledger.
+        cached_tokens: what was expected to be cached there.
+        distance_tokens: what `PrefixIndex.insert` said of its prompt, NaN where nothing was inserted.
+        state: of the endpoint.
     """
 
     slot: int
     endpoint: str
+    reservation: str
+    cached_tokens: float
+    distance_tokens: float
+    state: Sent
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What is remembered of a request until its outcome is reported.
+
+    The last of its ``legs`` answers it. ``confirmed`` once the prefix index knows how much of its prompt the
+    engine had.
+    """
+
+    legs: tuple[SentLeg, ...]
     request: RequestInfo
     picked_s: float
-    expected_tokens: float
-    distance_tokens: float
-    sent: Sent
     first_token_s: float = math.nan
     first_source: Source = Source.FIRST_TOKEN
     last_chunk_s: float = math.nan
@@ -74,6 +91,16 @@ class InFlight:
     streamed: bool | None = None
     failure: AnswerFailure | None = None
     model: str = ""
+
+    @property
+    def leg(self) -> SentLeg:
+        """The leg that answers."""
+        return self.legs[-1]
+
+    @property
+    def where(self) -> str:
+        """Who answers, as far as is known."""
+        return self.served or self.leg.endpoint
 
 
 def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> Outcome:
@@ -91,7 +118,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         sources |= usage_sources(entry.usage, stream)
     outcome = Outcome(
         id=decision_id,
-        endpoint=entry.endpoint,
+        endpoint=entry.leg.endpoint,
         cause=cause,
         status=entry.status,
         ttft_ms=ttft_ms,
@@ -111,10 +138,10 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
-def sent_of(decision: Decision, seen: Signals[float], idle: int) -> Sent:
-    """Record what stands before and beside a request where it is sent."""
+def sent_of(leg: Leg, decision: Decision, seen: Signals[float], idle: int) -> Sent:
+    """Record what stands before and beside a leg where it is sent."""
     return Sent(
-        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", decision.chosen) else seen.rtt_ms,
+        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", leg.index) else seen.rtt_ms,
         pending_requests=seen.running_requests - seen.decoding_requests,
         pending_uncached_tokens=seen.pending_uncached_tokens,
         running_requests=seen.running_requests,
@@ -147,7 +174,7 @@ def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
     those of a server-side loop of tools (OpenAI responses): only `_ABSURD_TOKENS` bounds them, as it does
     where the context is not known.
     """
-    slot = fleet.slot_of(entry.served or entry.endpoint) if entry.request.api in _ONE_PROMPT else None
+    slot = fleet.slot_of(entry.where) if entry.request.api in _ONE_PROMPT else None
     limit = (None if slot is None else fleet.context_tokens(slot)) or _ABSURD_TOKENS
     prompt, answers, cached = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0
     if min(prompt, answers, cached) < 0:
@@ -193,9 +220,9 @@ def learn_from(
     answer, counted = _answer(outcome), request.prompt_tokens
     if answer is not None:
         fleet.answers.observe(request.model, answer)
-    as_picked = outcome.where == entry.endpoint
+    as_picked = outcome.where == entry.leg.endpoint
     if as_picked and outcome.attempts in {None, 1}:  # of several tries nobody knows which one it was of
-        sent, timing = entry.sent, entry.connection
+        sent, timing = entry.leg.state, entry.connection
         if timing is not None:
             body_bytes = request.body_bytes
             fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
@@ -203,13 +230,13 @@ def learn_from(
             _rates(slot, entry, outcome, usage, fleet)
     if usage.cached_tokens is not None and as_picked and request.tells_hits:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
-        expected = entry.expected_tokens * whole / counted
+        expected = entry.leg.cached_tokens * whole / counted
         fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
 def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fleet) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
-    sent, answer = entry.sent, _answer(outcome)
+    sent, answer = entry.leg.state, _answer(outcome)
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
     ended_s = entry.picked_s + e2e_ms / 1e3
     if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):
@@ -256,4 +283,4 @@ def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
     if usage.cached_tokens is not None and entry.request.tells_hits:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
-    return fleet.calibration.to_prefill(slot, prompt_tokens, entry.expected_tokens)
+    return fleet.calibration.to_prefill(slot, prompt_tokens, entry.leg.cached_tokens)

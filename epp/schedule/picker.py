@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.apis.usage import NO_USAGE, Usage
@@ -20,8 +21,17 @@ from epp.config.plan import Split
 from epp.config.retries import MAX_LISTED
 from epp.policies.base import Need, Ties
 from epp.policies.registry import params_of
-from epp.schedule.decision import Basis, Decision, Source
-from epp.schedule.feedback import DONE, InFlight, is_absurd, learn_from, outcome_of, sent_of, with_cached
+from epp.schedule.decision import Basis, Decision, Source, whole_leg
+from epp.schedule.feedback import (
+    DONE,
+    InFlight,
+    SentLeg,
+    is_absurd,
+    learn_from,
+    outcome_of,
+    sent_of,
+    with_cached,
+)
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import LEAST_SHARE, select, with_local
@@ -36,8 +46,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Config
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex
-    from epp.prefix_cache.match import PrefixMatch
-    from epp.schedule.decision import Outcome
+    from epp.schedule.decision import Leg, Outcome
     from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
@@ -59,6 +68,22 @@ class PickerSettings:
         """Take them from a configuration."""
         policy = config.policy
         return cls(tie_band=policy.tie_band, fallbacks=policy.fallbacks, warmup_s=config.pool.warmup_s)
+
+
+class Measured(Struct, frozen=True):
+    """What a decision is made of.
+
+    Attributes:
+        request: completed by what the picker knows of it.
+        found: who may serve it.
+        seen: the signals of these.
+        deepest: the last block of its prompt that was sent before, None where none was.
+    """
+
+    request: RequestInfo
+    found: Candidates
+    seen: Snapshot
+    deepest: int | None
 
 
 def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
@@ -107,6 +132,7 @@ class Picker:
         self._name_block = name_block
         self._learn = learn
         self.filters = Filters(policy)
+        fleet.on_pool["filters"] = lambda: self.filters.set_pool(fleet.members)
         self._extras: Extras | None = None
         if columns := policy.required_columns:
             from epp.schedule.extras import Extras  # noqa: PLC0415  # only for policies that ask for more
@@ -125,7 +151,6 @@ class Picker:
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
         self.fleet.apply(endpoints, now_s)
-        self.filters.set_pool(self.fleet.members)
 
     def replace_policy(self, policy: Policy) -> None:
         """Use the same policy with other parameters from the next decision on.
@@ -162,19 +187,45 @@ class Picker:
         return decision_id in self._in_flight
 
     def pick(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
-        """Choose an endpoint for a request and reserve it; fill in what this picker knows of the request.
+        """Locate, measure, schedule and reserve, in one step that nothing can come between.
 
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        settings, fleet = self._settings, self.fleet
-        found = self._candidates(request, now_s)
-        reads = request.prompt_tokens and request.readable_tokens != 0
-        match = fleet.index.match(request) if reads else None
-        seen = self._seen(request, match, now_s, found)
+        found = self.locate(request, now_s)
+        measured = self.measure(request, found, now_s)
+        decision = self.schedule(measured, now_s, wall_s)
+        self.reserve(decision, measured, now_s)
+        return decision
+
+    def locate(self, request: RequestInfo, now_s: float) -> Candidates:
+        """Find who may serve a request now.
+
+        Raises:
+            NoEndpointError: nobody is eligible.
+        """
+        fleet, about = self.fleet, request.previous_response
+        healthy, paused = fleet.health.standing(now_s).healthy, fleet.retry_after.until_s(now_s)
+        holder = fleet.stored.slot(about, now_s) if about else None
+        return self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
+
+    def measure(self, request: RequestInfo, found: Candidates, now_s: float) -> Measured:
+        """Look up the prompt's prefix, take the candidates' signals, and complete the request by both."""
+        fleet, slots, models = self.fleet, found.slots, found.served_models
+        match = fleet.prefixes.match(request)
+        cached = None if match is None else match.cached_tokens(slots)
+        given = request if self.policy.chances_after_failures else replace(request, tried_models=())
+        success = fleet.capability.success(given, models, len(slots))
+        seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+        if self._extras is not None:
+            seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
-        request = self._completed(request, deepest, now_s, found)
+        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest)
+
+    def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
+        """Price the candidates, and choose."""
+        settings, request, found, seen = self._settings, measured.request, measured.found, measured.seen
         if request.opaque and Need.PROMPT in self.policy.needs:
             policy, basis, params = self._balance, Basis.BALANCE, dict[str, object]()
             weights, arm = self.weights.current, ""
@@ -196,9 +247,9 @@ class Picker:
             key=request.decision_id,
             served_models=found.served_models,
         )
-        if fleet.remote is not None:
+        if self.fleet.remote is not None:
             selection = with_local(selection, ranking.costs, seen)
-        decision = Decision(
+        return Decision(
             at_wall_s=wall_s,
             basis=basis,
             policy=policy.name,
@@ -211,51 +262,46 @@ class Picker:
             tie_band=band,
             ranking=ranking,
             shares=shares,
-            chosen=selection.chosen,
-            fallbacks=selection.fallbacks,
+            legs=whole_leg(request, seen, selection.chosen, selection.fallbacks),
             tied=selection.tied,
             held_back=selection.held_back,
             arm=arm,
             excluded=found.excluded,
             bound=found.bound,
         )
-        self._reserve(decision, int(found.slots[selection.chosen]), deepest, now_s)
-        return decision
 
-    def _candidates(self, request: RequestInfo, now_s: float) -> Candidates:
-        """Find who may serve a request now."""
-        fleet, about = self.fleet, request.previous_response
-        healthy, paused = fleet.health.standing(now_s).healthy, fleet.retry_after.until_s(now_s)
-        holder = fleet.stored.slot(about, now_s) if about else None
-        return self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
-
-    def _seen(
-        self, request: RequestInfo, match: PrefixMatch | None, now_s: float, found: Candidates
-    ) -> Snapshot:
-        """Take the snapshot that the policy sees."""
-        fleet, slots, models = self.fleet, found.slots, found.served_models
-        cached = None if match is None else self._cached(request, match, slots)
-        if cached is not None and fleet.remote is not None:
-            cached = fleet.remote.cached_tokens(request, slots, cached)
-        given = request if self.policy.chances_after_failures else replace(request, tried_models=())
-        success = fleet.capability.success(given, models, len(slots))
-        seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+    def reserve(self, decision: Decision, measured: Measured, now_s: float) -> None:
+        """Reserve what every leg of a decision will take, and remember the request until it ends."""
+        fleet, request, deepest = self.fleet, decision.request, measured.deepest
+        self._sequence += 1
+        if deepest is not None:
+            fleet.popularity.count(deepest, now_s)
         if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
-        return seen
+            self._extras.picked(decision.endpoint, request, decision.fleet, now_s)
+        if request.prompt_tokens:
+            fleet.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
+        slots = measured.found.slots
+        legs = tuple(self._reserve(leg, decision, int(slots[leg.index]), now_s) for leg in decision.legs)
+        self._in_flight[decision.id] = InFlight(legs, request, now_s)
 
-    def _cached(self, request: RequestInfo, match: PrefixMatch, slots: Slots) -> Floats:
-        """Return the cached tokens that a request's engine may read of all its prompts, by candidate.
-
-        Args:
-            request: the request.
-            match: of its first prompt.
-            slots: the candidates.
-        """
-        cached, most = match.cached_tokens(slots), request.readable_tokens
-        for one in request.more:
-            cached = cached + self.fleet.index.match(one).cached_tokens(slots)
-        return cached if most is None else np.minimum(cached, float(most * request.prompts))
+    def _reserve(self, leg: Leg, decision: Decision, slot: int, now_s: float) -> SentLeg:
+        fleet, request, prompt_tokens = self.fleet, decision.request, decision.request.prompt_tokens
+        seen = decision.fleet.at(leg.index)
+        state = sent_of(leg, decision, seen, fleet.paths.started(slot, now_s))
+        fleet.retry_after.sent(slot, decision.id, now_s)
+        fleet.ledger.reserve(
+            leg.reservation,
+            slot,
+            prompt_tokens,
+            # A hit that the engine has lost is work that the next request waits for, too.
+            round(fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
+            now_s,
+            answer_tokens=request.expected_output_tokens,
+            sequences=request.sequences,
+        )
+        distance_tokens = self._insert(slot, request) if prompt_tokens else math.nan
+        endpoint = decision.fleet.endpoints[leg.index]
+        return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state)
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
@@ -321,42 +367,14 @@ class Picker:
             shares = np.where(proof, np.maximum(shares, LEAST_SHARE), 0.0)
         return shares if bool((shares < 1.0).any()) else None
 
-    def _reserve(self, decision: Decision, slot: int, deepest: int | None, now_s: float) -> None:
-        """Remember a decision; ``deepest`` is the last block of its prompt that was sent before."""
-        self._sequence += 1
-        if deepest is not None:
-            self.fleet.popularity.count(deepest, now_s)
-        if self._extras is not None:
-            self._extras.picked(decision.endpoint, decision.request, decision.fleet, now_s)
-        seen = decision.fleet.at(decision.chosen)
-        sent = sent_of(decision, seen, self.fleet.paths.started(slot, now_s))
-        self.fleet.retry_after.sent(slot, decision.id, now_s)
-        request, prompt_tokens = decision.request, decision.request.prompt_tokens
-        self.fleet.ledger.reserve(
-            decision.id,
-            slot,
-            prompt_tokens,
-            # A hit that the engine has lost is work that the next request waits for, too.
-            round(self.fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
-            now_s,
-            answer_tokens=request.expected_output_tokens,
-            sequences=request.sequences,
-        )
-        distance = math.nan
-        if prompt_tokens:
-            self.fleet.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
-            distance = self._insert(slot, request)
-        self._in_flight[decision.id] = InFlight(
-            slot, decision.endpoint, request, now_s, seen.cached_tokens, distance, sent
-        )
-
     def first_token(self, decision_id: str, now_s: float, source: Source = Source.FIRST_TOKEN) -> bool:
         """Note the first token; False when the decision is unknown, ended, or had its first token before."""
         entry = self._in_flight.get(decision_id)
         if entry is None or not math.isnan(entry.first_token_s):
             return False
         entry.first_token_s, entry.first_source = now_s, source
-        self.fleet.ledger.first_token(decision_id, now_s)
+        for leg in entry.legs:
+            self.fleet.ledger.first_token(leg.reservation, now_s)
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
@@ -365,8 +383,8 @@ class Picker:
         if entry is None:
             return ""
         entry.status = status or None
-        self._served(decision_id, entry, served)
-        return entry.served or entry.endpoint
+        self._served(entry, served)
+        return entry.where
 
     def observed(
         self,
@@ -407,11 +425,11 @@ class Picker:
         """Note who really answers; an unknown decision is fine."""
         entry = self._known(decision_id)
         if entry is not None:
-            self._served(decision_id, entry, address)
+            self._served(entry, address)
 
-    def _served(self, decision_id: str, entry: InFlight, address: str) -> None:
-        """Move the request to the endpoint that has it, and its prompt into that one's cache."""
-        if not address or address == (entry.served or entry.endpoint):
+    def _served(self, entry: InFlight, address: str) -> None:
+        """Move the leg that answers to the endpoint that has it, and its prompt into that one's cache."""
+        if not address or address == entry.where:
             entry.served = entry.served or address
             return
         entry.served = address
@@ -420,11 +438,11 @@ class Picker:
             return
         uncached = 0.0
         if entry.request.prompt_tokens:
-            match = self.fleet.index.match(entry.request)
-            cached = float(self._cached(entry.request, match, np.array([slot]))[0])
+            match = self.fleet.prefixes.match(entry.request)
+            cached = 0.0 if match is None else float(match.cached_tokens(np.array([slot]))[0])
             uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
             self._insert(slot, entry.request)
-        self.fleet.ledger.move(decision_id, slot, round(uncached))
+        self.fleet.ledger.move(entry.leg.reservation, slot, round(uncached))
 
     def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
         """Note the request's connection; an unknown decision is fine."""
@@ -437,23 +455,24 @@ class Picker:
         entry, fleet = self._known(decision_id), self.fleet
         if entry is None:
             return False
+        leg = entry.leg
         if is_absurd(entry, usage, fleet):
             entry.usage_refused = True
             return False
         entry.usage = usage
         # Not of a restarted engine, nor of another one that took its slot while the request was elsewhere.
-        current = fleet.address_of(entry.slot) == entry.endpoint
+        current = fleet.address_of(leg.slot) == leg.endpoint
         if decision_id in self._in_flight:
-            current = current and fleet.ledger.live(decision_id)
-        elsewhere = bool(entry.served) and entry.served != entry.endpoint  # nothing was predicted of that one
+            current = current and fleet.ledger.live(leg.reservation)
+        elsewhere = entry.where != leg.endpoint  # nothing was predicted of that one
         if entry.request.prompt_tokens and current and not elsewhere:
-            cached = with_cached(entry.slot, entry.request.api, usage, fleet).cached_tokens
+            cached = with_cached(leg.slot, entry.request.api, usage, fleet).cached_tokens
             if cached is not None and not entry.confirmed and entry.request.tells_hits:
                 entry.confirmed = True
-                fleet.index.confirm(entry.slot, entry.expected_tokens, cached, entry.distance_tokens)
+                fleet.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
                 tokens = usage.completion_tokens // entry.request.choices
-                fleet.index.note_answer(entry.slot, entry.request, tokens)
+                fleet.index.note_answer(leg.slot, entry.request, tokens)
         return True
 
     def stored(self, decision_id: str, response_id: str, now_s: float) -> None:
@@ -461,8 +480,8 @@ class Picker:
         entry, fleet = self._known(decision_id), self.fleet
         if entry is None or not entry.request.stores:
             return
-        slot = fleet.slot_of(entry.served or entry.endpoint)
-        current = decision_id in self._ended or fleet.ledger.live(decision_id)  # no restart since
+        slot = fleet.slot_of(entry.where)
+        current = decision_id in self._ended or fleet.ledger.live(entry.leg.reservation)  # no restart since
         if slot is not None and current:
             fleet.stored.store(slot, key_of(response_id), now_s)
 
@@ -479,11 +498,12 @@ class Picker:
         entry = self._in_flight.pop(decision_id, None)
         if entry is None:
             return None
-        self.fleet.ledger.end(decision_id)
+        for leg in entry.legs:
+            self.fleet.ledger.end(leg.reservation)
         outcome = outcome_of(decision_id, entry, cause, now_s)
         slot = self.fleet.slot_of(outcome.where)
         if slot is not None and cause in DONE:
-            if outcome.where != entry.endpoint:
+            if outcome.where != entry.leg.endpoint:
                 self.fleet.paths.started(slot, now_s)  # it had a connection there, the idle one if any was
             self.fleet.paths.ended(slot, now_s)
         if report_follows:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epp.errors import NoEndpointError
 from epp.signals.engine_metrics import KV_USAGE, WAITING
 from epp.signals.ledger import PENDING, RUNNING
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Saturation
     from epp.signals.fleet import Fleet
-    from epp.types import Floats
+    from epp.types import Floats, RequestInfo
 
+#: Rule by which a request is not admitted.
+SATURATED = "saturated"
 #: Headers that name a request's InferenceObjective, the newer name first. Source [E].
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 
@@ -81,11 +84,15 @@ class Shedding:
         name = next((headers[key] for key in OBJECTIVE_HEADERS if headers.get(key)), "")
         return self._priority(name) if name else 0
 
-    def refusal(self, headers: Mapping[str, str], now_s: float) -> str:
-        """Return why a request is not taken, ``""`` when it is."""
-        if self.priority(headers) >= 0:
-            return ""
+    async def admit(self, request: RequestInfo, now_s: float) -> None:
+        """Let a request with a body in, at once.
+
+        Raises:
+            NoEndpointError: it is sheddable, and the pool is saturated.
+        """
+        if request.priority >= 0 or not (request.api or request.opaque):
+            return
         found = self.saturation(now_s)
-        if found < 1.0:
-            return ""
-        return f"requests of negative priority are dropped while the pool is saturated ({found:.2f})"
+        if found >= 1.0:
+            words = f"requests of negative priority are dropped while the pool is saturated ({found:.2f})"
+            raise NoEndpointError(SATURATED, words)

@@ -37,8 +37,8 @@ class SteeredCore(Core):
     def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:
         return self._steered(request) or super()._destinations(request, decision, last_resort=last_resort)
 
-    def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
-        pick = super()._pick(request, decision)
+    def _destination(self, request: HttpRequest, decision: Decision) -> Pick:
+        pick = super()._destination(request, decision)
         pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         pick.served_headers = served_headers
         return pick

@@ -1,18 +1,21 @@
-"""From an HTTP request to a pick or a refusal: parse, measure, decide, in the API's own words.
+"""A request's way, from its bytes to the answer that sends it on or refuses it, in the API's own words.
+
+`Core.direct` is the list of its steps; what an outcome then teaches is `epp.server.outcomes`' business.
 
 Owns the endpoint picker protocol's options: the subset hint, scores, the words of refusals
 (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
 rewritten: where the picked engine has its own name for the model, or a streaming client does not ask for the
-usage. Has no socket and no stream: an exchange calls it once per request.
+usage. Has no socket and no stream: an exchange runs it once per request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from base64 import b64encode
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from msgspec.structs import replace
@@ -42,8 +45,10 @@ from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_
 from epp.policies.base import Need
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
+from epp.schedule.saturation import SATURATED
 from epp.schedule.served_models import is_wrong, served_models
 from epp.schedule.subset import Entry, Subset, subset_hint
+from epp.schedule.waiting import Wait
 from epp.server.logs import REPEATED
 from epp.server.metrics import models_of
 from epp.server.model_lists import ModelLists
@@ -51,20 +56,19 @@ from epp.server.outcomes import EstimatedLeases, Outcomes
 from epp.server.recent import RecentDecisions
 from epp.server.resolve import Resolver
 from epp.server.retries import Retries
-from epp.signals.duration import predict_duration
 from epp.signals.stored_responses import key_of
 from epp.types import MAX_MODEL_CHARS, RequestInfo
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.apis.types import ParsedRequest, Parser, TokenCount
+    from epp.apis.types import ParsedRequest, TokenCount
     from epp.clock import Clock
     from epp.config.schema import Config
     from epp.extproc.types import HttpRequest
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import FileRecorder
+    from epp.regions.hop import Hop
     from epp.schedule.decision import Decision, Outcome
     from epp.schedule.picker import Picker
     from epp.schedule.saturation import Shedding
@@ -95,7 +99,7 @@ REFUSAL_HEADER = "x-epp-refusal"
 PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served", "models_untried"
 #: Rules by which no region would serve a request, and statuses of those that are no lack of endpoints.
 _CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
-_STATUS = {"saturated": 429, "room": 429, "hop": 403}
+_STATUS = {SATURATED: 429, "room": 429, "hop": 403}
 #: Retrieves, cancels or deletes a stored response.
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: Lists models, or describes one; what is before it is a gateway's.
@@ -115,7 +119,7 @@ class Core:
         metrics: counted into.
         recorder: decisions and outcomes go there, if anywhere.
         clock: the time.
-        admission: refuses requests before they are read.
+        admission: lets requests in.
         tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
         regions: of which requests of peer regions are believed, and which may go there; None without peers.
@@ -125,7 +129,6 @@ class Core:
     Attributes:
         resolver: host names to what Envoy knows.
         model_lists: asks engines for their models anew.
-        model_wait_s: longest wait for that.
         tracing: as given.
     """
 
@@ -154,7 +157,7 @@ class Core:
         self._model_rules = ModelRules()
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
-        self._admission = admission
+        self._admission, self._priority = admission, admission.priority
         self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
         self.model_lists = ModelLists()
@@ -168,7 +171,7 @@ class Core:
         )
         self.leases = EstimatedLeases(picker, self.outcomes, clock)
         self.outcomes.on_outcome["core"] = self._ended
-        self.outcomes.on_no_model = partial(self._refuse_model, certain=False)
+        self.outcomes.on_no_model["core"] = partial(self._refuse_model, certain=False)
         self._retries = Retries(
             self.outcomes.retry_budget,
             relayed=relays is not None,
@@ -183,7 +186,7 @@ class Core:
         self._tell_model, self._protocol = config.capability.tell_model, config.protocol
         self._open_paths = OpenPaths(config.request.open_paths)
         self._tell_endpoint = config.request.tell_endpoint
-        self.model_wait_s = config.request.model_wait_s
+        self._model_wait_s = config.request.model_wait_s
         self._bodies_wanted = (
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
@@ -213,39 +216,158 @@ class Core:
         self._model_rules = rules
         self._metrics.requests.models.keep(rules.names)
 
-    def read(self, request: HttpRequest) -> ParsedRequest | LocalReply | None:
-        """Parse a request; None for what passes through unread, an answer for what gets no decision."""
-        parser = find_parser(request.method, request.path, request.headers)
+    async def direct(self, request: HttpRequest, *, since_s: float) -> Pick | LocalReply:
+        """Take a request from its bytes to the answer that sends it on, or that refuses it.
+
+        Each step is a method of its name. Of these, the awaited ones may wait (`epp.schedule.waiting`);
+        between locating and reserving nothing can come.
+
+        Args:
+            request: the request.
+            since_s: when it was there.
+        """
+        if (reply := self._reply_alone(request)) is not None:
+            return reply
+        parsed = None
+        try:
+            parsed = self.rewrite(request, self.parse(request))
+            await self._wait_for_model(parsed)
+            asked, hop = self._describe(request, parsed, await self._count(parsed))
+            await self._admission.admit(asked, self._clock.mono_s())
+            began_s = now_s = self._clock.mono_s()
+            found = self.picker.locate(asked, now_s)
+            measured = self.picker.measure(asked, found, now_s)
+            decision = self.picker.schedule(measured, now_s, self._clock.wall_s())
+            self.picker.reserve(decision, measured, now_s)
+        except ClientError as error:
+            return self._refuse(request, error.status, error.message, rule="client", param=error.param)
+        except NoEndpointError as error:
+            return self._refuse_by(request, error, models_of(parsed))
+        self._note(decision, began_s=began_s, since_s=since_s)
+        return self._answer(request, decision, hop, since_s)
+
+    def _reply_alone(self, request: HttpRequest) -> LocalReply | None:
+        """Answer what no engine is needed for: a path that is not open, a question for models."""
         if request.path not in self._open_paths:
             return self._refuse(request, 404, SHUT_WORDS, rule="path")
         if request.method == "GET" and (asked := _MODELS.fullmatch(request.path)):
             return self._models(request, unquote(asked["name"] or ""))
-        if request.body is not None or not request.whole:
-            reason = self._admission.refusal(request.headers, self._clock.mono_s())
-            if reason:
-                return self._refuse(request, 429, reason, rule="saturated")
+        return None
+
+    def parse(self, request: HttpRequest) -> ParsedRequest | None:
+        """Parse a request; None for what passes through unread.
+
+        Raises:
+            ClientError: it is none of its API.
+        """
+        parser = find_parser(request.method, request.path, request.headers)
         if parser is None or not (request.whole or request.body is not None):
             return None
         try:
-            parsed = self._parse(parser, request)
-        except ClientError as error:
-            if not request.whole:
-                return None  # it was cut off on its way: what the engine gets may be in order
-            return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        if parsed.model or not parsed.named:
+            return parser.parse(request.body or b"", request.headers, self.tokenizers.rendering)
+        except ClientError:
+            if request.whole:
+                raise
+            return None  # it was cut off on its way: what the engine gets may be in order
+
+    def rewrite(self, request: HttpRequest, parsed: ParsedRequest | None) -> ParsedRequest | None:
+        """Give a request its model: that of the rule for it, of its header, or the pool's only one.
+
+        Raises:
+            ClientError: it names no model, or too long a one.
+        """
+        if parsed is None or not (parsed.model or parsed.named):
+            return parsed  # of an API whose requests need no model
+        headers, model = request.headers, parsed.model
+        header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
+        target = headers.get(header, "")
+        if len(target) > MAX_MODEL_CHARS:
+            raise invalid(f"'{header}' must not be longer than {MAX_MODEL_CHARS} characters", header)
+        if rule := self._model_rules.find(model):
+            key = parsed.session or headers.get(REQUEST_ID_HEADER) or parsed.canonical.decode("latin-1")
+            target = rule.target(key) or target
+            self._metrics.requests.rewritten(rule.name, model, target or model)
+        if target not in ("", model):
+            return replace(self._as_model(request, parsed, target), rewritten_from=model)
+        if model:
             return parsed
         only = self.picker.filters.only_model
         if only is None:
-            words = "you must provide a model parameter"
-            return self._refuse(request, 400, words, rule="client", param="model")
-        return self._as_model(parser, parsed, only, request)
+            raise ClientError(400, "you must provide a model parameter", "model")
+        return self._as_model(request, parsed, only)
 
-    def _as_model(
-        self, parser: Parser, parsed: ParsedRequest, model: str, request: HttpRequest
-    ) -> ParsedRequest:
+    async def _wait_for_model(self, parsed: ParsedRequest | None) -> None:
+        """Wait while engines are asked for a model that none is known to serve (`ModelLists.wait_for`)."""
+        if parsed is None or self.picker.filters.serves(parsed.model):
+            return
+        listed = self.model_lists.wait_for(parsed.model)
+        if listed is not None:
+            wait_s, held_bytes = self._model_wait_s, len(parsed.canonical)
+            start = partial(asyncio.wait, (listed,), timeout=wait_s)
+            await Wait(start, listed.cancel, held_bytes=held_bytes, longest_s=wait_s)
+            listed.cancel()
+
+    async def _count(self, parsed: ParsedRequest | None) -> TokenCount | None:
+        """Count a prompt's tokens by its model's tokenizer; None where the estimate has to do."""
+        count = None if parsed is None else self.tokenizers.start(parsed)
+        if parsed is None or count is None:
+            return None
+        return await Wait(count.result, count.cancel, held_bytes=len(parsed.canonical))
+
+    def _describe(
+        self, request: HttpRequest, parsed: ParsedRequest | None, counted: TokenCount | None
+    ) -> tuple[RequestInfo, Hop | None]:
+        """Describe a request to filters and policies, and say which hop it came by.
+
+        Raises:
+            NoEndpointError: it comes from a peer region that is not believed, or finds no room.
+        """
+        headers, hop = request.headers, None
+        opaque = parsed is None and (request.body is not None or not request.whole)
+        regions = None
+        if self._rules:
+            model = parsed.model if parsed is not None else None if opaque else ""
+            regions = allowed_regions(self._rules, model=model, path=request.path, headers=headers)
+        if self._regions is not None:
+            regions, hop = self._regions.admit(request, regions)
+        known: dict[str, Any] = {
+            "body_bytes": len(request.body or b"") if request.whole else announced_bytes(headers),
+            "regions": regions,
+            "subset": self._subset(request),
+            "priority": self._priority(headers),
+        }
+        if hop is not None:
+            known |= {"origin_region": hop.origin, "origin_decision": hop.decision_id}
+        if self._headers_read is not None:
+            known["headers"] = {name: headers[name] for name in self._headers_read if name in headers}
+        if parsed is None:
+            about = _STORED_RESPONSE.search(request.path)
+            known["previous_response"] = key_of(about[1]) if about else 0
+            return RequestInfo(opaque=opaque, **known), hop
+        known |= {"task": task_of(headers), "tried_models": tried_models(headers), "stores": parsed.stores}
+        if parsed.previous_response:
+            known["previous_response"] = key_of(parsed.previous_response)
+        tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
+        return self._hasher.measure(parsed, self._counter, tenant, counted, **known), hop
+
+    def _note(self, decision: Decision, *, began_s: float, since_s: float) -> None:
+        """Let metrics, records and observers have a decision."""
+        decided_s = self._clock.mono_s()
+        self._schedule_seconds.observe(decided_s - began_s)
+        self._decision_seconds.observe(decided_s - since_s)
+        self._metrics.requests.decided(decision)
+        self.leases.decided(decision)
+        self.recent.add(decision)
+        if self._recorder is not None:
+            self._recorder.record(decision)
+        for observe in self._observers:
+            observe(decision)
+
+    def _as_model(self, request: HttpRequest, parsed: ParsedRequest, model: str) -> ParsedRequest:
         """Return a request as one for another model than its body says."""
         rendering = self.tokenizers.rendering(model)
-        if rendering != parsed.rendering:
+        parser = find_parser(request.method, request.path, request.headers)
+        if parser is not None and rendering != parsed.rendering:
             parsed = parser.parse(request.body or b"", request.headers, lambda _: rendering)
         return replace(parsed, model=model)
 
@@ -266,85 +388,6 @@ class Core:
             return self._refuse(request, 404, _no_model(name), rule="model", param="model")
         write = anthropic_models if ANTHROPIC_HEADER in request.headers else openai_models
         return LocalReply(200, write(models, name), details="models")
-
-    def _parse(self, parser: Parser, request: HttpRequest) -> ParsedRequest:
-        """Parse a request, and give it the model of the rule for it, else of its header."""
-        headers = request.headers
-        parsed = parser.parse(request.body or b"", headers, self.tokenizers.rendering)
-        header = next((name for name in REWRITE_HEADERS if headers.get(name)), "")
-        model, target = parsed.model, headers.get(header, "")
-        if len(target) > MAX_MODEL_CHARS:
-            raise invalid(f"'{header}' must not be longer than {MAX_MODEL_CHARS} characters", header)
-        if not (model or parsed.named):
-            return parsed  # an API whose requests need no model
-        if rule := self._model_rules.find(model):
-            key = parsed.session or headers.get(REQUEST_ID_HEADER) or parsed.canonical.decode("latin-1")
-            target = rule.target(key) or target
-            self._metrics.requests.rewritten(rule.name, model, target or model)
-        if target in ("", model):
-            return parsed
-        return replace(self._as_model(parser, parsed, target, request), rewritten_from=model)
-
-    def decide(
-        self,
-        request: HttpRequest,
-        parsed: ParsedRequest | LocalReply | None,
-        counted: TokenCount | None = None,
-        *,
-        since_s: float,
-    ) -> Pick | LocalReply:
-        """Pick an endpoint for a request, or say why not.
-
-        Args:
-            request: the request.
-            parsed: what `read` made of it.
-            counted: what its model's tokenizer says; None when the estimate has to do.
-            since_s: when it was there.
-        """
-        if isinstance(parsed, LocalReply):
-            return parsed
-        hop = None
-        try:
-            asked = self._info(request, parsed, counted)
-            if self._regions is not None:
-                asked, hop = self._regions.admit(request, asked)
-            if self._headers_read is not None:
-                told = {name: value for name, value in request.headers.items() if name in self._headers_read}
-                priority = self._admission.priority(request.headers)
-                asked = replace(asked, priority=priority, headers=told)
-            asked_s = self._clock.mono_s()
-            decision = self.picker.pick(asked, asked_s, self._clock.wall_s())
-        except ClientError as error:
-            return self._refuse(request, error.status, error.message, rule="client", param=error.param)
-        except NoEndpointError as error:
-            models = models_of(parsed)
-            if error.rule == "model":
-                words = _no_model(models[0])
-                return self._refuse(request, 404, words, rule=error.rule, param="model", models=models)
-            words = f"no endpoint available: {error.message}"
-            status = _STATUS.get(error.rule, 503)
-            return self._refuse(request, status, words, rule=error.rule, models=models)
-        decided_s = self._clock.mono_s()
-        self._schedule_seconds.observe(decided_s - asked_s)
-        self._decision_seconds.observe(decided_s - since_s)
-        expected = predict_duration(decision.request, decision.fleet, decision.chosen)
-        self._metrics.requests.decided(decision, expected, priority=self._admission.priority(request.headers))
-        self.leases.decided(decision, expected)
-        self.recent.add(decision)
-        if self._recorder is not None:
-            self._recorder.record(decision)
-        for observe in self._observers:
-            observe(decision)
-        pick = self._pick(request, decision)
-        if self._regions is not None:
-            self._regions.set_hop(pick, request, decision, hop)
-        if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
-            pick.set_headers["traceparent"] = parent
-        return pick
-
-    def wait_for_model(self, model: str) -> asyncio.Future[None] | None:
-        """Ask engines for a model that none is known to serve (`ModelLists.wait_for`); None for others."""
-        return None if self.picker.filters.serves(model) else self.model_lists.wait_for(model)
 
     def _refuse_model(self, decision_id: str, where: str, *, certain: bool) -> None:
         """Take a request's model from an endpoint whose engine does not know it, until it lists it.
@@ -374,8 +417,24 @@ class Core:
         if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:
             self._refuse_model(outcome.id, outcome.where, certain=True)
 
-    def _pick(self, request: HttpRequest, decision: Decision) -> Pick:
-        """Build the answer that carries a decision, its endpoints named as Envoy knows them."""
+    def _answer(self, request: HttpRequest, decision: Decision, hop: Hop | None, since_s: float) -> Pick:
+        """Build the answer that carries a decision.
+
+        Args:
+            request: the request.
+            decision: of it.
+            hop: by which it came from a peer region.
+            since_s: when it was there.
+        """
+        pick = self._destination(request, decision)
+        if self._regions is not None:
+            self._regions.set_hop(pick, request, decision, hop)
+        if self.tracing is not None and (parent := self.tracing.picked(request.headers, decision, since_s)):
+            pick.set_headers["traceparent"] = parent
+        return pick
+
+    def _destination(self, request: HttpRequest, decision: Decision) -> Pick:
+        """Name the endpoints of a decision as Envoy knows them, and what changes on the way there."""
         protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
         if resolver.any_aliases and protocol.subset_hint:
             others = self._other_addresses(request)
@@ -408,38 +467,6 @@ class Core:
         rewrite_bodies(pick, request, decision, inject_usage=self._inject_usage)
         return pick
 
-    def _info(
-        self, request: HttpRequest, parsed: ParsedRequest | None, counted: TokenCount | None
-    ) -> RequestInfo:
-        """Describe a request to filters and policies."""
-        headers = request.headers
-        body_bytes = len(request.body or b"") if request.whole else announced_bytes(headers)
-        regions, opaque = None, parsed is None and (request.body is not None or not request.whole)
-        if self._rules:
-            model = parsed.model if parsed is not None else None if opaque else ""
-            regions = allowed_regions(self._rules, model=model, path=request.path, headers=headers)
-        subset = self._subset(request)
-        if parsed is None:
-            about = _STORED_RESPONSE.search(request.path)
-            return RequestInfo(
-                body_bytes=body_bytes,
-                regions=regions,
-                subset=subset,
-                opaque=opaque,
-                previous_response=key_of(about[1]) if about else 0,
-            )
-        tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
-        return replace(
-            self._hasher.measure(parsed, self._counter, tenant, counted),
-            body_bytes=body_bytes,
-            regions=regions,
-            subset=subset,
-            task=task_of(headers),
-            tried_models=tried_models(headers),
-            previous_response=key_of(parsed.previous_response) if parsed.previous_response else 0,
-            stores=parsed.stores,
-        )
-
     def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:
         """List the endpoints of the pool that the gateway's hint allows, None without one."""
         hint = subset_hint(request.metadata) if self._protocol.subset_hint else None
@@ -467,6 +494,14 @@ class Core:
             names += resolver.aliases_in(subset)
         return Subset((*subset.entries, *map(Entry.of, names))) if names else subset
 
+    def _refuse_by(self, request: HttpRequest, error: NoEndpointError, models: tuple[str, str]) -> LocalReply:
+        """Refuse a request that no endpoint may serve, or that was not admitted."""
+        rule = error.rule
+        if rule == "model":
+            return self._refuse(request, 404, _no_model(models[0]), rule=rule, param="model", models=models)
+        words = error.message if rule == SATURATED else f"no endpoint available: {error.message}"
+        return self._refuse(request, _STATUS.get(rule, 503), words, rule=rule, models=models)
+
     def _refuse(
         self,
         request: HttpRequest,
@@ -477,7 +512,7 @@ class Core:
         param: str | None = None,
         models: tuple[str, str] = ("", ""),
     ) -> LocalReply:
-        self._metrics.requests.refused(status, rule, models, self._admission.priority(request.headers))
+        self._metrics.requests.refused(status, rule, models, self._priority(request.headers))
         if self.tracing is not None:
             self.tracing.refused(request.headers, status, rule)
         usual = anthropic_error if ANTHROPIC_HEADER in request.headers else openai_error

@@ -1,15 +1,15 @@
 """The ext_proc service: streams joined to the core, answered where messages are read.
 
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
-and without a turn of the event loop; only one that waits for its tokens or its model makes a task, and what
-comes meanwhile waits behind it. So does what comes while our answers wait for room: the proxy may then fill
+and without a turn of the event loop; only a request whose steps wait makes a task, and what comes meanwhile
+waits behind it. So does what comes while our answers wait for room: the proxy may then fill
 its window and no more, and what waits is held out of the room that all calls share. The last message and the
 status are one write, always, which a proxy that shows responses in full duplex needs (docs/transport.md).
 Every call ends its exchange exactly once.
 
 An exchange makes calls of what its `Stream` tells, and messages of what it answers; it owns which decision a
-stream carries, and what is watched of its response. It waits for two things, and for each within a budget: a
-request's tokens, and engines that are asked for a model that nobody is known to serve.
+stream carries, and what is watched of its response. It runs the request's steps, and lets one wait where what
+the request holds finds room meanwhile.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ from epp.transport.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.modes import Modes
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import Event, Pick
     from epp.pb.ext_proc_pb2 import ProcessingResponse
+    from epp.schedule.waiting import Wait
     from epp.server.core import Core
     from epp.server.metrics import Metrics
     from epp.server.response_sampling import Sampler
-    from epp.server.tokenizers import Count
     from epp.transport.connection import Call
     from epp.transport.messages import Message
 
@@ -90,14 +89,11 @@ class Exchange:
 
     def __init__(self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler) -> None:
         self._stream, self._core, self._metrics, self._sampler = stream, core, metrics, sampler
-        self._picked_s = self._since_s = 0.0
+        self._picked_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
-        self._parsed: ParsedRequest | LocalReply | None = None
-        self._model: asyncio.Future[None] | None = None
-        self._count: Count | None = None
-        self._counted: TokenCount | None = None
-        self._waiting_bytes = 0
+        self._steps: Any = None
+        self._wait: Wait[Any] | None = None
 
     @property
     def decided(self) -> bool:
@@ -109,57 +105,55 @@ class Exchange:
         """Whether its stream ended with the pick, which may not have gone out."""
         return bool(self._left_id)
 
-    def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Answer]:
-        """Take a message; what to send, and how the stream then ends, at once unless tokens are counted."""
+    def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Any]:
+        """Take a message; what to send, and how the stream then ends, or what waits for that."""
         outputs = self._stream.receive(message)
         for output in outputs:
             if isinstance(output, HttpRequest):
-                self._since_s = self._sampler.now_s()
-                self._parsed = parsed = self._core.read(output)
-                if parsed is not None and not isinstance(parsed, LocalReply) and self._waits(parsed):
-                    return self._after_wait(outputs)
+                self._metrics.requests.seen(output, observing=self._observing)
+                self._steps = self._core.direct(output, since_s=self._sampler.now_s())
+                return self._go_on(outputs)
         return self._act(outputs)
 
-    def _waits(self, parsed: ParsedRequest) -> bool:
-        """Begin to wait for what is to be known before the decision, where the prompt finds room meanwhile.
+    def _go_on(self, outputs: Sequence[Output], result: object = None) -> Answer | Coroutine[Any, Any, Any]:
+        """Go on with the request's steps, until one of them waits or there is an answer."""
+        steps = self._steps
+        try:
+            wait = steps.send(result)
+            while not self._may_wait(wait):
+                wait.cancel()
+                wait = steps.send(None)
+        except StopIteration as ended:
+            return self._act(outputs, ended.value)
+        self._wait = wait
+        return self._after(wait, outputs)
 
-        That is who serves a model that nobody is known to serve, else a prompt's tokens where its model has a
-        tokenizer.
-        """
-        modes = self._stream.modes
-        observing = modes is not None and modes.observing  # and nobody waits for an answer
-        self._model = None if observing else self._core.wait_for_model(parsed.model)
-        self._count = None if self._model is not None else self._core.tokenizers.start(parsed)
-        if self._model is None and self._count is None:
+    def _may_wait(self, wait: Wait[Any]) -> bool:
+        """Find room for what a wait holds; none where it wants the proxy's time and nobody waits there."""
+        if wait.longest_s and self._observing:
             return False
-        if not self._stream.bodies.take_spare(len(parsed.canonical)):
-            self._wait_over(cancel=True)
-            return False
-        self._waiting_bytes = len(parsed.canonical)
-        return True
+        return self._stream.bodies.take_spare(wait.held_bytes)
 
-    def _wait_over(self, *, cancel: bool = False) -> None:
-        """End the wait."""
-        for waiting in (self._count, self._model):
-            if waiting is not None and cancel:
-                waiting.cancel()
-        self._count = self._model = None
-        self._stream.bodies.release(self._waiting_bytes)
-        self._waiting_bytes = 0
-
-    async def _after_wait(self, outputs: Sequence[Output]) -> Answer:
-        if self._model is not None:
-            await asyncio.wait((self._model,), timeout=self._core.model_wait_s)
-            self._model.cancel()
-        if self._count is not None:
-            self._counted = await self._count
+    async def _after(self, wait: Wait[Any], outputs: Sequence[Output]) -> Answer | Coroutine[Any, Any, Any]:
+        result = await wait.start()
         self._wait_over()
-        return self._act(outputs)
+        return self._go_on(outputs, result)
+
+    def _wait_over(self) -> None:
+        if self._wait is not None:
+            self._stream.bodies.release(self._wait.held_bytes)
+            self._wait = None
+
+    @property
+    def _observing(self) -> bool:
+        """Whether nobody waits for answers."""
+        modes = self._stream.modes
+        return modes is not None and modes.observing
 
     @property
     def more_time(self) -> ProcessingResponse | None:
         """What tells the proxy to wait longer than it would, None where it need not."""
-        wait_s = 0.0 if self._model is None else self._core.model_wait_s
+        wait_s = 0.0 if self._wait is None else self._wait.longest_s
         return more_time(wait_s + _UNASKED_WAIT_S) if wait_s > _UNASKED_WAIT_S else None
 
     def no_room(self) -> Answer:
@@ -168,8 +162,10 @@ class Exchange:
 
     def closed(self, *, cut: bool) -> None:
         """End with the gRPC stream; ``cut`` when it was reset."""
-        if self._count is not None or self._model is not None:
-            self._wait_over(cancel=True)
+        if self._wait is not None:
+            self._wait.cancel()
+            self._steps.close()
+            self._wait_over()
         self._act(self._stream.closed(cut))
         if self._watch is not None:
             self._watch_over()
@@ -181,13 +177,14 @@ class Exchange:
         if self._left_id:
             self._core.leases.unsent(self._left_id)
 
-    def _act(self, outputs: Sequence[Output | Event]) -> Answer:
+    def _act(self, outputs: Sequence[Output | Event], answer: Pick | LocalReply | None = None) -> Answer:
+        """Do what the stream tells; ``answer`` is that to the request among it, if there is one."""
         replies: list[ProcessingResponse] = []
         marker: Finish | Abort | None = None
         for output in outputs:
             match output:
                 case HttpRequest():
-                    more, ended = self._act(self._decide(output))
+                    more, ended = ([], None) if answer is None else self._act(self._answer(answer))
                     replies, marker = replies + more, ended or marker
                 case ResponseStarted():
                     if self._decision_id:
@@ -215,18 +212,15 @@ class Exchange:
                     replies.append(output)
         return replies, marker
 
-    def _decide(self, request: HttpRequest) -> list[Output]:
+    def _answer(self, answer: Pick | LocalReply) -> list[Output]:
         modes = self._stream.modes
-        self._metrics.requests.seen(request, observing=modes is not None and modes.observing)
-        pick = self._core.decide(request, self._parsed, self._counted, since_s=self._since_s)
-        self._parsed = self._counted = None  # they hold the prompt
-        if isinstance(pick, LocalReply):
-            return self._stream.refused(pick)
-        self._decision_id = pick.decision_id
+        if isinstance(answer, LocalReply):
+            return self._stream.refused(answer)
+        self._decision_id = answer.decision_id
         self._picked_s = self._sampler.now_s()
         if modes is not None and modes.response is not BodyMode.NONE:
-            self._handle_response(pick, modes)
-        return self._stream.picked(pick)
+            self._handle_response(answer, modes)
+        return self._stream.picked(answer)
 
     def _handle_response(self, pick: Pick, modes: Modes) -> None:
         """Choose what becomes of a pick's response, which the proxy shows."""
@@ -362,25 +356,33 @@ class ProcessCall(Handler):
             return
         self._act(partial(self._exchange.take, request))
 
-    def _act(self, act: Callable[[], Answer | Coroutine[Any, Any, Answer]]) -> None:
+    def _act(self, act: Callable[[], Answer | Coroutine[Any, Any, Any]]) -> None:
         """Do something, and answer once there is an answer."""
         try:
             answer = act()
             if isinstance(answer, tuple):
                 self._answer(answer)
             else:
-                if (more := self._exchange.more_time) is not None:
-                    self._call.send(more.SerializeToString())
+                self._ask_for_time()
                 self._task = asyncio.ensure_future(self._wait(answer))
                 # Given up in the read that brought it, the task never begins and nobody waits for the answer.
                 self._task.add_done_callback(lambda _: answer.close())
         except Exception as error:  # noqa: BLE001  # a fault of ours
             self._failed(error)
 
-    async def _wait(self, waiting: Coroutine[Any, Any, Answer]) -> None:
+    def _ask_for_time(self) -> None:
+        """Ask the proxy to wait, where it would not."""
+        if (more := self._exchange.more_time) is not None:
+            self._call.send(more.SerializeToString())
+
+    async def _wait(self, waiting: Coroutine[Any, Any, Any]) -> None:
         """Answer once there is an answer, and then what has come meanwhile."""
         try:
             answer = await waiting
+            while not isinstance(answer, tuple):
+                self._ask_for_time()
+                self._call.flush()
+                answer = await answer
             self._task = None
             self._answer(answer)
         except Exception as error:  # noqa: BLE001  # a fault of ours

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from epp.apis.types import ParsedRequest
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
-    from epp.signals.duration import Duration
     from epp.types import RequestInfo
 
     #: Label values and value of each series.
@@ -267,10 +266,10 @@ class RequestMetrics:
         kinds = ("prompt", "expected", "reported")
         self._cache_tokens = [metrics.value("epp_cache_tokens_total", kind) for kind in kinds]
 
-    def decided(self, decision: Decision, expected: Duration, *, priority: int = 0) -> None:
+    def decided(self, decision: Decision) -> None:
         """Count a request that was given an endpoint."""
         request, fleet, chosen = decision.request, decision.fleet, decision.chosen
-        models = models_of(request)
+        models, priority = models_of(request), request.priority
         route = self._routes.get((models, priority)) or self._route(models, priority)
         key = (decision.policy, decision.basis, arm_of(decision.arm))
         counted = self._decisions.get(key)
@@ -288,7 +287,7 @@ class RequestMetrics:
             self._hit.observe(cached / tokens)
         if endpoint not in self._outcomes:
             self._outcomes[endpoint] = {}
-        ttft_ms = expected.first_token_s * 1e3 if tokens else math.nan
+        ttft_ms = decision.legs[-1].expected.first_token_s * 1e3 if tokens else math.nan
         self._open[decision.id] = _Open(route, endpoint, request.stream, tokens, cached, ttft_ms)
 
     def seen(self, request: HttpRequest, *, observing: bool) -> None:

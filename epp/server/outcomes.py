@@ -114,8 +114,8 @@ class Outcomes:
         self._not_honoured: set[str] = set()
         #: Called with every outcome.
         self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
-        #: Called with a request and the endpoint whose answer to it was `NO_MODEL`, and may be retried.
-        self.on_no_model: Callable[[str, str], None] | None = None
+        #: Called with a request and the endpoint that answered it `NO_MODEL`, which may be retried; by name.
+        self.on_no_model: dict[str, Callable[[str, str], None]] = {}
 
     def first_token(self, decision_id: str, source: Source = Source.FIRST_TOKEN) -> None:
         """Note the first piece of an answer; the end of a short one, or its report, may be here before.
@@ -191,8 +191,9 @@ class Outcomes:
         if failed and not counted:
             self._count(where, True, f"status {status}" if status else Termination.UNREACHABLE.value, now_s)
         tried.add(where)
-        if status == NO_MODEL and self.on_no_model is not None:
-            self.on_no_model(decision_id, where)
+        if status == NO_MODEL:
+            for listener in self.on_no_model.values():
+                listener(decision_id, where)
         following = self._resolver.endpoint_of(attempt.following)
         # This answer is retried for bound requests alone, which is not known here.
         if following and status != NO_MODEL and self._picker.has_in_flight(decision_id):
@@ -450,10 +451,10 @@ class EstimatedLeases:
         self._any = asyncio.Event()
         outcomes.on_outcome["estimated leases"] = self._forget
 
-    def decided(self, decision: Decision, expected: Duration) -> None:
+    def decided(self, decision: Decision) -> None:
         """Remember how long a request is expected to take, until its outcome is there."""
         rtt_s = decision.fleet.rtt_ms.item(decision.chosen) / 1e3
-        self._open[decision.id] = _Lease(decision.endpoint, rtt_s, expected)
+        self._open[decision.id] = _Lease(decision.endpoint, rtt_s, decision.legs[-1].expected)
 
     def stream_ended(self, decision_id: str) -> None:
         """Estimate the end of a request from now on."""

@@ -261,7 +261,7 @@ class EdsFile:
         self._known: frozenset[str] | None = None  # None until the first file is written
         self._failing = False
         self._changed = asyncio.Event()
-        resolver.on_change = self._changed.set
+        resolver.on_change["pool"] = self._changed.set
 
     def set_pool(self, endpoints: Sequence[Endpoint]) -> None:
         """Set the pool; it is written soon."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.server.metrics import Metrics
     from epp.signals.fleet import Fleet
-    from epp.types import RequestInfo
 
 
 class Regions:
@@ -113,15 +112,24 @@ class Regions:
         )
         return through(own, self._relays, region, f"{region}.{DOMAIN}")
 
-    def admit(self, request: HttpRequest, asked: RequestInfo) -> tuple[RequestInfo, Hop | None]:
-        """Bind a request that a peer forwarded to the regions open to it; its hop, None of a client's.
+    def admit(
+        self, request: HttpRequest, allowed: frozenset[str] | None
+    ) -> tuple[frozenset[str] | None, Hop | None]:
+        """Bind a request that a peer forwarded to the regions open to it.
+
+        Args:
+            request: the request.
+            allowed: regions allowed by the rules, None for any.
+
+        Returns:
+            The regions allowed, and the hop that it came by; as given, and None, for a client's own.
 
         Raises:
             NoEndpointError: it is not believed (rule ``hop``), or there is no room for it (``room``).
         """
         peer = request.headers.get(PEER_HEADER)
         if peer is None:
-            return asked, None
+            return allowed, None
         token, request_id = request.headers.get(HOP_HEADER, ""), request.headers.get("x-request-id", "")
         try:
             hop = self._hops.check(token, peer, request_id, self._now_ms())
@@ -135,9 +143,7 @@ class Regions:
             self._metrics.value("epp_region_refused_total", "full").inc()
             raise NoEndpointError("room", f"{self._region} has no room")
         self._hops.use(hop)
-        allowed = regions if asked.regions is None else regions & asked.regions
-        told = {"origin_region": hop.origin, "origin_decision": hop.decision_id}
-        return replace(asked, regions=allowed, **told), hop
+        return regions if allowed is None else regions & allowed, hop
 
     def set_hop(self, pick: Pick, request: HttpRequest, decision: Decision, hop: Hop | None) -> None:
         """Let a pick go to the peers that it names, under a token; ``hop`` is the one that it came by."""

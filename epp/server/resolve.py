@@ -41,8 +41,8 @@ class Resolver:
         self._wake = asyncio.Event()
         #: Whether any endpoint is a host name, and whether any has further addresses.
         self.any_names = self.any_aliases = False
-        #: Called when a name resolves to something else, and when it first does not.
-        self.on_change: Callable[[], None] = lambda: None
+        #: Called when a name resolves to something else, and when it first does not, by name.
+        self.on_change: dict[str, Callable[[], None]] = {}
 
     def set_pool(self, addresses: Iterable[str]) -> None:
         """Set the endpoints of the pool; host names among them are resolved soon."""
@@ -127,7 +127,7 @@ class Resolver:
             if address in self._names and address not in self._failing:
                 self._failing.add(address)
                 log.warning("cannot resolve %s: %s", host, error)
-                self.on_change()
+                self._tell()
             return
         self._failing.discard(address)
         ips = sorted(
@@ -136,4 +136,8 @@ class Resolver:
         known = join_address(str(ips[0]), port) if ips else ""
         if known and address in self._names and known != self._known.get(address):
             self._known[address] = known
-            self.on_change()
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.on_change.values():
+            listener()

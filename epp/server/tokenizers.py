@@ -27,7 +27,7 @@ from epp.config.schema import ModelTokenizer
 from epp.errors import ConfigError, gather, raise_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from epp.apis.rendering import Rendering
     from epp.apis.types import ParsedRequest, TokenCount
@@ -49,7 +49,7 @@ REASONS = ("busy", "late", "template", "content", "error")
 
 
 class Count:
-    """A prompt's tokens, once they are awaited, or None when the estimate has to do.
+    """A prompt's tokens, once they are waited for.
 
     Args:
         job: counts.
@@ -63,9 +63,9 @@ class Count:
     ) -> None:
         self._job, self._wait = job, wait
 
-    def __await__(self) -> Generator[Any, None, TokenCount | None]:
-        """Wait; whoever is cancelled meanwhile gives the count up."""
-        return self._wait(self._job).__await__()
+    def result(self) -> Coroutine[Any, Any, TokenCount | None]:
+        """Wait for them; None when the estimate has to do. Cancelled meanwhile, it gives the count up."""
+        return self._wait(self._job)
 
     def cancel(self) -> None:
         """Give the count up: one that has not begun never does."""

@@ -48,8 +48,8 @@ class EngineMetrics:
         self._last: dict[int, EngineSample] = {}
         self._started_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
-        #: Called with each sample, its slot before it and its time after it; None for nobody.
-        self.on_sample: Callable[[int, EngineSample, float], None] | None = None
+        #: Called with slot, sample and time of each sample, by name.
+        self.on_sample: dict[str, Callable[[int, EngineSample, float], None]] = {}
         #: Changes with every value that anybody can see.
         self.version = 0
 
@@ -78,8 +78,8 @@ class EngineMetrics:
         self.version += 1
         self._stale_at_s = min(self._stale_at_s, now_s + self._stale_after_s)
         self._last[slot] = sample
-        if self.on_sample is not None:
-            self.on_sample(slot, sample, now_s)
+        for listener in self.on_sample.values():
+            listener(slot, sample, now_s)
         start = sample.process_start_time_s
         if start is not None:
             self._started_s[slot] = start if restarted else max(start, self._started_s.get(slot, start))

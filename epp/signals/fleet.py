@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from msgspec import Struct
 
+from epp.prefix_cache.sources import PrefixSources
 from epp.signals.calibration import HitRatios
 from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
@@ -30,12 +31,13 @@ from epp.signals.stored_responses import StoredResponses
 from epp.types import FILLABLE_COLUMNS, NUMERIC_COLUMNS, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from epp.apis.listed_models import ListedModel
     from epp.prefix_cache.index import PrefixIndex
+    from epp.prefix_cache.sources import Match
     from epp.signals.capability import Success
     from epp.signals.peer_load import PeerLoad
     from epp.signals.slots import Rows
@@ -144,8 +146,8 @@ class Remote(Protocol):
         """Return the slots of peers of which nothing is known by now."""
         ...
 
-    def cached_tokens(self, request: RequestInfo, slots: Slots, cached: Floats) -> Floats:
-        """Return the tokens of a prompt cached by candidate, given those that the index knows of."""
+    def match(self, prompt: RequestInfo) -> Match:
+        """Look up a prompt among those that peers hold."""
         ...
 
     def fill(self, block: Floats, slots: Slots, now_s: float) -> None:
@@ -172,7 +174,7 @@ class Fleet:
     """The pool and its signals.
 
     Args:
-        index: the prefix index, cleared and sized with the endpoints.
+        index: the prefix index, cleared and sized with the endpoints, and the first source of prefixes.
         stale_after_s: age from which engine metrics are unknown.
         probe_interval_s: RTTs go stale after sixty seconds or ten of these, whichever is longer; 0 for no
             probes.
@@ -187,7 +189,7 @@ class Fleet:
         probe_interval_s: float = 2.0,
         eject_s: float = 5.0,
     ) -> None:
-        self.index = index
+        self.index, self.prefixes = index, PrefixSources(index)
         self.ledger = LoadLedger()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
         self.engine = EngineMetrics(stale_after_s)
@@ -202,7 +204,9 @@ class Fleet:
         self.retry_after = RetryAfter()
         self.stored = StoredResponses()
         self.room = Room()
-        self.engine.on_sample = self.room.observe
+        self.engine.on_sample["room"] = self.room.observe
+        #: Called when the pool has changed, by name.
+        self.on_pool: dict[str, Callable[[], None]] = {}
         #: What is known of peer regions, None where there are none.
         self.remote: Remote | None = None
         #: What other pickers promised, None where there are none.
@@ -260,8 +264,6 @@ class Fleet:
         self._names.clear()
         self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
-        if self.peer_load is not None:
-            self.peer_load.recount()
         for address, (slot, endpoint) in members.items():
             old = before[address][1] if address in before else None
             if old is None or old.engine_class != endpoint.engine_class:
@@ -274,8 +276,8 @@ class Fleet:
                 self.restart(address, now_s)
             elif old is None or old.kv_capacity_tokens != endpoint.kv_capacity_tokens:
                 self._size_index(slot, endpoint)
-        if self.remote is not None:
-            self.remote.recount()
+        for listener in self.on_pool.values():
+            listener()
 
     def restart(self, address: str, now_s: float) -> None:
         """Forget the cache and the requests of an endpoint whose process is another.
@@ -432,12 +434,14 @@ class Fleet:
 
     def use_remote(self, remote: Remote) -> None:
         """Take columns of peer regions from now on."""
-        self.remote = remote
+        self.remote = self.prefixes.others["regions"] = remote
+        self.on_pool["regions"] = remote.recount
         remote.recount()
 
     def count_peers(self, peer_load: PeerLoad) -> None:
         """Count what other pickers promise from now on."""
         self.peer_load = peer_load
+        self.on_pool["pickers"] = peer_load.recount
         peer_load.resize(self.ledger.block.shape[1])
 
     def _resize(self, capacity: int) -> None:

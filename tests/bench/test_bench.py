@@ -21,6 +21,7 @@ from epp.lab.bench.processes import bare, held
 from epp.lab.bench.recorded import Mode
 from epp.lab.bench.rig import decide, request, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from epp.schedule.waiting import at_once
 
 if TYPE_CHECKING:
     from epp.extproc.stream import Output
@@ -74,7 +75,7 @@ def test_a_known_turn_is_found_in_the_cache() -> None:
     with rig(3) as app:
         decide(app, before)
         first = app.core.recent.find("last")
-        second = app.core.decide(request(whole), app.core.read(request(whole)), since_s=0.0)
+        second = at_once(app.core.direct(request(whole), since_s=0.0))
     assert isinstance(second, Pick)
     assert first is not None
     assert second.destination.partition(",")[0] == first.endpoint

@@ -13,6 +13,7 @@ from yarl import URL
 from epp.apis.paths import UNREAD, OpenPaths
 from epp.envoy.process import EnvoyProcess
 from epp.extproc.types import HttpRequest, LocalReply
+from epp.schedule.waiting import at_once
 from tests.kit.apis import APIS, SHUT
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
@@ -89,16 +90,18 @@ async def test_without_a_picker_envoy_opens_what_is_open(url: str) -> None:
 def test_the_picker_opens_the_same(tmp_path: Path) -> None:
     core = app_of(tmp_path, ManualClock(0.0), request={"open_paths": list(FURTHER)}).core
     for path, is_open in PATHS.items():
-        read = core.read(HttpRequest("GET", path, {}, None))
-        assert (path, isinstance(read, LocalReply)) == (path, not is_open)
-        if isinstance(read, LocalReply):
-            assert (read.status, read.details) == (404, "path")
+        read = at_once(core.direct(HttpRequest("GET", path, {}, None), since_s=0.0))
+        assert isinstance(read, LocalReply), "there is no endpoint"
+        assert (path, read.details == "path") == (path, not is_open)
+        if not is_open:
+            assert read.status == 404
             assert json.loads(read.body)["error"]["message"]
 
 
 def test_an_upgrade_opens_no_path(tmp_path: Path) -> None:
     core = app_of(tmp_path, ManualClock(0.0)).core
-    read = core.read(HttpRequest("GET", "/metrics", {"upgrade": "websocket"}, None, whole=False))
+    upgrade = HttpRequest("GET", "/metrics", {"upgrade": "websocket"}, None, whole=False)
+    read = at_once(core.direct(upgrade, since_s=0.0))
     assert isinstance(read, LocalReply)
 
 

@@ -66,8 +66,9 @@ def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> 
     chosen = create(policy, settings.pop("params", None))
     numbers = count()
     learn, pool = settings.pop("learn", None), settings.pop("pool", POOL)
+    index = settings.pop("index", PrefixIndex())
     picker = Picker(
-        fleet=Fleet(PrefixIndex()),
+        fleet=Fleet(index),
         policy=chosen,
         balance=create("least-request"),
         weights=WeightBook(policy=policy, specs=chosen.weight_specs, configured={}, bounds={}, source="t"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from epp.extproc.types import LocalReply, Pick
+from epp.schedule.waiting import at_once
 from epp.types import RequestInfo
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Decided:
 
 
 def decide(core: Core, request: HttpRequest) -> Decided | LocalReply:
-    """Read and decide a request, its tokens estimated."""
-    pick = core.decide(request, core.read(request), since_s=core._clock.mono_s())
+    """Decide a request, its tokens estimated."""
+    pick = at_once(core.direct(request, since_s=core._clock.mono_s()))
     if isinstance(pick, LocalReply):
         return pick
     decision = core.recent.get(pick.decision_id)

@@ -50,8 +50,7 @@ def test_each_conversation_is_expected_where_it_was(tmp_path: Path, compress: st
     assert (restored.requests, restored.foreign_files, restored.complete) == (48, 0, True)
     index = WarmIndex(name_block=HASHER.export_id, coarse_blocks=HASHER.coarse_blocks)
     index.seed(restored.seeds)
-    fresh = picker_of()
-    fresh.fleet.index = index
+    fresh = picker_of(index=index)
     step = HASHER.coarse_blocks * 64
     for decision, ask in requests[-8:]:
         again = fresh.pick(ask, 0.0, 0.0)

@@ -144,7 +144,8 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["llama-a", "llama-b"]), min_size=3, max_size=3))
 def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
     decision = decided(1)[0][0]
-    decision = replace(decision, fleet=replace(decision.fleet, models=tuple(served)), fallbacks=(0, 1, 2))
+    fleet, (leg,) = replace(decision.fleet, models=tuple(served)), decision.legs
+    decision = replace(decision, fleet=fleet, legs=(replace(leg, fallbacks=(0, 1, 2)),))
     record = through_json(decision)
     assert record["served_model"] == served[decision.chosen]
     again = rerun(decision_of(record), create(decision.policy))

@@ -102,7 +102,7 @@ class Pair:
     def known(self, seed: int) -> bool:
         """Whether ``us`` believes that ``eu`` holds most of a prompt."""
         slot, prompt = self.us.fleet.slot_of(PEER), prompt_of(seed)
-        cached = self.us.remote.cached_tokens(prompt, np.array([slot], np.intp), np.zeros(1))
+        cached = self.us.remote.match(prompt).cached_tokens(np.array([slot], np.intp))
         return float(cached[0]) > prompt.prompt_tokens / 2
 
 

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from epp.config.schema import Saturation
+from epp.errors import NoEndpointError
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.saturation import Shedding, saturation
+from epp.schedule.saturation import SATURATED, Shedding, saturation
+from epp.schedule.waiting import at_once
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
+from tests.kit.requests import asked
 
 NAN = math.nan
 
@@ -62,13 +65,21 @@ NEW, OLD = "x-llm-d-inference-objective", "x-gateway-inference-objective"
 )
 def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str], dropped: bool) -> None:
     shedding = Shedding(fleet(9.0), Saturation(), lambda name: PRIORITIES.get(name, 0))
-    assert bool(shedding.refusal(headers, 0.0)) is dropped
+    assert refuses(shedding, shedding.priority(headers)) is dropped
+
+
+def refuses(shedding: Shedding, priority: int, now_s: float = 0.0) -> bool:
+    try:
+        at_once(shedding.admit(asked(api="openai-chat", priority=priority), now_s))
+    except NoEndpointError as error:
+        return error.rule == SATURATED
+    return False
 
 
 def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:
     priority = PRIORITIES.__getitem__
-    assert Shedding(fleet(0.0, draining=True), Saturation(), priority).refusal({NEW: "batch"}, 0.0)
-    assert Shedding(fleet(0.0), Saturation(), priority).refusal({NEW: "batch"}, 1e6), "stale"
+    assert refuses(Shedding(fleet(0.0, draining=True), Saturation(), priority), -1)
+    assert refuses(Shedding(fleet(0.0), Saturation(), priority), -1, now_s=1e6), "stale"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from epp.schedule.decision import Outcome
 from epp.server.metrics import GONE, MAX_STRANGE_MODELS, Metrics
 from epp.server.metrics_read import PickerState
 from epp.server.metrics_table import TABLE
-from epp.signals.duration import predict_duration
 from epp.signals.metrics_text import EngineSample
 from epp.types import UPLOAD_ROUNDS, Endpoint, network_ms
 from tests.kit.records import picker_of
@@ -45,10 +44,11 @@ class Bench:
         """A decision; its id and endpoint."""
         prompt = measured(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
         decision = self.picker.pick(
-            asked(model=model, prompt=prompt, body_bytes=4 * tokens, stream=streamed), 0.0, 0.0
+            asked(model=model, prompt=prompt, body_bytes=4 * tokens, stream=streamed, priority=priority),
+            0.0,
+            0.0,
         )
-        expected = predict_duration(decision.request, decision.fleet, decision.chosen)
-        self.metrics.requests.decided(decision, expected, priority=priority)
+        self.metrics.requests.decided(decision)
         return decision.id, decision.endpoint
 
     def end(

@@ -15,7 +15,6 @@ from epp.extproc.types import Observe
 from epp.schedule.decision import Outcome, Source
 from epp.server.outcomes import LONGEST, EstimatedLeases
 from epp.server.response_sampling import Sampler, section_of, share_of
-from epp.signals.duration import predict_duration
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
 from epp.types import Endpoint
@@ -142,7 +141,7 @@ class Bench:
         prompt = measured(0, 1000, list(range(1, 16)), 64.0)
         ask = asked(model="m", prompt=prompt, max_output_tokens=11, stream=True)
         decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
-        self.leases.decided(decision, predict_duration(decision.request, decision.fleet, decision.chosen))
+        self.leases.decided(decision)
         if left:
             self.leases.stream_ended(decision.id)
         return decision.id

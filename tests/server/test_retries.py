@@ -64,7 +64,7 @@ def test_refusals_are_retried_where_others_serve_the_model(
 ) -> None:
     pool(deployment, *models)
     decision = deployment.decide(QUESTION)
-    pick = deployment.core._pick(_request(), decision)
+    pick = deployment.core._destination(_request(), decision)
     assert set(pick.proxy_headers) == headers
     named = pick.destination.split(",")
     assert len(named) == len(set(named)) == min(models.count("m"), 32) or "" in models

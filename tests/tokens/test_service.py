@@ -60,7 +60,7 @@ class Bench:
 
     async def ask(self, canonical: bytes = b"\xffPtext", model: str = "m") -> TokenCount | None:
         pending = self.tokenizers.start(ParsedRequest("api", model, canonical, False, None, "", "", False))
-        return None if pending is None else await pending
+        return None if pending is None else await pending.result()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from epp.lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp.lab.bench.rig import decide, request, rig
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
+from epp.schedule.waiting import at_once, in_time
 from epp.server.access_log import AccessLogReceiver
 from epp.server.first_token import FirstTokenReceiver
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from epp.apis.types import ParsedRequest, TokenCount
     from epp.extproc.types import HttpRequest
     from epp.lab.bench.figures import Figures
     from epp.policies.base import Policy
@@ -67,16 +67,14 @@ def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float
         EppError: a request was refused.
     """
     core = app.core
-    parse_ms = cpu_ms(lambda: [core.read(one) for one in requests], len(requests))
-    parsed = [core.read(one) for one in requests]
+    parse_ms = cpu_ms(lambda: [core.parse(one) for one in requests], len(requests))
     answers: list[Pick | LocalReply] = []
 
     def decide_all() -> None:
         since_s = time.monotonic()
-        for one, read in zip(requests, parsed, strict=True):
-            answers.append(core.decide(one, read, since_s=since_s))  # as a server does, one by one
+        answers.extend(at_once(core.direct(one, since_s=since_s)) for one in requests)
 
-    decide_ms = cpu_ms(decide_all, len(requests))
+    decide_ms = cpu_ms(decide_all, len(requests)) - parse_ms
     picks = [
         (pick.decision_id, pick.destination.partition(",")[0]) for pick in answers if isinstance(pick, Pick)
     ]
@@ -204,24 +202,16 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
 
 
 async def _read_and_decide(app: App, body: bytes) -> None:
-    asked, since_s = request(body), time.monotonic()
-    parsed, counted = await _read(app, asked)
-    if counted is None or isinstance(app.core.decide(asked, parsed, counted, since_s=since_s), LocalReply):
+    pick = await in_time(app.core.direct(request(body), since_s=time.monotonic()))
+    decision = None if isinstance(pick, LocalReply) else app.core.recent.get(pick.decision_id)
+    if decision is None or not decision.request.token_offsets:
         raise EppError("a prompt was estimated or refused")
-
-
-async def _read(app: App, asked: HttpRequest) -> tuple[ParsedRequest, TokenCount | None]:
-    parsed = app.core.read(asked)
-    if parsed is None or isinstance(parsed, LocalReply):
-        raise EppError("a request was refused")
-    counting = app.core.tokenizers.start(parsed)
-    return parsed, None if counting is None else await counting
 
 
 async def _stall_ms(app: App, bodies: Sequence[bytes]) -> float:
     async def read() -> None:
         for body in bodies:
-            await _read(app, request(body))
+            await _read_and_decide(app, body)
 
     reading = asyncio.ensure_future(read())
     worst_s, last_s = 0.0, time.process_time()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from epp.config.load import parse_config
 from epp.extproc.types import HttpRequest, LocalReply
 from epp.lab.bench.processes import pool_of
+from epp.schedule.waiting import at_once
 from epp.server.app import App
 from epp.server.process import SystemClock
 from epp.signals.metrics_text import EngineSample
@@ -73,8 +74,7 @@ def rig(endpoints: int, **sections: Any) -> Iterator[App]:
 
 def decide(app: App, body: bytes) -> None:
     """Decide a request and end it, so that its endpoint has the prompt cached."""
-    asked, since_s = request(body), time.monotonic()
-    pick = app.core.decide(asked, app.core.read(asked), since_s=since_s)
+    pick = at_once(app.core.direct(request(body), since_s=time.monotonic()))
     if isinstance(pick, LocalReply):
         raise TypeError(f"a request was refused: {pick}")
     app.picker.end(pick.decision_id, "stream-end", time.monotonic())

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from epp.lab.bench.core import batch
 from epp.lab.bench.rig import HEADERS, rig
+from epp.schedule.waiting import at_once
 
 if TYPE_CHECKING:
     import argparse
@@ -43,8 +44,8 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
                     way = tuple(WAYS)[at % len(WAYS)]
                     core.tracing = None if way == "off" else tracing
                     asked = replace(one, headers=WAYS[way])
-                    parsed, since_s, begun_s = core.read(asked), time.monotonic(), time.thread_time()
-                    core.decide(asked, parsed, since_s=since_s)
+                    since_s, begun_s = time.monotonic(), time.thread_time()
+                    at_once(core.direct(asked, since_s=since_s))
                     spent[way].append((time.thread_time() - begun_s) * 1e3)
         off_ms = median(spent.pop("off"))
         for way, values in spent.items():

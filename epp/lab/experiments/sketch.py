@@ -69,7 +69,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
         if number == _REQUESTS // 2:
             before = said.sent, said.sent_bytes
         if number > _REQUESTS // 2:
-            tokens = heard.cached_tokens(request, np.zeros(1, np.intp), np.zeros(1))[0]
+            tokens = heard.match(request).cached_tokens(np.zeros(1, np.intp))[0]
             blocks = picker.fleet.index.match(request).depth_blocks // STRIDE * STRIDE
             right.append(tokens == request.tokens_before(blocks))
         decision = picker.pick(request, now_s, now_s)
