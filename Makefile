@@ -151,10 +151,10 @@ demo: setup ## a real Envoy, the picker and three simulated regions, end to end
 	$(BIN)/epp demo
 
 demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 8 minutes)
-	$(BIN)/python -m epp.lab.demo.regions $(REGIONS)
+	$(BIN)/python -m epp_lab.demo.regions $(REGIONS)
 
 demo-pickers: setup ## three pickers over NATS, an Envoy each: a picker and NATS killed, a fourth joins (3 minutes)
-	$(BIN)/python -m epp.lab.demo.pickers
+	$(BIN)/python -m epp_lab.demo.pickers
 
 measures: setup ## the size of the code beside its limits and goals
 	$(BIN)/python -m tests.measures.measures

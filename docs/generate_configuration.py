@@ -15,9 +15,9 @@ from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 from epp.config.load import WeightsFile
 from epp.config.pool import PoolFile
 from epp.config.schema import Config
-from epp.learn.reward_model.settings import LearnerKeys
-from epp.learn.tuner.settings import TunerKeys
 from epp.server.reload import LIVE
+from epp_lab.reward_model.settings import LearnerKeys
+from epp_lab.tuner.settings import TunerKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ INTERRUPTED = """
 import importlib.abc, signal, sys
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "epp.lab.demo.command":
+        if name == "epp_lab.demo.command":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
 from epp.cli import main

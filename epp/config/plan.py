@@ -151,7 +151,7 @@ class Assignment:
 
     Attributes:
         arm: ``incumbent`` or the trial's arm.
-        stamp: what its decision is marked with (`epp.learn.tuner.samples.read_stamp` reads it), empty for
+        stamp: what its decision is marked with (`epp_lab.tuner.samples.read_stamp` reads it), empty for
         none.
         weights: the arm's weights as far as the plan names them.
     """

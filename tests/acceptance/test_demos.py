@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: As `make demo-regions`, with shorter pauses between bursts.
 REGIONS = """
 import sys
-from epp.lab.demo import regions
+from epp_lab.demo import regions
 regions.BURSTS = ((0.0, 1), (6.0, 8), (7.0, 4))
 sys.exit(regions.main(["--only", "global", "--seconds", "1", "--out", sys.argv[1]]))
 """

@@ -8,7 +8,7 @@ import time
 
 import aiohttp
 
-from epp.lab.bench.processes import held, picker, pool_of
+from epp_lab.bench.processes import held, picker, pool_of
 
 _JSON = {"content-type": "application/json"}
 _BOMB = gzip.compress(bytes(200_000_000))

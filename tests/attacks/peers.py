@@ -15,15 +15,15 @@ import nats
 
 from epp.cluster.messages import FileContent, Group, Lead, Message, encode
 from epp.cluster.seal import Seal, key_of
-from epp.lab.bench.processes import pool_of
 from epp.prefix_cache.blocks import BlockHasher
+from epp_lab.bench.processes import pool_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from nats.aio.msg import Msg
 
-#: Of the pickers of `epp.lab.bench.processes`.
+#: Of the pickers of `epp_lab.bench.processes`.
 SECRET = b"a secret of benchmarks"
 GROUP = Group("default", "gorgo-ms", BlockHasher(SECRET).key_id)
 ENDPOINT = pool_of(1)[0].address

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, Variant
-from epp.lab.bench.processes import picker, pool_of
+from epp_lab.bench.processes import picker, pool_of
 from tests.attacks.rig import ATTACKER, CONFIG, OTHER, Probe, Rig
 from tests.gateways.rig import GATEWAYS, as_written
 from tests.kit.nats import nats_server

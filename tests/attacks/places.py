@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 
-from epp.lab.bench.processes import picker, pool_of
+from epp_lab.bench.processes import picker, pool_of
 
 #: What holds a place: a head or a body that does not come, and an answer that is not read.
 HOLDS = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from epp.envoy.launch import tied_to_parent
-from epp.lab.bench.processes import cpu_s, held
-from epp.lab.compare.stats import percentile
+from epp_lab.bench.processes import cpu_s, held
+from epp_lab.compare.stats import percentile
 from tests.attacks.floods import FLOODS
 from tests.attacks.probe import EVERY_S, LIMIT_S
 

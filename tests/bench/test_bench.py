@@ -14,14 +14,14 @@ from epp.cli import main
 from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
-from epp.lab.bench import cluster, command, core, index, recorded, server
-from epp.lab.bench.bare import NOBODY, answer
-from epp.lab.bench.figures import GOALS, Figures, load
-from epp.lab.bench.processes import bare, held
-from epp.lab.bench.recorded import Mode
-from epp.lab.bench.rig import decide, request, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.schedule.waiting import at_once
+from epp_lab.bench import cluster, command, core, index, recorded, server
+from epp_lab.bench.bare import NOBODY, answer
+from epp_lab.bench.figures import GOALS, Figures, load
+from epp_lab.bench.processes import bare, held
+from epp_lab.bench.recorded import Mode
+from epp_lab.bench.rig import decide, request, rig
 
 if TYPE_CHECKING:
     from epp.extproc.stream import Output

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from epp.cli import main
-from epp.lab.bench import peers
-from epp.lab.bench.peers import ALONE, COST, IDLE, MEASURES, OURS, PEERS
-from epp.lab.experiment import Run
+from epp_lab.bench import peers
+from epp_lab.bench.peers import ALONE, COST, IDLE, MEASURES, OURS, PEERS
+from epp_lab.experiment import Run
 
 DIRECT = "direct"
 

@@ -12,12 +12,12 @@ import pytest
 
 from epp.config.capability import parse_capability
 from epp.errors import EppError
-from epp.learn.capability.fit import fit
-from epp.learn.capability.results import Row, read_rows
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.signals.capability import after_failures
 from epp.types import Cell
+from epp_lab.capability.fit import fit
+from epp_lab.capability.results import Row, read_rows
 from tests.kit.records import command, decided
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.learn.capability.fit import fit
-from epp.learn.capability.results import read_rows
 from epp.types import length_bucket
+from epp_lab.capability.fit import fit
+from epp_lab.capability.results import read_rows
 from tests.kit.llama_cpp import running_llama_cpp
 from tests.kit.records import command
 

@@ -15,11 +15,11 @@ import pytest
 from aiohttp import web
 
 from epp.cli import main
-from epp.lab.sim.lookup import Lookup
-from epp.learn.capability.fit import fit
-from epp.learn.capability.questions import WORDINGS, question
-from epp.learn.capability.results import Row, read_rows
 from epp.types import Cell, length_bucket
+from epp_lab.capability.fit import fit
+from epp_lab.capability.questions import WORDINGS, question
+from epp_lab.capability.results import Row, read_rows
+from epp_lab.sim.lookup import Lookup
 from tests.kit.replicas import quick_config, running_fleet
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from epp.cli import main
 from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles
-from epp.lab.sim.http import SimReplica
 from epp.types import Endpoint
+from epp_lab.sim.http import SimReplica
 from tests.chart.test_release import DEPLOYMENT, NAMESPACE, POOL, Installed, installed
 from tests.gateways.rig import GATEWAYS, as_written
 from tests.kit import kubeobjects as objects

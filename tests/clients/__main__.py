@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp.errors import EppError
-from epp.lab.compare.stats import percentile
-from epp.lab.demo.stack import MODEL, REGIONS, Stack
 from epp.records.files import read_records
 from epp.records.schema import join
+from epp_lab.compare.stats import percentile
+from epp_lab.demo.stack import MODEL, REGIONS, Stack
 from tests.kit.tokenizers import folder
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from epp.lab.demo.nats import Nats
+    from epp_lab.demo.nats import Nats
 
 pytestmark = pytest.mark.envoy
 

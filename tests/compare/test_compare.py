@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from epp.lab.compare.compare import compare, comparison_table, sentence
-from epp.lab.compare.load import RequestResult
-from epp.lab.compare.measure import figures, from_live
-from epp.lab.compare.stats import (
+from epp_lab.compare.compare import compare, comparison_table, sentence
+from epp_lab.compare.load import RequestResult
+from epp_lab.compare.measure import figures, from_live
+from epp_lab.compare.stats import (
     Evidence,
     Statistic,
     by_cluster,
@@ -26,7 +26,7 @@ from epp.lab.compare.stats import (
     stationary,
     trace_evidence,
 )
-from epp.lab.compare.trace import TraceRequest
+from epp_lab.compare.trace import TraceRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

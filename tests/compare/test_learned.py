@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from epp.cli import main
-from epp.lab.baselines.lodestar_paper import LodestarPaper
-from epp.lab.compare.learned import (
+from epp.policies.lodestar import Lodestar
+from epp_lab.baselines.lodestar_paper import LodestarPaper
+from epp_lab.compare.learned import (
     LEARNERS,
     PUBLISHED,
     UNTRIED,
@@ -22,22 +23,21 @@ from epp.lab.compare.learned import (
     run_learned,
     taught_by_heuristic,
 )
-from epp.lab.compare.report import lesson_sentence
-from epp.lab.sim.fleet import ZERO_WALL_S
-from epp.lab.sim.run import run_window
-from epp.lab.sim.scenario import FleetSpec, parse_fleet
-from epp.lab.workloads.tool_agent import ToolAgent, generate
-from epp.learn.reward_model.gate import Verdict
-from epp.learn.reward_model.rounds import Round
-from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
-from epp.policies.lodestar import Lodestar
+from epp_lab.compare.report import lesson_sentence
+from epp_lab.reward_model.gate import Verdict
+from epp_lab.reward_model.rounds import Round
+from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
+from epp_lab.sim.fleet import ZERO_WALL_S
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import FleetSpec, parse_fleet
+from epp_lab.workloads.tool_agent import ToolAgent, generate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
-    from epp.lab.sim.results import WindowResult
+    from epp_lab.sim.results import WindowResult
 
 SETTINGS = LearnerSettings(
     network=Network(hidden=(16,), epochs=8, learning_rate=3e-3, min_class_rows=10),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from epp.lab.compare.load import LoadOptions, RequestResult, _Answer, run_load
-from epp.lab.compare.trace import TraceRequest
+from epp_lab.compare.load import LoadOptions, RequestResult, _Answer, run_load
+from epp_lab.compare.trace import TraceRequest
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ import pytest
 
 from epp import __version__
 from epp.errors import EppError
-from epp.lab.compare import command, simulate, trace_stats
-from epp.lab.compare.gateways import parse_gateways
-from epp.lab.compare.measure import Figures, Quantiles
-from epp.lab.compare.plan import TUNING_SEED, Cell, Source
-from epp.lab.compare.report import change, conclusion
-from epp.lab.compare.results import compare_policies
-from epp.lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
-from epp.lab.progress import progress
-from epp.lab.sim.scenario import FleetSpec, parse_fleet
-from epp.lab.workloads.registry import WORKLOADS
+from epp_lab.compare import command, simulate, trace_stats
+from epp_lab.compare.gateways import parse_gateways
+from epp_lab.compare.measure import Figures, Quantiles
+from epp_lab.compare.plan import TUNING_SEED, Cell, Source
+from epp_lab.compare.report import change, conclusion
+from epp_lab.compare.results import compare_policies
+from epp_lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
+from epp_lab.progress import progress
+from epp_lab.sim.scenario import FleetSpec, parse_fleet
+from epp_lab.workloads.registry import WORKLOADS
 from tests.kit.replicas import MODEL, quick_config, replicas_in_thread
 
 if TYPE_CHECKING:

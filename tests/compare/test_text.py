@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.compare.text import chat_messages, prompt_text
-from epp.lab.compare.trace import TraceRequest
+from epp_lab.compare.text import chat_messages, prompt_text
+from epp_lab.compare.trace import TraceRequest
 
 
 def request(tokens: int, ids: tuple[int, ...], turns: tuple[int, ...] = (), size: int = 16) -> TraceRequest:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.lab.compare.files import DEFAULT_OUTPUT_TOKENS, load_trace, read_flight_records, read_mooncake
-from epp.lab.compare.plan import TUNING_SHARE, Source, part_of
-from epp.lab.compare.trace import TraceError, TraceRequest, in_time_order, select
-from epp.lab.compare.trace_stats import cached_tokens, describe, reuse_share, session_gaps
-from epp.lab.workloads.art_chat import DEMO, generate
 from epp.records.files import file_name
+from epp_lab.compare.files import DEFAULT_OUTPUT_TOKENS, load_trace, read_flight_records, read_mooncake
+from epp_lab.compare.plan import TUNING_SHARE, Source, part_of
+from epp_lab.compare.trace import TraceError, TraceRequest, in_time_order, select
+from epp_lab.compare.trace_stats import cached_tokens, describe, reuse_share, session_gaps
+from epp_lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

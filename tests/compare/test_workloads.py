@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.lab.compare.trace import TraceRequest
-from epp.lab.compare.trace_stats import cached_tokens, describe, reuse_share, session_gaps
-from epp.lab.workloads import (
+from epp_lab.compare.trace import TraceRequest
+from epp_lab.compare.trace_stats import cached_tokens, describe, reuse_share, session_gaps
+from epp_lab.workloads import (
     agent_bursts,
     mooncake_chat,
     mooncake_mix,
@@ -15,15 +15,15 @@ from epp.lab.workloads import (
     tool_agent,
     wild_chat,
 )
-from epp.lab.workloads.agent_bursts import AgentBursts
-from epp.lab.workloads.art_chat import APR_5, APR_7, DEMO, generate
-from epp.lab.workloads.mooncake_chat import MooncakeChat
-from epp.lab.workloads.mooncake_mix import MooncakeMix
-from epp.lab.workloads.prefix_groups import PrefixGroups
-from epp.lab.workloads.registry import WORKLOADS, workload_named
-from epp.lab.workloads.shared_prefix import SharedPrefix
-from epp.lab.workloads.tool_agent import ToolAgent
-from epp.lab.workloads.wild_chat import WildChat
+from epp_lab.workloads.agent_bursts import AgentBursts
+from epp_lab.workloads.art_chat import APR_5, APR_7, DEMO, generate
+from epp_lab.workloads.mooncake_chat import MooncakeChat
+from epp_lab.workloads.mooncake_mix import MooncakeMix
+from epp_lab.workloads.prefix_groups import PrefixGroups
+from epp_lab.workloads.registry import WORKLOADS, workload_named
+from epp_lab.workloads.shared_prefix import SharedPrefix
+from epp_lab.workloads.tool_agent import ToolAgent
+from epp_lab.workloads.wild_chat import WildChat
 
 Requests = tuple[TraceRequest, ...]
 

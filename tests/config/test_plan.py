@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from epp.config.bounds import tuner_bounds
 from epp.config.plan import INCUMBENT, Plan, Split, Switchback, assign, parse_plan, render_plan
 from epp.errors import ConfigError
-from epp.learn.tuner.samples import read_stamp
+from epp_lab.tuner.samples import read_stamp
 
 BOUNDS = {"rtt_weight": (0.0, 50.0), "queue_weight": (0.0, 5.0)}
 OLD = {"rtt_weight": 0.5, "queue_weight": 0.1}

@@ -7,8 +7,8 @@ import pytest
 from epp.config.bounds import HARD, tuner_bounds
 from epp.config.strict import decode
 from epp.errors import ConfigError
-from epp.learn.tuner.settings import TunerKeys, TunerSettings, tuner_settings
 from epp.policies.registry import POLICIES, create
+from epp_lab.tuner.settings import TunerKeys, TunerSettings, tuner_settings
 
 #: Weights by which a policy sees how busy an endpoint is; at 0 it goes to the nearest, or to whoever has the prefix.
 QUEUES = {

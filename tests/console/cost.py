@@ -23,15 +23,15 @@ import msgspec
 import uvloop
 
 from epp.errors import EppError
-from epp.lab.bench.client import Proxy
-from epp.lab.bench.figures import Figures, settings
-from epp.lab.bench.processes import cpu_s, picker, pool_of
-from epp.lab.bench.recorded import Mode, bodies, conversation
-from epp.lab.compare.stats import percentile
+from epp_lab.bench.client import Proxy
+from epp_lab.bench.figures import Figures, settings
+from epp_lab.bench.processes import cpu_s, picker, pool_of
+from epp_lab.bench.recorded import Mode, bodies, conversation
+from epp_lab.compare.stats import percentile
 from tests.kit.browser import Chromium
 
 if TYPE_CHECKING:
-    from epp.lab.bench.processes import Server
+    from epp_lab.bench.processes import Server
 
 #: Decisions a second while CPU is measured, and how long each of open and closed.
 RATE_PER_S, OPEN_S = 100, 10.0

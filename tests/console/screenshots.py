@@ -14,11 +14,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from epp.lab.demo.command import fleet
-from epp.lab.demo.example import example_parser, run_example
-from epp.lab.workloads.art_chat import DEMO, generate
 from epp.ops.top import drawn, pictures
 from epp.server.files import replace_file
+from epp_lab.demo.command import fleet
+from epp_lab.demo.example import example_parser, run_example
+from epp_lab.workloads.art_chat import DEMO, generate
 from tests.kit.browser import Chromium
 
 #: The load lasts longer than the pictures take; pins come one by one, so that weights have a history.

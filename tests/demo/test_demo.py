@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.cli import main
-from epp.lab.demo import command
-from epp.lab.demo.example import exit_status, output
+from epp_lab.demo import command
+from epp_lab.demo.example import exit_status, output
 
 if TYPE_CHECKING:
     import pytest

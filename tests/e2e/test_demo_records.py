@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from epp.lab.compare.load import LoadOptions, RequestResult, run_load
-from epp.lab.demo.command import both, fleet, pair
-from epp.lab.demo.stack import LAST_REPORTS_S, MODEL
-from epp.lab.workloads.art_chat import DEMO, generate
+from epp_lab.compare.load import LoadOptions, RequestResult, run_load
+from epp_lab.demo.command import both, fleet, pair
+from epp_lab.demo.stack import LAST_REPORTS_S, MODEL
+from epp_lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
-    from epp.lab.demo.command import Pair
+    from epp_lab.demo.command import Pair
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

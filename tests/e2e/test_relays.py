@@ -13,8 +13,8 @@ import pytest_asyncio
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings
-from epp.lab.sim.http import SimReplica
 from epp.records.schema import join
+from epp_lab.sim.http import SimReplica
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import CONFIG, PickerProcess
 from tests.kit.records import recorded

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from epp.lab.compare.text import prompt_text
-from epp.lab.workloads.registry import WORKLOADS
+from epp_lab.compare.text import prompt_text
+from epp_lab.workloads.registry import WORKLOADS
 from tests.kit.vllm import MODEL, Vllm, environment, write_model
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import yaml
 from epp.envoy.child import Child
 from epp.envoy.process import find_envoy
 from epp.envoy.settings import EnvoySettings
-from epp.lab.sim.http import SimReplica
+from epp_lab.sim.http import SimReplica
 from tests.gateways import shapes
 from tests.gateways.rig import DESTINATION
 from tests.kit.kubefollow import kubeconfig

@@ -13,13 +13,13 @@ import numpy as np
 from epp.apis.usage import Usage
 from epp.config.schema import Config
 from epp.config.strict import convert
-from epp.learn.reward_model.loop import Loop, Setup
-from epp.learn.reward_model.samples import Choice, Logged, Sample
-from epp.learn.reward_model.settings import LearnerSettings
-from epp.learn.sidecar.process import ModelPaths, process_lock
 from epp.records.files import file_name
 from epp.records.model_files import parse_reward_model
 from epp.schedule.decision import Outcome, outcome_record, to_record
+from epp_lab.reward_model.loop import Loop, Setup
+from epp_lab.reward_model.samples import Choice, Logged, Sample
+from epp_lab.reward_model.settings import LearnerSettings
+from epp_lab.sidecar.process import ModelPaths, process_lock
 from tests.kit.clock import ManualClock
 from tests.kit.records import WALL_S, ask_of, picker_of
 from tests.kit.tunework import FakeFiles

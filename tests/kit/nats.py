@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import EppError
-from epp.lab.demo.nats import Nats
+from epp_lab.demo.nats import Nats
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
-from epp.lab.sim.http import SimReplica
+from epp_lab.sim.http import SimReplica
 from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, MODEL, RESPONSES, chat_body, metric, quick_config
 from tests.kit.transports import CHOSEN
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from epp.lab.sim.http import SimConfig
+    from epp_lab.sim.http import SimConfig
 
 #: Probes and scrapes quick enough that a test need not wait for them; their time limit is that of a busy machine, on
 #: which replicas that share the test's event loop may answer late.

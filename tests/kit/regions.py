@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from epp.lab.demo.nats import Nats
-    from epp.lab.sim.http import SimConfig
+    from epp_lab.demo.nats import Nats
+    from epp_lab.sim.http import SimConfig
 
 #: A request with it has to be answered in the region that it names.
 BOUND = "x-bound-to"

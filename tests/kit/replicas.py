@@ -8,8 +8,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.http import SimConfig, SimReplica
+from epp_lab.sim.engine_class import L40S_X2
+from epp_lab.sim.http import SimConfig, SimReplica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epp.config.schema import Config, Pool
-from epp.lab.compare.trace import TraceRequest
-from epp.lab.sim.engine_class import EngineClass
-from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
+from epp_lab.compare.trace import TraceRequest
+from epp_lab.sim.engine_class import EngineClass
+from epp_lab.sim.network import NetworkPath
+from epp_lab.sim.scenario import Event, FleetSpec, ReplicaSpec, WindowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

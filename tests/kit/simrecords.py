@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from epp.apis.usage import Usage
-from epp.lab.sim.fleet import FleetSim
-from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
 from epp.records.files import file_name
 from epp.schedule.decision import Outcome, outcome_record, to_record
+from epp_lab.sim.fleet import FleetSim
+from epp_lab.sim.scenario import WindowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.results import SimResult
-    from epp.lab.sim.scenario import FleetSpec
     from epp.schedule.decision import Decision
+    from epp_lab.compare.trace import TraceRequest
+    from epp_lab.sim.results import SimResult
+    from epp_lab.sim.scenario import FleetSpec
 
 _HASHER = BlockHasher(b"the secret of the tests")
 

@@ -19,11 +19,6 @@ from epp.config.bounds import tuner_bounds
 from epp.config.schema import Config
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
-from epp.learn.sidecar.process import Files, WeightsPaths, process_lock
-from epp.learn.tuner.settings import Evidence, Goal, Stages, TunerSettings
-from epp.learn.tuner.setup import Setup
-from epp.learn.tuner.state import Rules
-from epp.learn.tuner.tuner import Found, Tuner
 from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
@@ -33,6 +28,11 @@ from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
+from epp_lab.sidecar.process import Files, WeightsPaths, process_lock
+from epp_lab.tuner.settings import Evidence, Goal, Stages, TunerSettings
+from epp_lab.tuner.setup import Setup
+from epp_lab.tuner.state import Rules
+from epp_lab.tuner.tuner import Found, Tuner
 from tests.kit.clock import ManualClock
 from tests.kit.requests import asked, measured
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from epp.learn.tuner.state import State
+    from epp_lab.tuner.state import State
 
 START_WALL_S = 1_700_000_000.0
 REQUESTS_PER_S = 5

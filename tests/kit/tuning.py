@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from epp.config.plan import Plan, assign
-from epp.learn.tuner.machine import resume, settle, start, step
-from epp.learn.tuner.samples import Sample, read_stamp
-from epp.learn.tuner.settings import Evidence, Stages, TunerSettings
-from epp.learn.tuner.state import (
+from epp_lab.tuner.machine import resume, settle, start, step
+from epp_lab.tuner.samples import Sample, read_stamp
+from epp_lab.tuner.settings import Evidence, Stages, TunerSettings
+from epp_lab.tuner.state import (
     Event,
     Note,
     NothingBetter,
@@ -28,7 +28,7 @@ from epp.learn.tuner.state import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epp.learn.tuner.state import Action
+    from epp_lab.tuner.state import Action
 
 START_WALL_S = 1_700_000_000.0
 BOUNDS = {"a": (0.1, 10.0), "b": (0.1, 10.0)}

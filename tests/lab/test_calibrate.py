@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.calibrate.fit import Measured, fit, least_squares, probes
-from epp.lab.compare.fleets import fleet_named
-from epp.lab.compare.results import encode
-from epp.lab.experiment import main
-from epp.lab.experiments import calibration
-from epp.lab.sim.engine_class import A30, ENGINE_CLASSES, L40S_X2, V100, EngineClass
-from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.run import run_window
-from epp.lab.sim.scenario import FleetSpec, ReplicaSpec
-from epp.lab.workloads.registry import WORKLOADS
+from epp_lab.calibrate.fit import Measured, fit, least_squares, probes
+from epp_lab.compare.fleets import fleet_named
+from epp_lab.compare.results import encode
+from epp_lab.experiment import main
+from epp_lab.experiments import calibration
+from epp_lab.sim.engine_class import A30, ENGINE_CLASSES, L40S_X2, V100, EngineClass
+from epp_lab.sim.network import NetworkPath
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import FleetSpec, ReplicaSpec
+from epp_lab.workloads.registry import WORKLOADS
 from tests.kit.llama_cpp import running_llama_cpp
 from tests.kit.records import command
 from tests.kit.replicas import QUICK, quick_config, replicas_in_thread

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from epp.cli import main as cli
-from epp.lab.experiment import Experiment, execute, find, interval, main, names, table
+from epp_lab.experiment import Experiment, execute, find, interval, main, names, table
 
 if TYPE_CHECKING:
     from pathlib import Path

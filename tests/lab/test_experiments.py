@@ -11,14 +11,14 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from epp.lab import conditions
-from epp.lab.compare.learned import LEARNERS
-from epp.lab.experiment import Experiment, Run, execute
-from epp.lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, policies, wan
-from epp.lab.workloads.mooncake_chat import MooncakeChat
-from epp.lab.workloads.tool_agent import ToolAgent
-from epp.learn.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
-from epp.learn.tuner.settings import Stages, TunerSettings
+from epp_lab import conditions
+from epp_lab.compare.learned import LEARNERS
+from epp_lab.experiment import Experiment, Run, execute
+from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, policies, wan
+from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
+from epp_lab.tuner.settings import Stages, TunerSettings
+from epp_lab.workloads.mooncake_chat import MooncakeChat
+from epp_lab.workloads.tool_agent import ToolAgent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ QUICK = LearnerSettings(
 
 
 def experiment(name: str) -> Experiment:
-    found: Experiment = import_module(f"epp.lab.experiments.{name.replace('-', '_')}").EXPERIMENT
+    found: Experiment = import_module(f"epp_lab.experiments.{name.replace('-', '_')}").EXPERIMENT
     return found
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from epp.errors import EppError
-from epp.lab.compare.simulate import completed
-from epp.lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, right_answers
-from epp.lab.sim.retry import Asked, Question, RetrySim
-from epp.lab.sim.scenario import WindowOptions
 from epp.policies.registry import create
 from epp.types import Cell, Chances
+from epp_lab.compare.simulate import completed
+from epp_lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, right_answers
+from epp_lab.sim.retry import Asked, Question, RetrySim
+from epp_lab.sim.scenario import WindowOptions
 
 
 def test_answers_are_right_as_often_as_drawn_and_hard_questions_are_hard_for_all() -> None:

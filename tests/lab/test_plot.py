@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from xml.etree import ElementTree as ET
 
-from epp.lab.plot import Panel, figure
+from epp_lab.plot import Panel, figure
 
 
 def test_points_lie_on_their_axes_and_what_is_not_finite_is_left_out() -> None:

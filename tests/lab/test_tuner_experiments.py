@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import Plan, Split, Switchback
-from epp.lab import tuner_life
-from epp.lab.compare.hillclimb import EsPaper, hillclimb
-from epp.lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
-from epp.lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, OPEN, Life, Stretch, defaults_of, rules_of
-from epp.learn.tuner import machine
-from epp.learn.tuner.settings import Stages, TunerSettings
-from epp.learn.tuner.state import NothingBetter, Proposed
+from epp_lab import tuner_life
+from epp_lab.compare.hillclimb import EsPaper, hillclimb
+from epp_lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
+from epp_lab.tuner import machine
+from epp_lab.tuner.settings import Stages, TunerSettings
+from epp_lab.tuner.state import NothingBetter, Proposed
+from epp_lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, OPEN, Life, Stretch, defaults_of, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.lab.compare.trace import TraceRequest
-    from epp.learn.tuner.samples import Sample
-    from epp.learn.tuner.state import State
+    from epp_lab.compare.trace import TraceRequest
+    from epp_lab.tuner.samples import Sample
+    from epp_lab.tuner.state import State
 
 POLICY = "gorgo-ms"
 OTHER = {"prefill_weight": 1.0}

@@ -14,8 +14,8 @@ import pytest
 from epp.envoy.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
-from epp.lab.sim.http import SimReplica
 from epp.types import Endpoint
+from epp_lab.sim.http import SimReplica
 from tests.kit import kubeobjects as objects
 from tests.kit.envoy import require_envoy
 from tests.kit.kubefollow import kubeconfig

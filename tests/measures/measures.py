@@ -27,8 +27,8 @@ from statistics import median_high
 
 from grimp import build_graph
 
-from epp.lab.experiment import execute
-from epp.lab.origin import current_commit
+from epp_lab.experiment import execute
+from epp_lab.origin import current_commit
 from tests.measures.mutants import EXPERIMENT as MUTANTS
 from tests.measures.request_path import request_path
 

@@ -16,7 +16,7 @@ import tempfile
 import tokenize
 from pathlib import Path
 
-from epp.lab.experiment import Experiment
+from epp_lab.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("policies", "schedule", "extproc", "prefix_cache", "signals")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epp.lab.bench.rig import HEADERS, rig
 from epp.pb.ext_proc_pb2 import ProcessingRequest
 from epp.pb.processing_mode_pb2 import ProcessingMode
+from epp_lab.bench.rig import HEADERS, rig
 
 if TYPE_CHECKING:
     from types import FrameType

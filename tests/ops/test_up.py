@@ -23,10 +23,10 @@ from epp.config.schema import Scrape
 from epp.envoy.child import Child
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp.lab.sim.http import SimReplica
 from epp.ops.doctor.context import Page
 from epp.ops.up.command import Kept, Line, claim_port, own_folder
 from epp.ops.up.engines import Look, look, spec_of
+from epp_lab.sim.http import SimReplica
 from tests.kit.envoy import require_envoy
 from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, chat_body, quick_config, running_fleet

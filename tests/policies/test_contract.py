@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.policies.base import Policy
 from epp.policies.contract import breaches
 from epp.policies.lodestar import Lodestar
 from epp.policies.registry import POLICIES, create
+from epp_lab.baselines.lodestar_paper import LodestarPaper
 from tests.kit.reward_models import linear_model
 
 if TYPE_CHECKING:

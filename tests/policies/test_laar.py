@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epp.lab.baselines.laar_paper import LaarPaper
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.laar import Laar
 from epp.types import Cell, Chances, Endpoint, length_bucket
+from epp_lab.baselines.laar_paper import LaarPaper
 from tests.kit.fleets import fleet_view, plausible_fleets, request
 from tests.kit.records import ask_of, picker_of
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from epp.lab.baselines.lodestar_paper import LodestarPaper
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create, params_of
 from epp.policies.session_affinity import session_places
+from epp_lab.baselines.lodestar_paper import LodestarPaper
 from tests.kit.fleets import (
     fleet_view,
     fleets,

@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from epp.lab.baselines.dynamo import Dynamo
-from epp.lab.baselines.session_affinity_hash256 import SessionAffinityHash256
 from epp.policies.balancing import LeastLoad, LeastRequest
 from epp.policies.prefix_cache import PrefixCache
 from epp.policies.session_affinity import PrefixHash, SessionAffinity, SessionAffinityBounded
+from epp_lab.baselines.dynamo import Dynamo
+from epp_lab.baselines.session_affinity_hash256 import SessionAffinityHash256
 from tests.kit.arrivals import burst
 from tests.kit.fleets import fleet_view, permuted, request
 

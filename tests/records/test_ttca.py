@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from epp.apis.types import ParsedRequest
-from epp.learn.capability.results import read_rows
 from epp.records.files import read_records
 from epp.records.ttca import asked_questions
 from epp.records.verdicts import Verdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.tokens.estimate import EstimateCounter
 from epp.types import Endpoint
+from epp_lab.capability.results import read_rows
 from tests.kit.records import HASHER, WALL_S, command, decided, picker_of, recorder_to
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.experiments import sketch as experiment
 from epp.regions.sketch import CELLS, CONTENT_BYTES, MOST_ENTRIES, STRIDE, Sketch
+from epp_lab.experiments import sketch as experiment
 
 if TYPE_CHECKING:
     import pytest

@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from epp.lab.compare.learned import Learning, run_learned
-from epp.lab.sim.scenario import parse_fleet
-from epp.lab.workloads.tool_agent import ToolAgent, generate
-from epp.learn.reward_model.guard import GuardState, look_at_the_clock, rests, take
-from epp.learn.reward_model.loop import status_lines
-from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.samples import Choice, Logged, Sample
-from epp.learn.reward_model.settings import DataKeys, Guard, LearnerSettings, Network
-from epp.learn.tuner.settings import Stages, TunerSettings
 from epp.policies.lodestar import Lodestar
+from epp_lab.compare.learned import Learning, run_learned
+from epp_lab.reward_model.guard import GuardState, look_at_the_clock, rests, take
+from epp_lab.reward_model.loop import status_lines
+from epp_lab.reward_model.rounds import Learner
+from epp_lab.reward_model.samples import Choice, Logged, Sample
+from epp_lab.reward_model.settings import DataKeys, Guard, LearnerSettings, Network
+from epp_lab.sim.scenario import parse_fleet
+from epp_lab.tuner.settings import Stages, TunerSettings
+from epp_lab.workloads.tool_agent import ToolAgent, generate
 from tests.kit.learning import LearnWorld, quick_settings, settings_of
 from tests.kit.reward_models import linear_model
 

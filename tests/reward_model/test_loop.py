@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import EppError
-from epp.learn.reward_model.loop import STATUS_S, Loop, decode, encode, learner_of
-from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
-from epp.learn.tuner.state import State
 from epp.records.model_files import parse_reward_model, version_path
+from epp_lab.reward_model.loop import STATUS_S, Loop, decode, encode, learner_of
+from epp_lab.reward_model.rounds import Learner
+from epp_lab.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
+from epp_lab.tuner.state import State
 from tests.kit.clock import ManualClock
 from tests.kit.learning import LearnWorld, Traffic, settings_of
 from tests.kit.reward_models import linear_model
@@ -148,7 +148,7 @@ def test_it_begins_with_what_is_on_file(tmp_path: Path) -> None:
 def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.learn.reward_model.loop.KEPT_VERSIONS", 2)
+    monkeypatch.setattr("epp_lab.reward_model.loop.KEPT_VERSIONS", 2)
     world = LearnWorld(tmp_path / "w")
     loop = world.start()
     world.run(240)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.reward_model.fitting import farthest_first
-from epp.learn.reward_model.gate import estimate
-from epp.learn.reward_model.network import Mlp, residuals
+from epp_lab.reward_model.fitting import farthest_first
+from epp_lab.reward_model.gate import estimate
+from epp_lab.reward_model.network import Mlp, residuals
 
 RANDOM = np.random.default_rng(0)
 

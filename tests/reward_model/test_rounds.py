@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from epp.learn.reward_model.fitting import fit, stack
-from epp.learn.reward_model.gate import greedy, judge
-from epp.learn.reward_model.rounds import Learner
-from epp.learn.reward_model.samples import Choice, Logged, Sample
+from epp_lab.reward_model.fitting import fit, stack
+from epp_lab.reward_model.gate import greedy, judge
+from epp_lab.reward_model.rounds import Learner
+from epp_lab.reward_model.samples import Choice, Logged, Sample
 from tests.kit.learning import SPEED, Traffic, settings_of, ttft_of
 from tests.kit.reward_models import linear_model
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from epp.learn.reward_model.fitting import targets_of
-from epp.learn.reward_model.samples import LogFeed, log_of
 from epp.policies.reward_model import DEFAULT_FEATURES, inputs
 from epp.schedule.decision import outcome_record, to_record
+from epp_lab.reward_model.fitting import targets_of
+from epp_lab.reward_model.samples import LogFeed, log_of
 from tests.kit.learning import Recorded
 
 if TYPE_CHECKING:

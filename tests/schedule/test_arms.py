@@ -9,10 +9,10 @@ import pytest
 
 from epp.config.plan import Plan, Split, Switchback, render_plan
 from epp.errors import ConfigError
-from epp.learn.tuner.samples import read_stamp
 from epp.policies.gorgo import Gorgo
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
+from epp_lab.tuner.samples import read_stamp
 from tests.kit.records import picker_of
 from tests.kit.requests import asked, measured
 

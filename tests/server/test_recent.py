@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.lab.bench.rig import request, rig
 from epp.server.recent import RecentDecisions
+from epp_lab.bench.rig import request, rig
 from tests.kit.requests import Decided, decide
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from epp.lab.sim.engine import Engine
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
+from epp_lab.sim.engine import Engine
+from epp_lab.sim.engine_class import L40S_X2
+from epp_lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from tests.kit import simfleet
 
 #: With a KV cache that a few jobs fill.

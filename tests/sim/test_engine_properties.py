@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epp.lab.sim.engine import Engine
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
+from epp_lab.sim.engine import Engine
+from epp_lab.sim.engine_class import L40S_X2
+from epp_lab.sim.job import EngineEvent, Finished, FirstToken, Job
 
 BLOCK_TOKENS = 8
 # So small that queues, evictions and preemptions are the rule.

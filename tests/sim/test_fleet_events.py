@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.schema import Config, Pool
-from epp.lab.sim.run import run_window
-from epp.lab.sim.scenario import Event, FleetSpec, Happening
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import Event, FleetSpec, Happening
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
-    from epp.lab.sim.results import SimResult
+    from epp_lab.sim.results import SimResult
 
 
 def run(fleet: FleetSpec, policy: str = "round-robin", **changes: object) -> tuple[SimResult, ...]:

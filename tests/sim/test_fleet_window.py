@@ -14,25 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
-from epp.lab.compare.fleets import FLEETS
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.fleet import FleetSim
-from epp.lab.sim.oracle import ORACLES
-from epp.lab.sim.run import run_window
-from epp.lab.sim.scenario import (
+from epp.policies.base import Policy
+from epp.policies.registry import POLICIES, create
+from epp.prefix_cache.index import PrefixIndex
+from epp.types import Ranking
+from epp_lab.compare.fleets import FLEETS
+from epp_lab.sim.engine_class import L40S_X2
+from epp_lab.sim.fleet import FleetSim
+from epp_lab.sim.oracle import ORACLES
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import (
     Event,
     FleetSpec,
     Happening,
     WindowOptions,
     regional_fleet,
 )
-from epp.lab.workloads.art_chat import DEMO, generate
-from epp.lab.workloads.tool_agent import ToolAgent
-from epp.lab.workloads.tool_agent import generate as generate_calls
-from epp.policies.base import Policy
-from epp.policies.registry import POLICIES, create
-from epp.prefix_cache.index import PrefixIndex
-from epp.types import Ranking
+from epp_lab.workloads.art_chat import DEMO, generate
+from epp_lab.workloads.tool_agent import ToolAgent
+from epp_lab.workloads.tool_agent import generate as generate_calls
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:

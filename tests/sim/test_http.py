@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.apis.registry import PARSERS
 from epp.apis.usage import AnswerWatch
 from epp.errors import ConfigError
-from epp.lab.sim import api
-from epp.lab.sim.http import SimReplica
-from epp.lab.sim.serve import add_arguments, replica_configs
+from epp_lab.sim import api
+from epp_lab.sim.http import SimReplica
+from epp_lab.sim.serve import add_arguments, replica_configs
 from tests.kit.apis import APIS, Api, cached_tokens
 from tests.kit.replicas import (
     CHAT,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.lab.sim.kv_cache import KvCache
+from epp_lab.sim.kv_cache import KvCache
 
 
 def test_the_least_recently_used_path_goes_first_and_its_leaf_before_its_root() -> None:

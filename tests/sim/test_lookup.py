@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from epp.apis.registry import PARSERS
-from epp.lab.sim.api import parse
-from epp.lab.sim.lookup import Lookup
-from epp.learn.capability.questions import question
+from epp_lab.capability.questions import question
+from epp_lab.sim.api import parse
+from epp_lab.sim.lookup import Lookup
 
 if TYPE_CHECKING:
-    from epp.lab.sim.api import SimRequest
+    from epp_lab.sim.api import SimRequest
 
 from epp.apis.language import language_of
 from epp.types import Cell

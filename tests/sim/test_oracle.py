@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.lab.sim.engine_class import L40S_X2
-from epp.lab.sim.fleet import FleetSim
-from epp.lab.sim.oracle import GreedyOracleTotal
-from epp.lab.sim.run import run_window
-from epp.lab.sim.scenario import Event, FleetSpec, Happening, regional_fleet
-from epp.lab.workloads.art_chat import DEMO, generate
 from epp.policies.base import Policy
 from epp.policies.registry import create
+from epp_lab.sim.engine_class import L40S_X2
+from epp_lab.sim.fleet import FleetSim
+from epp_lab.sim.oracle import GreedyOracleTotal
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import Event, FleetSpec, Happening, regional_fleet
+from epp_lab.workloads.art_chat import DEMO, generate
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.lab.compare.trace import TraceRequest
-    from epp.lab.sim.fleet import Forecast, Truth
     from epp.types import Ranking, RequestInfo, Snapshot
+    from epp_lab.compare.trace import TraceRequest
+    from epp_lab.sim.fleet import Forecast, Truth
 
 LOSSY = FleetSpec(tuple(replace(r, lost_hit_share=0.3) for r in regional_fleet(L40S_X2).replicas))
 

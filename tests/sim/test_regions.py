@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import EppError
-from epp.lab.sim.network import NetworkPath
-from epp.lab.sim.regions import UNREACHABLE_MS, RegionSim, origins_of
-from epp.lab.sim.run import policy_named, run_window
-from epp.lab.sim.scenario import Event, FleetSpec, Happening, PickerOptions, Regions, ReplicaSpec
 from epp.regions.remote import STALE_S
+from epp_lab.sim.network import NetworkPath
+from epp_lab.sim.regions import UNREACHABLE_MS, RegionSim, origins_of
+from epp_lab.sim.run import policy_named, run_window
+from epp_lab.sim.scenario import Event, FleetSpec, Happening, PickerOptions, Regions, ReplicaSpec
 from tests.kit.simfleet import PLAIN, options, request
 
 if TYPE_CHECKING:
-    from epp.lab.sim.results import WindowResult
     from epp.schedule.decision import Outcome
+    from epp_lab.sim.results import WindowResult
 
 WIDE = Regions({"a": {"b": 100.0, "c": 200.0}, "b": {"c": 300.0}})
 #: Slow enough that five requests a second are too many for one.

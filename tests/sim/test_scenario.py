@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.lab.compare.trace import TraceRequest
-from epp.lab.sim.engine_class import H100, L40S_X2
-from epp.lab.sim.loop import Loop, Rank
-from epp.lab.sim.network import Connection, Connections, NetworkPath
-from epp.lab.sim.prompts import Prompts
-from epp.lab.sim.scenario import parse_fleet
-from epp.lab.workloads.art_chat import DEMO, generate
+from epp_lab.compare.trace import TraceRequest
+from epp_lab.sim.engine_class import H100, L40S_X2
+from epp_lab.sim.loop import Loop, Rank
+from epp_lab.sim.network import Connection, Connections, NetworkPath
+from epp_lab.sim.prompts import Prompts
+from epp_lab.sim.scenario import parse_fleet
+from epp_lab.workloads.art_chat import DEMO, generate
 from tests.kit.simfleet import request
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.sim.engine import Engine
-from epp.lab.sim.engine_class import ENGINE_CLASSES, EngineClass
-from epp.lab.sim.job import EngineEvent, Finished, FirstToken, Job
+from epp_lab.sim.engine import Engine
+from epp_lab.sim.engine_class import ENGINE_CLASSES, EngineClass
+from epp_lab.sim.job import EngineEvent, Finished, FirstToken, Job
 from tests.kit.simfleet import PLAIN
 
 MIXED = replace(PLAIN, mixed=True, chunk_tokens=50)

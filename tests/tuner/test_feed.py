@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.learn.sidecar.feed import State
-from epp.learn.tuner.samples import SampleFeed
 from epp.records.files import file_name
 from epp.schedule.decision import outcome_record, to_record
+from epp_lab.sidecar.feed import State
+from epp_lab.tuner.samples import SampleFeed
 from tests.kit.clock import ManualClock
 from tests.kit.records import WALL_S, decided, outcome_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from epp.learn.tuner.samples import Sample
+    from epp_lab.tuner.samples import Sample
 
 LATER_S = WALL_S + 10_000.0
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from epp.cli import main
 from epp.config.plan import parse_plan
-from epp.learn.sidecar.process import LockHeldError, holder_of, process_lock
-from epp.learn.tuner.state import OperatorRequest
-from epp.learn.tuner.tuner import ask
-from epp.learn.tuner.verdict import PASS, Verdict
 from epp.policies.registry import create
+from epp_lab.sidecar.process import LockHeldError, holder_of, process_lock
+from epp_lab.tuner.state import OperatorRequest
+from epp_lab.tuner.tuner import ask
+from epp_lab.tuner.verdict import PASS, Verdict
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_pr
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("epp.learn.sidecar.process.Files.replace", read_only)
+    monkeypatch.setattr("epp_lab.sidecar.process.Files.replace", read_only)
     config = configured(tmp_path)
     assert epp("weights", "pin", "queue_weight=0.7", "--config", config, "--namespace", "ai") == 3
     said = capsys.readouterr().out
@@ -231,9 +231,7 @@ def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
     world.until("switchback")
     world.run(30)
     world.die()  # with blocks of which some requests have been read
-    monkeypatch.setattr(
-        "epp.learn.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast")
-    )
+    monkeypatch.setattr("epp_lab.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast"))
     assert epp("tune", "freeze", "--reason", "it does harm", "--config", config) == 0
     assert "done, no tuner is running: frozen: by request: it does harm\n" in capsys.readouterr().out
     world.start()
@@ -276,7 +274,7 @@ def test_a_memory_that_is_damaged_is_not_begun_anew(
 _HOLD = """
 import sys
 from pathlib import Path
-from epp.learn.sidecar.process import process_lock
+from epp_lab.sidecar.process import process_lock
 with process_lock(Path(sys.argv[1]), "tuner"):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epp.learn.tuner.machine import step
-from epp.learn.tuner.state import Observed, State
+from epp_lab.tuner.machine import step
+from epp_lab.tuner.state import Observed, State
 from tests.kit.tuning import NEW, Deployment, Effect, again, quick, when_new
 
 

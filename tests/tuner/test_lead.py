@@ -11,11 +11,11 @@ import pytest
 from epp.config.schema import Config
 from epp.config.strict import convert
 from epp.errors import EppError
-from epp.learn.sidecar.process import Turn, lead_of, require_lead
-from epp.learn.tuner.machine import step
-from epp.learn.tuner.state import Observed
-from epp.learn.tuner.trials import _SKEW_PAUSE_S
 from epp.server.lead import LeadFile, _portable, lead_path
+from epp_lab.sidecar.process import Turn, lead_of, require_lead
+from epp_lab.tuner.machine import step
+from epp_lab.tuner.state import Observed
+from epp_lab.tuner.trials import _SKEW_PAUSE_S
 from tests.kit.tunework import GOOD, World
 from tests.kit.tuning import NEW, Deployment, Effect, when_new
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from epp.config.plan import Split, Switchback, parse_plan, render_plan
-from epp.learn.tuner.settings import Goal, TunerSettings
-from epp.learn.tuner.state import Asked, OperatorRequest, Pinned, Rules
+from epp_lab.tuner.settings import Goal, TunerSettings
+from epp_lab.tuner.state import Asked, OperatorRequest, Pinned, Rules
 from tests.kit.tuning import BOUNDS, INCUMBENT, NEW, Deployment, Effect, quick, when_new
 
 

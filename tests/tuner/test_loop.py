@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from epp.config.plan import parse_plan
-from epp.learn.tuner.status import status_lines
-from epp.learn.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
+from epp_lab.tuner.status import status_lines
+from epp_lab.tuner.tuner import MAX_RETRY_S, RETRY_S, Found
 from tests.kit.tunework import GOOD, QUICK, STARTING, World
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_a_trial_outlives_its_lease_only_while_the_tuner_lives(world: World) -> 
 def test_what_was_served_while_no_tuner_ran_is_in_its_blocks(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr("epp.learn.sidecar.feed.MAX_BATCH", batch)
+    monkeypatch.setattr("epp_lab.sidecar.feed.MAX_BATCH", batch)
     alive = world.again(tmp_path / "alive")
     assert alive.tuner is not None
     for one in (alive, world):

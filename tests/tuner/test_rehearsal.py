@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.lab.compare.compare import Comparison
-from epp.lab.compare.stats import percentile
-from epp.lab.sim.scenario import WindowOptions, parse_fleet
-from epp.lab.workloads.art_chat import DEMO, generate
-from epp.learn.tuner import machine
-from epp.learn.tuner.calibrate import CalibrationError, calibrate, newest_records
-from epp.learn.tuner.offline import ChildRehearsal, task_of
-from epp.learn.tuner.rehearse import WARMUP_SHARE, Stage, windows, worth_a_trial
-from epp.learn.tuner.search import Measured, Search
-from epp.learn.tuner.settings import Goal
-from epp.learn.tuner.setup import read_setup
+from epp_lab.compare.compare import Comparison
+from epp_lab.compare.stats import percentile
+from epp_lab.sim.scenario import WindowOptions, parse_fleet
+from epp_lab.tuner import machine
+from epp_lab.tuner.calibrate import CalibrationError, calibrate, newest_records
+from epp_lab.tuner.offline import ChildRehearsal, task_of
+from epp_lab.tuner.rehearse import WARMUP_SHARE, Stage, windows, worth_a_trial
+from epp_lab.tuner.search import Measured, Search
+from epp_lab.tuner.settings import Goal
+from epp_lab.tuner.setup import read_setup
+from epp_lab.workloads.art_chat import DEMO, generate
 from tests.kit.simrecords import record_simulation
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epp.learn.tuner.samples import Stamp, sample_of
+from epp_lab.tuner.samples import Stamp, sample_of
 
 START = 1_700_000_000.0
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.learn.tuner.tally import count, quantile
-from epp.learn.tuner.verdict import Bets, promotion_level
+from epp_lab.tuner.tally import count, quantile
+from epp_lab.tuner.verdict import Bets, promotion_level
 
 ALPHA = 0.05
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from epp.config.plan import Split, Switchback
-from epp.learn.tuner.samples import Sample, Stamp
-from epp.learn.tuner.settings import Drift, Goal, TunerSettings
-from epp.learn.tuner.state import Features
-from epp.learn.tuner.tally import Record, Tally, Thresholds, Unit, add, close, enter, joined
-from epp.learn.tuner.trials import drifted
-from epp.learn.tuner.verdict import (
+from epp_lab.tuner.samples import Sample, Stamp
+from epp_lab.tuner.settings import Drift, Goal, TunerSettings
+from epp_lab.tuner.state import Features
+from epp_lab.tuner.tally import Record, Tally, Thresholds, Unit, add, close, enter, joined
+from epp_lab.tuner.trials import drifted
+from epp_lab.tuner.verdict import (
     END,
     GO_ON,
     PASS,

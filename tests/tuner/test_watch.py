@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import parse_plan, render_plan
-from epp.learn.sidecar.process import WeightsPaths
-from epp.learn.tuner import watch
-from epp.learn.tuner.samples import Sample, Stamp
-from epp.learn.tuner.settings import TunerSettings
-from epp.learn.tuner.status import status_lines
+from epp_lab.sidecar.process import WeightsPaths
+from epp_lab.tuner import watch
+from epp_lab.tuner.samples import Sample, Stamp
+from epp_lab.tuner.settings import TunerSettings
+from epp_lab.tuner.status import status_lines
 from tests.kit.tuning import BOUNDS, NEW, Deployment, Effect, quick
 
 if TYPE_CHECKING:

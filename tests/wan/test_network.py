@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.lab.wan.delay import Shape
-from epp.lab.wan.network import HUB, Network, remove_stale, why_not
+from epp_lab.wan.delay import Shape
+from epp_lab.wan.network import HUB, Network, remove_stale, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -173,7 +173,7 @@ def test_nothing_is_left_behind() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     require_network()
     script = (
-        "from epp.lab.wan.network import Network\nfrom epp.lab.wan.delay import Shape\n"
+        "from epp_lab.wan.network import Network\nfrom epp_lab.wan.delay import Shape\n"
         "with Network({'one': Shape()}):\n    print('made', flush=True)\n    input()\n"
     )
     child = subprocess.Popen(

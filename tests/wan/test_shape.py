@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.lab.wan.delay import Line, Shape
+from epp_lab.wan.delay import Line, Shape
 
 
 def test_packets_come_after_the_delay_and_not_before() -> None:

@@ -1,1 +1,0 @@
-"""Compare, simulate and experiment; never imported by what serves."""

@@ -1,1 +1,0 @@
-"""Sidecars that learn from records: weights, reward models, capabilities."""

@@ -1,0 +1,1 @@
+"""Learn, compare, simulate and experiment; never imported by what serves."""

@@ -1,0 +1,222 @@
+"""The report of a comparison: tables and sentences, for a terminal and as a page.
+
+A sentence says what an interval allows and no more. `epp_lab.compare.results` describes what comes in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from epp_lab.compare.compare import share_text
+from epp_lab.compare.measure import CURVE_POINTS, METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
+from epp_lab.compare.stats import ENOUGH_UNITS
+from epp_lab.page import html, page
+from epp_lab.plot import Panel, figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from epp_lab.compare.learned import Lesson
+
+    Values = Mapping[str, Any]
+
+#: Columns of what is no terminal: tables are wide.
+PLAIN_WIDTH = 180
+#: Policies in a chart, as many as there are colors, and the percentiles that are drawn: every fifth.
+_CHARTED, _CHARTED_STEP = 7, 5
+_NOTES = (
+    f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
+    f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
+)
+_YARDSTICKS = "(yardstick): sees the engines' true state"
+_GATEWAYS = "gateways were driven one after the other"
+_DECIDED_BY = {"model": "by the model", "explored": "at random", "out-of-distribution": "by the fallback"}
+
+
+# ---- tables ---------------------------------------------------------------------------------------------
+
+
+def tables(document: Values) -> list[RenderableType]:
+    """Lay out a document, load by load."""
+    parts: list[RenderableType] = []
+    for cell in document["cells"]:
+        notes = Text(_NOTES + (_YARDSTICKS if document["fleet"] else _GATEWAYS))
+        parts += [_figures(cell, len(document["seeds"])), notes, _comparisons(cell, document["candidate"])]
+        parts += [_tuned(cell["tuning"])] if cell["tuning"] else []
+        parts += [Text(f"- {sentence}") for sentence in cell["conclusion"]]
+    return parts
+
+
+def report_page(document: Values) -> str:
+    """Write a document as a page of its own: of each load a chart, tables and what is concluded."""
+    parts = []
+    for cell in document["cells"]:
+        by_e2e = sorted(cell["policies"], key=lambda policy: policy["e2e_ms"]["p95"])
+        shown = sorted(by_e2e, key=lambda policy: policy["role"] != "candidate")[:_CHARTED]
+        curves = {each["name"]: (each["ttft_curve_ms"], each["e2e_curve_ms"]) for each in shown}
+        parts.append(
+            latency_figure(f"{cell['name']}: {document['candidate']}, and the lowest E2E p95", curves)
+        )
+        parts += map(html, tables({**document, "cells": [cell]}))
+    return page(f"{document['candidate']} compared", document["made"], *parts)
+
+
+def latency_figure(title: str, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    """Draw how TTFT and E2E are spread.
+
+    Args:
+        title: above it.
+        curves: of each policy the percentiles of `CURVE_POINTS` of its TTFT and E2E, in ms.
+    """
+    panels = []
+    for at, metric in enumerate(("TTFT", "E2E")):
+        series = {
+            name: [(ms, q) for ms, q in zip(both[at], CURVE_POINTS, strict=False) if q % _CHARTED_STEP == 0]
+            for name, both in curves.items()
+        }
+        panels.append(Panel(metric, "ms", "percentile", series))
+    return figure(title, panels, log_x=True, width=520)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap="/" in heading)
+    return table
+
+
+def _figures(cell: Values, seeds: int) -> Table:
+    mean = f"mean of {seeds} seeds, " if seeds > 1 else ""
+    offered = f"{cell['load']['input_tokens_per_s']:,.0f} input tokens/s"
+    table = _table(
+        f"{cell['name']}: {mean}first {cell['warmup_s']:,.0f} s dropped as warm-up, {offered}",
+        *(f"{name} ms\np50 / p95 / p99" for name in ("TTFT", "E2E", "ITL")),
+        *("hits\nbelieved / true", "hottest", "slip\np95 ms", "failed", "saturated"),
+    )
+    for policy in sorted(cell["policies"], key=lambda p: p["e2e_ms"]["p95"]):
+        table.add_row(
+            f"({policy['name']})" if policy["role"] == "yardstick" else policy["name"],
+            *(" / ".join(_number(policy[metric][q]) for q in ("p50", "p95", "p99")) for metric in METRICS),
+            f"{share_text(policy['believed_hit_share'])} / {share_text(policy['true_hit_share'])}",
+            share_text(policy["hottest_share"]),
+            _number(policy["slip_ms"]["p95"]),
+            str(policy["errors"]),
+            f"{policy['saturated_seeds']}/{seeds}" if policy["saturated_seeds"] else "-",
+            style="bold" if policy["role"] == "candidate" else "",
+        )
+    return table
+
+
+def _comparisons(cell: Values, candidate: str) -> Table:
+    table = _table(
+        f"Against {candidate}: above 0 % is higher (worse); 95 % intervals; * may be the best (Hsu)",
+        *(comparison["label"] for comparison in cell["comparisons"]),
+    )
+    for policy in cell["policies"]:
+        name = policy["name"]
+        table.add_row(name, *(Text(_compared(name, candidate, each)) for each in cell["comparisons"]))
+    return table
+
+
+def _compared(name: str, candidate: str, comparison: Values) -> str:
+    found = comparison["to_candidate"].get(name)
+    if found is None:
+        return "-"
+    mark = "*" if comparison["to_best"].get(name, {}).get("possibly_best") else " "
+    if name == candidate:
+        return f"0 %{mark}"
+    interval = f" [{change(found['low'])}, {change(found['high'])}]" if math.isfinite(found["low"]) else ""
+    return f"{change(found['ratio'])}{interval.replace(' %', '')}{mark}"
+
+
+def _tuned(tuning: Sequence[Values]) -> Table:
+    table = _table(
+        "Tuned weights: loads that are not judged on", "tried", "gain on the tuning load", "weights"
+    )
+    for row in tuning:
+        gain = 100.0 * (1.0 - math.exp(row["objective"] - row["objective_at_defaults"]))
+        weights = ", ".join(f"{name} {value:.4g}" for name, value in row["weights"].items())
+        table.add_row(row["policy"], str(row["tried"]), f"{gain:.1f} %", weights)
+    return table
+
+
+def change(ratio: float) -> str:
+    """Format a ratio as a signed per cent: ``-12 %``, ``+3.4 %``."""
+    percent = 100.0 * (ratio - 1.0)
+    if not math.isfinite(percent):
+        return "unknown"
+    digits = 1 if abs(percent) < 10 else 0
+    return f"{percent:+.{digits}f} %".replace("-0.0 %", "0 %").replace("+0.0 %", "0 %")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+# ---- sentences ------------------------------------------------------------------------------------------
+
+
+def conclusion(comparisons: Sequence[Values], candidate: str, margin: float) -> list[str]:
+    """Say of one load how the candidate stands against the best of the others.
+
+    Args:
+        comparisons: of the load's policies; the first two are concluded from.
+        candidate: the policy that is judged.
+        margin: what a policy may be worse by and still count as not inferior, e.g. 0.05.
+    """
+    out = [
+        f"{comparison['label']}: {_verdict(comparison, candidate, margin)}."
+        for comparison in comparisons[:2]
+        if len(comparison["to_candidate"]) > 1
+    ]
+    first = comparisons[0]
+    if first["unit"] == "request":
+        out.append("The intervals hold within this recorded trace; they say nothing of other days.")
+    elif first["to_best"] and first["units"] < ENOUGH_UNITS:
+        out.append(
+            f"With {first['units']} seeds intervals are indicative only; {ENOUGH_UNITS} or more are due."
+        )
+    return out
+
+
+def _verdict(comparison: Values, candidate: str, margin: float) -> str:
+    rivals = {name: comparison["to_candidate"][name] for name in comparison["to_best"] if name != candidate}
+    if not rivals:
+        return f"{comparison['units']} {comparison['unit']}(s) cannot carry an interval; nothing is concluded"
+    name, rival = min(rivals.items(), key=lambda item: item[1]["ratio"])
+    paired = f"{change(1 / rival['ratio'])} [{change(1 / rival['high'])}, {change(1 / rival['low'])}]"
+    lead = f"{candidate} against {name}, the lowest of the others, {paired}"
+    mine = comparison["to_best"][candidate]
+    if mine["high"] <= 1.0:
+        return f"{lead}; lower than every other policy"
+    if mine["high"] <= 1.0 + margin:
+        return f"{lead}; not inferior to any by more than {100 * margin:g} %: at most {change(mine['high'])}"
+    if not mine["possibly_best"]:
+        return f"{lead}; not the best"
+    return f"{lead}; no difference from the best is shown, nor non-inferiority within {100 * margin:g} %"
+
+
+def lesson_sentence(policy: str, lessons: Sequence[Lesson]) -> str:
+    """Say how a policy learned in its runs, each begun without a model."""
+    after = [lesson for lesson in lessons if not math.isnan(lesson.first_model_s)]
+    firsts = sorted(lesson.first_model_s for lesson in after)
+    rounds = sum(len(lesson.rounds) for lesson in lessons)
+    passed = sum(lesson.passed for lesson in lessons)
+    start = f"{policy} learned within each run: of {rounds} models its gate let {passed} through"
+    if not firsts:
+        return f"{start}, and its fallback decided throughout"
+    where = f"{firsts[0]:,.0f} to {firsts[-1]:,.0f} s, in {len(after)} of {len(lessons)} runs"
+    decided = ", ".join(
+        f"{text} {sum(lesson.share(word) for lesson in after) / len(after):.1%}"
+        for word, text in _DECIDED_BY.items()
+    )
+    return f"{start}; the first after {where}; then decided {decided}"

@@ -1,0 +1,88 @@
+"""Compare policies with `gorgo-ms`: as published, with live counters, and tuned.
+
+The paper's own baselines run in two ways: as its router has them, with engine metrics read each 30 s (source
+[G]), and with metrics read as often as the fleet has it. Tuned entries have the weights of
+``policy_weights.json``, found by `epp lab compare --tune` on loads that nothing is compared on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epp_lab.compare.hillclimb import HILLCLIMB
+from epp_lab.compare.simulate import PolicyChoice, run_task
+from epp_lab.conditions import CELLS, SEED, condition
+from epp_lab.experiment import Experiment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epp_lab.compare.measure import Figures
+
+CANDIDATE = "gorgo-ms"
+#: Ends of entries: with the weights that were found, and engine metrics read each 30 s.
+_TUNED, _RARELY = " tuned", " 30 s"
+#: The same policy with other parameters or weights, by entry.
+VARIANTS: Mapping[str, PolicyChoice] = {
+    "mooncake learned": PolicyChoice("mooncake", params={"rates": "learned"}),
+    "least-load as written 30 s": PolicyChoice("least-load", params={"queued": "requests"}),
+    "least-request live": PolicyChoice("least-request", params={"counts": "live"}),
+    "least-request engine 30 s": PolicyChoice("least-request", params={"counts": "engine"}),
+    "prefix-cache engine 30 s": PolicyChoice("prefix-cache", params={"counts": "engine"}),
+}
+ENTRIES = (
+    *(CANDIDATE, "gorgo", HILLCLIMB, "session-affinity-hash256", "nearest", "least-load 30 s"),
+    *("least-load as written 30 s", "least-request 30 s", "least-request live", "least-request engine 30 s"),
+    *("prefix-cache engine 30 s", "lmetric", "mooncake learned", "preble-e2", "gorgo-ms tuned"),
+    *("mooncake learned tuned", "preble-e2 tuned", "dynamo tuned", "greedy-oracle-total"),
+)
+
+
+@cache
+def tuned_weights() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    """Read the weights by entry and ``load / fleet``."""
+    found: dict[str, dict[str, dict[str, float]]] = json.loads(
+        Path(__file__).with_name("policy_weights.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def choice(cell: str, entry: str) -> PolicyChoice:
+    """Return the policy of an entry, with the weights that were found for a cell's load and fleet."""
+    name = entry.removesuffix(_TUNED)
+    chosen = VARIANTS.get(name) or PolicyChoice(name.removesuffix(_RARELY))
+    if name == entry:
+        return chosen
+    return replace(chosen, weights=tuned_weights()[entry][cell.removesuffix(" / steady")])
+
+
+def run(cell: str, entry: str, seed: int) -> dict[str, float]:
+    """Run one policy on one load."""
+    load, fleet = condition(cell)
+    if entry.endswith(_RARELY):
+        fleet = replace(fleet, scrape_interval_s=30.0)
+    return shown(run_task(load, fleet, choice(cell, entry), SEED + seed).figures)
+
+
+def shown(figures: Figures) -> dict[str, float]:
+    """Return what tables of policies show."""
+    return {
+        "TTFT p95 ms": figures.ttft_ms.p95,
+        "E2E p95 s": figures.e2e_ms.p95 / 1e3,
+        "hit share": figures.true_hit_share,
+        "hottest share": figures.hottest_share,
+    }
+
+
+EXPERIMENT = Experiment(
+    question="How do policies compare with gorgo-ms?",
+    cells=CELLS,
+    entries=ENTRIES,
+    run=run,
+    minutes=5,
+    seeds=4,
+)

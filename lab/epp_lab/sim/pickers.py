@@ -1,0 +1,100 @@
+"""Several pickers before one simulated fleet: who is asked, and the messages between them.
+
+Owns their links. Messages are those of production (`epp.cluster.sharing`), late and lost as asked, in virtual
+time. Each picker probes and scrapes by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epp.cluster.messages import Group
+from epp.cluster.sharing import WHOLE_S, Sharing
+from epp.keyed_uniform import keyed_uniform
+from epp_lab.sim.loop import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epp.schedule.picker import Picker
+    from epp_lab.sim.loop import Loop
+    from epp_lab.sim.scenario import PickerOptions
+
+_GROUP = Group("simulated", "", "")
+
+
+class VirtualClock:
+    """The loop's time; the wall's is the same."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def mono_s(self) -> float:
+        """Return seconds since the start."""
+        return self._loop.now_ms / 1e3
+
+    wall_s = mono_s
+
+
+class PickerGroup:
+    """Pickers that share what the options say.
+
+    Args:
+        pickers: all of them.
+        options: what they share, and how messages travel.
+        loop: virtual time.
+        seed: of who is asked and of lost messages.
+
+    Attributes:
+        all: the pickers.
+    """
+
+    def __init__(self, pickers: Sequence[Picker], options: PickerOptions, loop: Loop, seed: int) -> None:
+        self.all: Sequence[Picker] = pickers
+        self._options, self._loop, self._seed = options, loop, seed
+        self._links: dict[str, Sharing] = {}
+        self._messages = 0
+        if len(pickers) > 1 and options.share != "none":
+            for number, picker in enumerate(pickers):
+                self._link(f"p{number}", picker)
+
+    def of(self, decision_id: str) -> Picker:
+        """Return the picker that decides a request: any, as by a balancer that knows nothing of them."""
+        count = len(self.all)
+        return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Messages that they sent, and their bytes."""
+        counts = [link.counts for link in self._links.values()]
+        return sum(one.sent for one in counts), sum(one.sent_bytes for one in counts)
+
+    def _link(self, name: str, picker: Picker) -> None:
+        def publish(to: str, data: bytes) -> None:
+            self._publish(name, to, data)
+
+        def wake(in_s: float) -> None:
+            self._loop.at(self._loop.now_ms + in_s * 1e3, Rank.SIGNAL, link.flush)
+
+        link = self._links[name] = Sharing(
+            picker.fleet,
+            _GROUP,
+            name,
+            VirtualClock(self._loop),
+            publish=publish,
+            wake=wake,
+            load=self._options.share == "all",
+        )
+        self._loop.at(self._loop.now_ms, Rank.SIGNAL, self._each_second, link)
+
+    def _each_second(self, link: Sharing) -> None:
+        link.flush()
+        self._loop.at(self._loop.now_ms + WHOLE_S * 1e3, Rank.SIGNAL, self._each_second, link)
+
+    def _publish(self, sender: str, to: str, data: bytes) -> None:
+        self._messages += 1
+        for name, link in self._links.items():
+            key = f"{self._messages} {name}"
+            lost = keyed_uniform(self._seed, key, "lost message") < self._options.loss
+            if name != sender and to in ("", name) and not lost:
+                self._loop.at(self._loop.now_ms + self._options.delay_ms, Rank.SIGNAL, link.receive, data)

@@ -1,0 +1,149 @@
+"""`epp tune`: the tuner as a process of its own, its rehearsal offline, its status, and words to it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from epp.errors import ConfigError, EppError
+from epp.llmd.settings import LogSettings
+from epp.server.logs import configure
+from epp.server.process import SystemClock
+from epp_lab.compare.plan import number_from
+from epp_lab.sidecar.process import LockHeldError, Turn, lead_of, process_lock, require_lead
+from epp_lab.sidecar.setup import add_interval
+from epp_lab.tuner import setup as setups
+from epp_lab.tuner.offline import BUDGET, ChildRehearsal, run_offline
+from epp_lab.tuner.state import Asked, OperatorRequest
+from epp_lab.tuner.status import status_lines
+from epp_lab.tuner.tuner import Tuner, ask, read_pins, read_state
+
+if TYPE_CHECKING:
+    import argparse
+
+    from epp_lab.tuner.setup import Setup
+    from epp_lab.tuner.state import What
+
+log = logging.getLogger("epp_lab.tuner")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="run",
+        choices=("run", "status", "freeze", "thaw"),
+        help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
+        "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw: search",
+    )
+    setups.add_arguments(parser)
+    parser.add_argument(
+        "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
+    )
+    parser.add_argument(
+        "--budget",
+        type=number_from(1),
+        default=BUDGET,
+        help="simulated measurements of a rehearsal (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of an offline rehearsal (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print an offline rehearsal as JSON")
+    parser.add_argument("--reason", default="", help="why, for the log and the status (freeze, thaw)")
+    add_interval(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked."""
+    action: Literal["run", "status", "freeze", "thaw"] = arguments.action
+    if arguments.offline is not None and action != "run":
+        raise ConfigError("command line", "--offline", f"goes without {action!r}", "leave one out")
+    if arguments.offline is not None:
+        setup = setups.read_setup(arguments, records=arguments.offline)
+        return run_offline(
+            setup,
+            budget=arguments.budget,
+            seed=arguments.seed,
+            pins=read_pins(setup),
+            as_json=arguments.json,
+        )
+    setup = setups.read_setup(arguments, looking=action != "run")
+    if action == "run":
+        return _run(setup, every_s=arguments.every, budget=arguments.budget)
+    if action != "status":
+        return obey(setup, action, reason=arguments.reason)
+    state = read_state(setup.paths)
+    for line in status_lines(state, setup.paths, time.time()):
+        print(line)
+    if state is not None and state.policy != setup.policy:
+        print(f"configured is policy {setup.policy}: a tuner that is started now begins anew with it")
+    return 0
+
+
+def obey(setup: Setup, what: What, *, reason: str, number: int = -1) -> int:
+    """Do an operator's word to the memory of a tuner that does not run, or ask a running one.
+
+    Raises:
+        EppError: the memory is another policy's, or it cannot be written; another picker leads.
+    """
+    require_lead(setup.config, setup.records)
+    reason = reason.encode(errors="replace").decode()  # an argument may be no UTF-8, and JSON is
+    request = OperatorRequest(what, reason, number)
+    state = read_state(setup.paths)
+    if state is not None:
+        if state.policy != setup.policy:  # a tuner begins anew with it, which would cost all of the memory
+            raise ConfigError(
+                "command line" if setup.config_file is None else str(setup.config_file),
+                "policy.name",
+                f"{setup.policy!r}, but the tuner's memory beside {setup.paths.weights} is of policy "
+                f"{state.policy!r}",
+                f"give the configuration with {state.policy!r}; nothing was changed",
+            )
+        # By the settings of the memory: an operator's word changes none, and need not be given them.
+        setup = replace(setup, rules=replace(setup.rules, settings=state.settings))
+    try:
+        with process_lock(setup.paths.lock, "tuner"):
+            return _do_now(setup, request)
+    except LockHeldError:
+        ask(setup.paths, request)
+        print(f"asked the running tuner: {what}; `epp tune status` shows it within seconds")
+        return 0
+
+
+def _do_now(setup: Setup, request: OperatorRequest) -> int:
+    clock = SystemClock()
+    tuner = Tuner(setup, rehearsal=None, clock=clock, report=_warn)
+    tuner.load()
+    for what in tuner.obey():
+        print(f"done before it, asked of a tuner that has stopped: {what}")
+    tuner.handle(Asked(clock.wall_s(), request))
+    if not tuner.save():
+        raise EppError("nothing was changed: the files cannot be written")
+    print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")
+    return 0
+
+
+def _run(setup: Setup, *, every_s: float, budget: int) -> int:
+    configure(LogSettings())
+    clock = SystemClock()
+
+    def begin() -> Tuner:
+        rehearsal = ChildRehearsal(setup, budget=budget, report=log.info)
+        tuner = Tuner(setup, rehearsal=rehearsal, clock=clock, report=log.info)
+        tuner.open()
+        log.info("tuning %s: records of %s, weights to %s", setup.policy, setup.records, setup.paths.weights)
+        return tuner
+
+    with process_lock(setup.paths.lock, "tuner"):
+        Turn(begin, partial(lead_of, setup.config, setup.records), log.info).run(every_s)
+    log.info("stopped; the state is kept")
+    return 0
+
+
+def _warn(sentence: str) -> None:
+    print(f"epp: {sentence}", file=sys.stderr)
