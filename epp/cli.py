@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Command:
         return getattr(import_module(module), name)
 
 
+#: Words, module, help.
 _COMMANDS = {
     "up": ("epp.ops.up.command", "run Envoy and the picker before engines, with no file to write"),
     "serve": ("epp.server.command", "run the endpoint picker"),
@@ -49,45 +51,48 @@ _COMMANDS = {
     "feedback": ("epp.ops.feedback", "tell a picker whether an answer was right"),
     "doctor": ("epp.ops.doctor.command", "check a running deployment, and say what to do"),
     "completion": ("epp.cli:completion", "a shell's script that completes commands and flags"),
-    "demo": ("epp_lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"),
-    "bench": ("epp_lab.bench.command", "what requests cost here, goals beside measurements"),
     "records show": ("epp.ops.records:show", "recorded requests as a table"),
     "records filter": ("epp.ops.records:filter", "the lines of the requests that are wanted"),
     "records follow": ("epp.ops.records:follow", "decisions and outcomes as they are written"),
     "records verify": ("epp.ops.records:verify", "prove that recorded decisions run again"),
     "records ttca": ("epp.ops.records:ttca", "time to the first correct answer, by who answered"),
-    "capability measure": ("epp_lab.capability.measure", "ask engines lookups, check their answers"),
-    "capability fit": (
-        "epp_lab.capability.command",
-        "how likely each model is right, from checked answers",
+    "weights show": (
+        "epp.ops.weights:show",
+        "every weight and where it comes from, by the files or of a running picker (--url)",
     ),
-    "lab compare": ("epp_lab.compare.command", "policies on one load, simulated or over HTTP"),
-    "lab trace": ("epp_lab.compare.trace_stats", "lengths, reuse, gaps, what fits in which cache"),
-    "lab experiments": ("epp_lab.experiment", "run an experiment: cells, entries, seeds, table"),
-    "lab calibrate": ("epp_lab.calibrate.command", "measure engines, and write the fleet like them"),
-    "lab sim": ("epp_lab.sim.serve", "run simulated replicas that speak OpenAI's API"),
-    "tune": ("epp_lab.tuner.command", "learn the policy's weights from live traffic, safely"),
-    "learn": (
-        "epp_lab.reward_model.command",
-        "train the model of a learned policy from live traffic, safely",
-    ),
-    "weights": ("epp_lab.tuner.weights", "the policy's weights: in force, pinned, earlier ones"),
+    "weights pin": ("epp.ops.weights:pin", "fix weights by hand; they win over the tuner's"),
+    "weights unpin": ("epp.ops.weights:unpin", "give weights back to the tuner"),
+    "weights history": ("epp.ops.weights:history", "the weights so far"),
     "envoy render": ("epp.envoy.command", "write the Envoy configuration for a picker's configuration"),
 }
-COMMANDS = [Command(tuple(words.split()), *told) for words, told in _COMMANDS.items()]
+#: What other packages add: modules with tables like these two.
+_ADDED = [point.load() for point in entry_points(group="epp.commands")]
+COMMANDS = [
+    Command(tuple(words.split()), *told)
+    for table in (_COMMANDS, *(module.COMMANDS for module in _ADDED))
+    for words, told in table.items()
+]
 GROUPS = {
     "migrate": "come from another picker",
     "config": "the picker's configuration",
     "records": "what was decided, on file",
-    "capability": "how often models answer correctly: measure it, fit it",
-    "lab": "comparisons, simulated replicas, experiments",
+    "weights": "the policy's weights: in force, pinned, earlier ones",
     "envoy": "Envoy configuration",
 }
+for _module in _ADDED:
+    GROUPS |= _module.GROUPS
+_LAB = (("tune",), ("learn",), ("capability",), ("lab",), ("bench",), ("demo",), ("weights", "rollback"))
+#: Commands that are not installed.
+MISSING = [words for words in _LAB if all(words != each.words[: len(words)] for each in COMMANDS)]
+_INSTALL = "pip install gorgo-epp-lab"
 
 
 def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
     """The parser; arguments of a command are added only for the one that is asked for (imports are slow)."""
-    parser = argparse.ArgumentParser(prog="epp", description="An endpoint picker for LLM inference.")
+    more = f"{', '.join(map(' '.join, MISSING))}: {_INSTALL}" if MISSING else None
+    parser = argparse.ArgumentParser(
+        prog="epp", description="An endpoint picker for LLM inference.", epilog=more
+    )
     parser.add_argument("--version", action="version", version=f"epp {__version__}")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {}
@@ -169,6 +174,8 @@ def run(words: list[str]) -> int:
         EppError: the command's, for people.
     """
     plain = tuple(word for word in words[:2] if not word.startswith("-"))
+    if missing := next((each for each in MISSING if plain[: len(each)] == each), ()):
+        raise EppError(f"`epp {' '.join(missing)}` comes with another package: {_INSTALL}")
     only = next((c.words for c in COMMANDS if plain[: len(c.words)] == c.words), ())
     arguments = build_parser(only).parse_args(words)
     status: int = arguments.run.function("run")(arguments)

@@ -151,8 +151,7 @@ class Assignment:
 
     Attributes:
         arm: ``incumbent`` or the trial's arm.
-        stamp: what its decision is marked with (`epp_lab.tuner.samples.read_stamp` reads it), empty for
-        none.
+        stamp: what its decision is marked with, for the tuner to read; empty for none.
         weights: the arm's weights as far as the plan names them.
     """
 

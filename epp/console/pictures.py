@@ -21,8 +21,8 @@ _FOLLOW = 0.3
 
 
 def offered() -> list[str]:
-    """List the policies that one may ask: those that serve."""
-    return [name for name, point in POLICIES.items() if not point.value.startswith("epp_lab.")]
+    """List the policies that one may ask: those that serve, which the baselines of `gorgo-epp-lab` do not."""
+    return [name for name, point in POLICIES.items() if not point.module.startswith("epp_lab.")]
 
 
 def add_rate(frame: _Frame, before: _Frame | None) -> None:

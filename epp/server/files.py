@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import stat
@@ -21,7 +22,7 @@ from epp.errors import ConfigError
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -93,6 +94,16 @@ def replace_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Make others who change the same file wait; where the lock file cannot be written nobody waits."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(lock.open("ab")), fcntl.LOCK_EX)
+        yield
 
 
 class WatchedFiles:

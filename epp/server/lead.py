@@ -20,6 +20,7 @@ import msgspec
 
 from epp.cluster.leading import TERM_STEP
 from epp.errors import ConfigError, UnreadableError
+from epp.records.weight_files import memory_path
 from epp.server.files import read_file, replace_file
 from epp.threads import in_daemon_thread
 from epp.wire import read
@@ -71,11 +72,6 @@ class _TunerMemory(msgspec.Struct):
 def lead_path(records: Path) -> Path:
     """Name the file that says who leads, in the folder of records."""
     return records / "lead.json"
-
-
-def memory_path(weights: Path) -> Path:
-    """Name the file of the tuner's memory, beside the weights."""
-    return weights.with_name(f"{weights.stem}.tuner.json")
 
 
 def read_lead(records: Path) -> LeadFile:

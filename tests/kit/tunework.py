@@ -23,12 +23,13 @@ from epp.policies.gorgo import Gorgo
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.records.files import file_name
+from epp.records.weight_files import WeightsPaths
 from epp.schedule.decision import SCHEMA_VERSION, Outcome, outcome_record, to_record
 from epp.schedule.picker import Picker, PickerSettings
 from epp.schedule.weights import WeightBook
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
-from epp_lab.sidecar.process import Files, WeightsPaths, process_lock
+from epp_lab.sidecar.process import Files, process_lock
 from epp_lab.tuner.settings import Evidence, Goal, Stages, TunerSettings
 from epp_lab.tuner.setup import Setup
 from epp_lab.tuner.state import Rules

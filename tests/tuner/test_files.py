@@ -127,7 +127,7 @@ def test_where_the_operators_file_is_read_only_the_command_for_the_cluster_is_pr
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("epp_lab.sidecar.process.Files.replace", read_only)
+    monkeypatch.setattr("epp.ops.weights.replace_file", read_only)
     config = configured(tmp_path)
     assert epp("weights", "pin", "queue_weight=0.7", "--config", config, "--namespace", "ai") == 3
     said = capsys.readouterr().out

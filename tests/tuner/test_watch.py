@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.config.plan import parse_plan, render_plan
-from epp_lab.sidecar.process import WeightsPaths
+from epp.records.weight_files import WeightsPaths
 from epp_lab.tuner import watch
 from epp_lab.tuner.samples import Sample, Stamp
 from epp_lab.tuner.settings import TunerSettings

@@ -270,7 +270,7 @@ def _regression(x: Floats, counts: Floats, strength: float) -> tuple[Floats, Flo
     try:
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415  # an optional dependency
     except ImportError as error:
-        raise EppError("fitting needs scikit-learn: pip install 'gorgo-epp[laar]'") from error
+        raise EppError("fitting needs scikit-learn: pip install 'gorgo-epp-lab[laar]'") from error
     stacked = np.vstack([x, x, np.zeros((2, x.shape[1]))])
     labels = np.repeat([0, 1, 0, 1], [len(x), len(x), 1, 1])
     weight = np.concatenate([*counts, [_PRIOR, _PRIOR]])

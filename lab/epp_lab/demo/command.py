@@ -18,6 +18,7 @@ from epp.ops.explain import explain
 from epp.policies.registry import create
 from epp.records.files import read_records
 from epp.records.schema import join
+from epp.records.weight_files import WeightsPaths
 from epp_lab.compare.compare import compare, comparison_table, sentence
 from epp_lab.compare.load import RequestResult, run_load
 from epp_lab.compare.measure import figures, from_live
@@ -28,7 +29,6 @@ from epp_lab.demo.example import exit_status, output
 from epp_lab.demo.stack import REGIONS, Sidecar, Stack
 from epp_lab.origin import origin
 from epp_lab.page import html, page
-from epp_lab.sidecar.process import WeightsPaths
 from epp_lab.tuner.status import evidence
 from epp_lab.tuner.tuner import read_state
 from epp_lab.workloads.art_chat import DEMO, generate

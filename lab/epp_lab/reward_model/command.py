@@ -21,7 +21,9 @@ import msgspec
 from epp.config.plan import parse_plan
 from epp.errors import ConfigError, EppError
 from epp.llmd.settings import LogSettings
+from epp.ops import given
 from epp.records.model_files import dump_reward_model
+from epp.records.weight_files import WeightsPaths
 from epp.server.files import read_file
 from epp.server.lead import is_led
 from epp.server.logs import configure
@@ -31,9 +33,8 @@ from epp_lab.reward_model.rounds import Learner
 from epp_lab.reward_model.samples import all_on_file
 from epp_lab.reward_model.settings import LearnerKeys, learner_settings
 from epp_lab.reward_model.trial import LEARNED, POLICY, STARTING, WEIGHT, Contender
-from epp_lab.sidecar import setup as given
-from epp_lab.sidecar.process import Files, ModelPaths, Turn, WeightsPaths, lead_of, process_lock
-from epp_lab.sidecar.setup import add_interval
+from epp_lab.sidecar.process import Files, ModelPaths, Turn, lead_of, process_lock
+from epp_lab.sidecar.setup import add_interval, read_settings
 from epp_lab.tuner.setup import Setup as TrialSetup
 from epp_lab.tuner.state import Rules
 from epp_lab.tuner.status import status_lines as trial_lines
@@ -55,7 +56,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
     Raises:
         ConfigError: something is missing or wrong.
     """
-    found = given.read_given(arguments, LearnerKeys())
+    found = given.read_given(arguments)
     config, folder = found.config, records
     model = found.path(arguments.model, config.policy.model_file)
     if folder is None:
@@ -64,7 +65,7 @@ def read_setup(arguments: argparse.Namespace, *, records: Path | None = None, lo
         folder = found.required(
             arguments.records, config.records.folder or place, "records.folder", "--records DIR"
         )
-    settings = learner_settings(found.settings)
+    settings = learner_settings(read_settings(arguments, LearnerKeys()))
     settings = msgspec.structs.replace(settings, promotion=arguments.promotion or settings.promotion)
     weights = found.path(arguments.weights, config.weights_file)
     setup = Setup(settings, ModelPaths(model or folder / "reward.json"), folder, config, None)

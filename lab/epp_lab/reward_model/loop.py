@@ -24,12 +24,13 @@ import msgspec
 from epp.errors import ConfigError
 from epp.records.files import DAMAGED
 from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
+from epp.records.weight_files import load_memory
 from epp.server.files import read_file
 from epp_lab.reward_model.guard import WORDS, look_at_the_clock
 from epp_lab.reward_model.rounds import Learner, Memory
 from epp_lab.reward_model.samples import LogFeed, array, plain
 from epp_lab.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
-from epp_lab.sidecar.process import Files, Writes, load_memory, lost, running
+from epp_lab.sidecar.process import Files, Writes, lost, running
 from epp_lab.tuner.watch import comparison
 
 if TYPE_CHECKING:

@@ -1,16 +1,7 @@
 """The shared folder, and who works on it: whole contents in and out, turns, one process a shared file.
 
-Names of all that lies beside a file shared with pickers; one writer each, and all but it may be deleted.
-
-Beside ``weights.yaml``, which the tuner writes:
-
-* ``weights.lock`` - who the tuner is.
-* ``weights.tuner.json`` - the tuner's memory.
-* ``weights.requests.json`` - what operators asked a running tuner for; commands write it, in turns by
-  ``weights.requests.lock``.
-* ``weights.unreadable`` - a weights file that was found torn, put aside.
-* ``weights.last-good-weights.yaml``, ``weights.last-good-overrides.yaml`` - what pickers took last.
-* ``overrides.yaml`` - pins; the operator's, whose commands write it in turns by ``overrides.pins.lock``.
+Names of all that lies beside a model file shared with pickers, as `epp.records.weight_files` has those beside
+the weights; one writer each, and all but the model may be deleted.
 
 Beside ``reward.json``, which the learner writes:
 
@@ -37,12 +28,12 @@ import time
 from functools import partial
 from glob import escape
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from epp.errors import EppError
-from epp.records.files import DAMAGED
+from epp.records.weight_files import ago
 from epp.server.files import read_file, replace_file
-from epp.server.lead import LeadFile, is_led, memory_path, read_lead
+from epp.server.lead import LeadFile, is_led, read_lead
 from epp.server.process import stop_signals
 
 if TYPE_CHECKING:
@@ -50,21 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.config.schema import Config
-
-
-T = TypeVar("T")
-
-
-class WeightsPaths:
-    """Paths of the tuner, from the weights file's."""
-
-    def __init__(self, weights: Path) -> None:
-        self.weights = weights
-        self.lock = weights.with_name(f"{weights.stem}.lock")
-        self.memory = memory_path(weights)
-        self.requests = weights.with_name(f"{weights.stem}.requests.json")
-        self.requests_lock = weights.with_name(f"{weights.stem}.requests.lock")
-        self.unreadable = weights.with_name(f"{weights.stem}.unreadable")
 
 
 class ModelPaths:
@@ -97,39 +73,6 @@ class Files:
     def remove(self, path: Path) -> None:
         """Take a file away; one that is not there is fine."""
         path.unlink(missing_ok=True)
-
-
-def load_memory(path: Path, decode: Callable[[bytes], T]) -> T | None:
-    """Read the memory of a sidecar; None when there is none. Nobody begins anew without what it says.
-
-    Args:
-        path: of the file.
-        decode: raises ValueError, or one of `DAMAGED`, for what is no memory.
-
-    Raises:
-        EppError: it cannot be read, is damaged, or is of another version of the program.
-    """
-    try:
-        return decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise EppError(f"{path}: {error.strerror or error}; this memory must be readable") from error
-    except (ValueError, *DAMAGED) as error:
-        raise EppError(
-            f"{path}: {error}; it is damaged, or of another version of epp: start that version, or "
-            "move the file away to begin anew without what it says"
-        ) from error
-
-
-@contextlib.contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """Make others who change the same file wait; where the lock file cannot be written nobody waits."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(held.enter_context(lock.open("ab")), fcntl.LOCK_EX)
-        yield
 
 
 class Writes:
@@ -239,14 +182,6 @@ def running(lock: Path, written: Path, now_wall_s: float) -> str:
     with contextlib.suppress(OSError):
         return f"{holder}, last wrote {ago(now_wall_s - written.stat().st_mtime)}"
     return holder
-
-
-def ago(seconds: float) -> str:
-    """Say how long something is past."""
-    for size, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {name} ago"
-    return f"{max(seconds, 0.0):.0f} s ago"
 
 
 def run_until_stopped(tick: Callable[[], None], every_s: float) -> None:

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
 from epp.llmd.settings import LogSettings
+from epp.ops.given import add_weight_arguments
 from epp.server.logs import configure
 from epp.server.process import SystemClock
 from epp_lab.compare.plan import number_from
 from epp_lab.sidecar.process import LockHeldError, Turn, lead_of, process_lock, require_lead
 from epp_lab.sidecar.setup import add_interval
-from epp_lab.tuner import setup as setups
 from epp_lab.tuner.offline import BUDGET, ChildRehearsal, run_offline
+from epp_lab.tuner.setup import read_setup
 from epp_lab.tuner.state import Asked, OperatorRequest
 from epp_lab.tuner.status import status_lines
-from epp_lab.tuner.tuner import Tuner, ask, read_pins, read_state
+from epp_lab.tuner.tuner import Tuner, ask, read_state
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run (default): tune beside the picker until SIGTERM; status: phase, incumbent, candidate, "
         "evidence so far, next step; freeze: no search until thawed, a running trial ends; thaw: search",
     )
-    setups.add_arguments(parser)
+    add_weight_arguments(parser)
     parser.add_argument(
         "--offline", type=Path, metavar="DIR", help="rehearse on these records, print what would be set, stop"
     )
@@ -64,15 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.offline is not None and action != "run":
         raise ConfigError("command line", "--offline", f"goes without {action!r}", "leave one out")
     if arguments.offline is not None:
-        setup = setups.read_setup(arguments, records=arguments.offline)
+        setup = read_setup(arguments, records=arguments.offline)
         return run_offline(
             setup,
             budget=arguments.budget,
             seed=arguments.seed,
-            pins=read_pins(setup),
+            pins=setup.read_pins(),
             as_json=arguments.json,
         )
-    setup = setups.read_setup(arguments, looking=action != "run")
+    setup = read_setup(arguments, looking=action != "run")
     if action == "run":
         return _run(setup, every_s=arguments.every, budget=arguments.budget)
     if action != "status":

@@ -26,12 +26,12 @@ import msgspec
 import xxhash
 
 from epp.config.plan import Plan
+from epp.records.weight_files import Change
 from epp_lab.tuner import trials, watch
 from epp_lab.tuner.moves import Run
 from epp_lab.tuner.state import (
     TRIALS,
     Asked,
-    Change,
     NothingBetter,
     Observed,
     Pinned,

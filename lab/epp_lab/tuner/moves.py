@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.records.weight_files import Change
 from epp_lab.tuner import watch
-from epp_lab.tuner.state import HISTORY, REFUSED, Change, Note, Rehearse
+from epp_lab.tuner.state import HISTORY, REFUSED, Note, Rehearse
 from epp_lab.tuner.tally import Baseline, Record, forget_open
 from epp_lab.tuner.watch import Watch
 

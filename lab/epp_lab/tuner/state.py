@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from epp.config.plan import Plan, Split, Switchback  # noqa: TC001  # msgspec reads annotations at run time
+from epp.records.weight_files import Change  # noqa: TC001
 from epp_lab.tuner.search import Measured  # noqa: TC001
 from epp_lab.tuner.settings import TunerSettings
 from epp_lab.tuner.tally import Baseline, Record, Thresholds
@@ -29,24 +30,6 @@ HISTORY, REFUSED = 200, 50
 
 Phase = Literal["baseline", "search", "screen", "ramp", "switchback", "probation", "frozen"]
 TRIALS = frozenset({"screen", "ramp", "switchback", "probation"})
-
-
-class Change(msgspec.Struct, frozen=True):
-    """One set of weights that was the incumbent.
-
-    Attributes:
-        number: counts them, from 0.
-        at_wall_s: since when.
-        weights: its values.
-        how: ``start``, ``promoted``, ``demoted``, ``rolled-back`` or ``clipped``.
-        reason: in words.
-    """
-
-    number: int
-    at_wall_s: float
-    weights: dict[str, float]
-    how: str
-    reason: str
 
 
 class Features(msgspec.Struct, frozen=True):

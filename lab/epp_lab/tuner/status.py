@@ -8,19 +8,19 @@ judge.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from epp_lab.sidecar.process import ago, running
+from epp.records.weight_files import ago, history_lines, values
+from epp_lab.sidecar.process import running
 from epp_lab.tuner.tally import CONCENTRATION, E2E, ERRORS, SLOW
 from epp_lab.tuner.trials import level
 from epp_lab.tuner.verdict import intervals, judge_switchback, log_e, log_e_regret, margins
 from epp_lab.tuner.watch import comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from epp_lab.sidecar.process import WeightsPaths
+    from epp.records.weight_files import WeightsPaths
     from epp_lab.tuner.state import State
 
 _LAST_CHANGES = 3
@@ -60,24 +60,7 @@ def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) ->
         yield f"the rehearsal failed and is begun again later: {state.rehearsal_failed}"
     yield f"next: {_next_step(state)}"
     yield "last changes (`epp weights history` has all):"
-    yield from (f"  {line}" for line in history_lines(state, now_wall_s)[-_LAST_CHANGES:])
-
-
-def values(weights: Mapping[str, float], pins: Mapping[str, float]) -> str:
-    """Write weights in a line; pinned ones as what they are."""
-    return ", ".join(
-        f"{name}={pins[name]:.4g} (pinned)" if name in pins else f"{name}={value:.4g}"
-        for name, value in sorted(weights.items())
-    )
-
-
-def history_lines(state: State, now_wall_s: float) -> list[str]:
-    """Write one line an incumbent, oldest first."""
-    return [
-        f"{change.number}: {datetime.fromtimestamp(change.at_wall_s, UTC):%Y-%m-%d %H:%MZ}, "
-        f"{ago(now_wall_s - change.at_wall_s)}, {change.how}: {values(change.weights, {})} - {change.reason}"
-        for change in state.history
-    ]
+    yield from (f"  {line}" for line in history_lines(state.history, now_wall_s)[-_LAST_CHANGES:])
 
 
 def evidence(state: State) -> Iterator[str]:

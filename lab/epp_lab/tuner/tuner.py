@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from epp.config.load import parse_weights
 from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
 from epp.records.files import DAMAGED
-from epp.server.files import read_file
+from epp.records.weight_files import load_memory
+from epp.server.files import exclusive, read_file
 from epp_lab.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
-from epp_lab.sidecar.process import Files, Writes, exclusive, lead_of, load_memory, lost
+from epp_lab.sidecar.process import Files, Writes, lead_of, lost
 from epp_lab.tuner import machine
 from epp_lab.tuner.samples import SampleFeed
 from epp_lab.tuner.search import Measured  # noqa: TC001
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.clock import Clock
-    from epp_lab.sidecar.process import WeightsPaths
+    from epp.records.weight_files import WeightsPaths
     from epp_lab.tuner.setup import Setup
     from epp_lab.tuner.state import Action, Event
 
@@ -127,23 +127,6 @@ def read_state(paths: WeightsPaths) -> State | None:
     """
     memory = _read_memory(paths)
     return None if memory is None else memory.state
-
-
-def read_pins(setup: Setup) -> Mapping[str, float]:
-    """Read what the operator's file pins now; nothing where there is none.
-
-    Raises:
-        ConfigError: nothing that can be used.
-    """
-    if setup.overrides is None:
-        return {}
-    try:
-        text = read_file(setup.overrides)
-    except OSError as error:
-        raise ConfigError(str(setup.overrides), "", error.strerror or str(error)) from error
-    if text is None:
-        return {}
-    return parse_weights(text, str(setup.overrides), policy=setup.policy, bounds=setup.book.bounds)
 
 
 class Tuner:
@@ -332,7 +315,7 @@ class Tuner:
     def _read_overrides(self) -> None:
         pins, problem = self.state.pins, ""
         try:
-            pins = dict(read_pins(self.setup))
+            pins = dict(self.setup.read_pins())
         except ConfigError as error:
             problem = str(error)
         if problem and problem != self._problem:

@@ -1,4 +1,4 @@
-"""`epp weights`: what is in force, the operator's pins, the incumbents so far, and the way back.
+"""`epp weights`: what is in force, the operator's pins, the incumbents so far.
 
 Owns the form of the operator's file. In Kubernetes that file is a mounted ConfigMap and read-only: then the
 command that changes the ConfigMap is printed instead.
@@ -17,21 +17,18 @@ from epp.config.load import check_weights
 from epp.config.plan import INCUMBENT, Split
 from epp.errors import ConfigError, EppError
 from epp.ops.doctor.context import Page
+from epp.ops.given import add_weight_arguments, read_weight_files
 from epp.ops.picker_http import answered
-from epp.server.files import read_file
-from epp_lab.sidecar.process import Files, exclusive
-from epp_lab.tuner import setup as setups
-from epp_lab.tuner.command import obey
-from epp_lab.tuner.status import history_lines
-from epp_lab.tuner.tuner import read_pins, read_state
+from epp.records.weight_files import history_lines, read_history
+from epp.server.files import exclusive, read_file, replace_file
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from epp.ops.given import WeightFiles
     from epp.schedule.weights import WeightBook
-    from epp_lab.tuner.setup import Setup
 
 #: A file that is mounted by itself (``subPath``) cannot be renamed over: that is "busy".
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY)
@@ -39,62 +36,70 @@ _WRITTEN = "epp_weights_written_timestamp_seconds"
 _NOTE = "# Weights pinned by the operator (`epp weights pin`); they win over the tuner's.\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions and their flags."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    help_of = {
-        "show": "every weight and where it comes from, by the files or of a running picker (--url)",
-        "pin": "fix weights by hand; they win over the tuner's",
-        "unpin": "give weights back to the tuner",
-        "history": "the weights so far",
-        "rollback": "earlier weights again, search frozen",
-    }
-    leaves = {name: actions.add_parser(name, help=text, description=text) for name, text in help_of.items()}
-    leaves["show"].add_argument("--url", help="ask a running picker, e.g. http://127.0.0.1:9090")
-    leaves["pin"].add_argument("pins", nargs="+", metavar="NAME=VALUE", help="weights to pin")
-    leaves["unpin"].add_argument("names", nargs="*", metavar="NAME", help="weights to unpin")
-    leaves["unpin"].add_argument(
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp weights show`."""
+    parser.add_argument("--url", help="ask a running picker, e.g. http://127.0.0.1:9090")
+    add_weight_arguments(parser)
+
+
+def add_pin_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp weights pin`."""
+    parser.add_argument("pins", nargs="+", metavar="NAME=VALUE", help="weights to pin")
+    _add_config_map(parser)
+
+
+def add_unpin_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp weights unpin`."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="weights to unpin")
+    parser.add_argument(
         "--all", action="store_true", help="unpin all; also begins a file anew that cannot be read"
     )
-    leaves["rollback"].add_argument("number", type=int, metavar="N", help="as `epp weights history` numbers")
-    leaves["rollback"].add_argument("--reason", default="", help="why, for the log and the status")
-    for name, leaf in leaves.items():
-        setups.add_arguments(leaf)
-        if name in ("pin", "unpin"):
-            leaf.add_argument(
-                "--config-map",
-                default="gorgo-epp-overrides",
-                help="ConfigMap behind a file that is read-only here (%(default)s: of a release gorgo-epp)",
-            )
-            leaf.add_argument("--namespace", default="", help="its namespace (kubectl's own)")
+    _add_config_map(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked."""
-    if getattr(arguments, "url", None):
+def _add_config_map(parser: argparse.ArgumentParser) -> None:
+    add_weight_arguments(parser)
+    parser.add_argument(
+        "--config-map",
+        default="gorgo-epp-overrides",
+        help="ConfigMap behind a file that is read-only here (%(default)s: of a release gorgo-epp)",
+    )
+    parser.add_argument("--namespace", default="", help="its namespace (kubectl's own)")
+
+
+def add_history_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `epp weights history`."""
+    add_weight_arguments(parser)
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print what a running picker has in force, or one that starts with these files; 1 for a bad file."""
+    if arguments.url:
         return _show_picker(arguments.url)
-    setup = setups.read_setup(arguments, looking=True)
-    match arguments.action:
-        case "show":
-            return _show(setup)
-        case "pin":
-            return _change(setup, _pins(arguments.pins), (), arguments)
-        case "unpin":
-            if bool(arguments.names) == arguments.all:
-                what = "weights are named beside --all" if arguments.all else "nothing to unpin"
-                raise ConfigError("command line", "", what, "name weights, or give --all")
-            return _change(setup, {}, None if arguments.all else tuple(arguments.names), arguments)
-    state = read_state(setup.paths)
-    if arguments.action == "history":
-        none = f"no history: no tuner has run on {setup.paths.weights}"
-        print("\n".join(history_lines(state, time.time()) if state is not None else [none]))
-        return 0
-    known = [] if state is None else [change.number for change in state.history]
-    if arguments.number not in known:
-        raise EppError(
-            f"no weights with number {arguments.number}; `epp weights history` has {known or 'none'}"
-        )
-    return obey(setup, "rollback", reason=arguments.reason, number=arguments.number)
+    return _show(read_weight_files(arguments, looking=True))
+
+
+def run_pin(arguments: argparse.Namespace) -> int:
+    """Pin weights."""
+    return _change(read_weight_files(arguments, looking=True), _pins(arguments.pins), (), arguments)
+
+
+def run_unpin(arguments: argparse.Namespace) -> int:
+    """Give weights back to the tuner."""
+    files = read_weight_files(arguments, looking=True)
+    if bool(arguments.names) == arguments.all:
+        what = "weights are named beside --all" if arguments.all else "nothing to unpin"
+        raise ConfigError("command line", "", what, "name weights, or give --all")
+    return _change(files, {}, None if arguments.all else tuple(arguments.names), arguments)
+
+
+def run_history(arguments: argparse.Namespace) -> int:
+    """Print the incumbents so far."""
+    paths = read_weight_files(arguments, looking=True).paths
+    history = read_history(paths)
+    none = f"no history: no tuner has run on {paths.weights}"
+    print("\n".join([none] if history is None else history_lines(history, time.time())))
+    return 0
 
 
 def _show_picker(url: str) -> int:
@@ -119,29 +124,30 @@ def _show_picker(url: str) -> int:
     return 1 if bad else 0
 
 
-def _show(setup: Setup) -> int:
+def _show(files: WeightFiles) -> int:
     """Print what a picker that starts with these files has in force; 1 when one of them is refused."""
-    book, refused = setup.book, False
-    for layer, path in (("tuner", setup.paths.weights), ("override", setup.overrides)):
+    book, refused = files.book, False
+    for layer, path in (("tuner", files.paths.weights), ("override", files.overrides)):
         try:
             if path is not None:
                 book.update(layer, read_file(path), str(path))
         except (ConfigError, OSError) as error:
             print(f"refused: {error}", file=sys.stderr)
             refused = True
-    for line in _lines(book, setup, time.time()):
+    for line in _lines(book, files, time.time()):
         print(line)
     return 1 if refused else 0
 
 
-def _lines(book: WeightBook, setup: Setup, now_wall_s: float) -> Iterator[str]:
+def _lines(book: WeightBook, files: WeightFiles, now_wall_s: float) -> Iterator[str]:
     """Write a line a weight, then the trial."""
     trial = book.plan.trial
+    bounds = files.tuned_bounds()
     running = trial is not None and trial.block_at(now_wall_s) is not None
     yield f"policy {book.policy}, version {book.current.version}"
     for name, value in sorted(book.current.values.items()):
         low, high = book.bounds[name]
-        tuned = setup.rules.bounds.get(name, (low, high))
+        tuned = bounds.get(name, (low, high))
         span = f"[{low:g}, {high:g}]" + (
             "" if tuned == (low, high) else f", tuned in [{tuned[0]:g}, {tuned[1]:g}]"
         )
@@ -171,33 +177,36 @@ def _pins(words: list[str]) -> dict[str, float]:
 
 
 def _change(
-    setup: Setup, set_to: Mapping[str, float], drop: tuple[str, ...] | None, arguments: argparse.Namespace
+    files: WeightFiles,
+    set_to: Mapping[str, float],
+    drop: tuple[str, ...] | None,
+    arguments: argparse.Namespace,
 ) -> int:
     """Pin and unpin; 3 when it has to be done by the command that was printed.
 
     Args:
-        setup: the files.
+        files: the files.
         set_to: weights to pin.
         drop: weights to unpin; None for all, whatever the file says, or however it is broken.
         arguments: the flags that name a ConfigMap.
     """
-    overrides = setup.overrides
+    overrides = files.overrides
     if overrides is None:
         raise ConfigError("command line", "overrides_file", "not set", "set it, or give --overrides FILE")
-    check_weights(set_to, "command line", "pin", setup.book.bounds)
-    anywhere = dict.fromkeys(setup.book.bounds, (0.0, 0.0))
+    check_weights(set_to, "command line", "pin", files.book.bounds)
+    anywhere = dict.fromkeys(files.book.bounds, (0.0, 0.0))
     check_weights(dict.fromkeys(drop or (), 0.0), "command line", "unpin", anywhere)
     # Two operators at once: who came second must know what the first has pinned.
     with exclusive(overrides.with_name(f"{overrides.stem}.pins.lock")):
-        before = _pinned(setup, begin_anew=drop is None)
+        before = _pinned(files, begin_anew=drop is None)
         after = {**before, **set_to}
         for name in before if drop is None else drop:
             if after.pop(name, None) is None:
                 print(f"{name} was not pinned")
-        plain = {"version": 1, "policy": setup.policy, "weights": after}
+        plain = {"version": 1, "policy": files.policy, "weights": after}
         content = _NOTE + yaml.safe_dump(plain, sort_keys=False)
         try:
-            Files().replace(overrides, content.encode())
+            replace_file(overrides, content.encode())
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
@@ -211,9 +220,9 @@ def _change(
     return 0
 
 
-def _pinned(setup: Setup, *, begin_anew: bool) -> Mapping[str, float]:
+def _pinned(files: WeightFiles, *, begin_anew: bool) -> Mapping[str, float]:
     try:
-        return read_pins(setup)
+        return files.read_pins()
     except ConfigError as error:
         if not begin_anew:
             raise EppError(f"{error}; `epp weights unpin --all` begins the file anew") from error
