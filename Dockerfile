@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# The picker's image: `docker build -t gorgo-epp .`; everything for `epp serve` in a cluster, no compiler, no shell
+# The picker's image: `docker build -t gorgo-epp .`; everything for `epp serve` in a cluster, and for its
+# sidecars `epp tune` and `epp learn`, which come with gorgo-epp-lab; no compiler, no shell
 # scripts, not root. Reproducible: pin the base by digest (PYTHON_IMAGE=...@sha256:...), give SOURCE_DATE_EPOCH,
 # and the versions come from deploy/image/constraints.txt.
 ARG PYTHON_IMAGE=python:3.13-slim-bookworm
@@ -14,13 +15,14 @@ WORKDIR /src
 COPY deploy/image/constraints.txt ./
 COPY pyproject.toml README.md LICENSE ./
 COPY epp ./epp
+COPY lab ./lab
 # Wheels alone: nothing is compiled, neither here nor later. nkeys has none; it is pure Python.
 RUN python -m venv /build \
  && python -m venv --without-pip /opt/epp \
  && /build/bin/pip install --only-binary :all: --constraint constraints.txt hatchling setuptools \
- && /build/bin/pip wheel --no-deps --no-build-isolation --constraint constraints.txt --wheel-dir /wheels . nkeys \
+ && /build/bin/pip wheel --no-deps --no-build-isolation --constraint constraints.txt --wheel-dir /wheels . ./lab nkeys \
  && /build/bin/pip --python /opt/epp/bin/python install --only-binary :all: --no-compile \
-    --constraint constraints.txt --find-links /wheels "$(ls /wheels/gorgo*.whl)[${EXTRAS}]"
+    --constraint constraints.txt --find-links /wheels "$(ls /wheels/gorgo_epp-*.whl)[${EXTRAS}]" /wheels/gorgo_epp_lab-*.whl
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="gorgo-epp" \

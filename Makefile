@@ -14,10 +14,10 @@ help: ## list the targets
 
 setup: $(VENV)/.installed ## create the virtual environment with everything in it
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev]' --editable './lab[laar]'
 	touch $@
 
 # Most tests wait for processes and sockets: three side by side keep two cores busy. A file's tests share its fixtures.
@@ -117,7 +117,7 @@ manifests: setup helm ## write what the chart takes from the renderer, and deplo
 IMAGE_EXTRAS := cluster,envoy,kubernetes,otel,tls,tokenizers,zstd
 image-constraints: ## pin the image's packages at their newest, into deploy/image/constraints.txt
 	rm -rf build/image && $(PYTHON) -m venv build/image
-	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]'
+	build/image/bin/pip install --quiet --only-binary :all: --no-binary nkeys --upgrade hatchling setuptools '.[$(IMAGE_EXTRAS)]' ./lab
 	{ echo '# Versions in the image; `make image-constraints` writes it.'; \
 	  build/image/bin/pip freeze --all | grep -v -e '^gorgo' -e '^pip=='; } > deploy/image/constraints.txt
 
@@ -138,7 +138,7 @@ screenshots: setup ## the pictures in README and docs, into docs/images (wants c
 	$(BIN)/python -m deploy.screenshots
 	$(BIN)/python -m tests.console.screenshots
 
-release: ## wheel, sdist, chart, bill of materials and checksums of HEAD, into build/release (wants Go for Helm)
+release: ## wheels, sdists, chart, bill of materials and checksums of HEAD, into build/release (wants Go for Helm)
 	PYTHON=$(PYTHON) deploy/release/build.sh
 
 lint: setup ## ruff, import-linter and mypy

@@ -8,8 +8,12 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "epp"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "pb" not in path.relative_to(PACKAGE).parts)
+MODULES = [
+    path
+    for top in ("epp", "lab/epp_lab")
+    for path in sorted((ROOT / top).rglob("*.py"))
+    if "pb" not in path.relative_to(ROOT).parts
+]
 
 MAX_FUNCTION_LINES = 60
 

@@ -1,4 +1,4 @@
-"""The wheel, installed where nothing else is: commands work, or name the extra that they need in one line."""
+"""The wheels, installed where nothing else is: commands work, or name in one line the package that they need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def pip(folder: Path, *words: str | Path) -> None:
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts of a virtual environment with the wheel alone; its dependencies are kept until they change."""
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()[:12]
+    files = b"".join((ROOT / top / "pyproject.toml").read_bytes() for top in ("", "lab"))
+    digest = hashlib.sha256(files + sys.version.encode()).hexdigest()[:12]
     folder = ROOT / "build" / f"base-{digest}"
     installed = folder / "installed"
     if not installed.exists():
@@ -46,7 +47,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="session")
+def lab(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the second wheel, beside that environment: commands find it where they are told to."""
+    made, folder = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("lab")
+    pip(base.parent, "wheel", "--quiet", "--retries", "1", "--no-deps", "--wheel-dir", made, ROOT / "lab")
+    (wheel,) = made.iterdir()
+    pip(base.parent, "install", "--quiet", "--no-deps", "--target", folder, wheel, "cmaes")
+    return folder
+
+
+def called(
+    base: Path, folder: Path, *words: str, lab: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """A command's end, in a folder with a configuration of each extra's; no Envoy is on the PATH."""
     (folder / "endpoints.yaml").write_text("endpoints: [{address: '192.0.2.1:8000'}]")
     (folder / "tokenizer.json").write_text("{}")
@@ -63,7 +76,7 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
     return subprocess.run(
         (base / words[0], *words[1:]),
         cwd=folder,
-        env={"PATH": str(base), "HOME": str(folder)},
+        env={"PATH": str(base), "HOME": str(folder), "PYTHONPATH": str(lab or "")},
         capture_output=True,
         text=True,
         check=False,
@@ -91,32 +104,56 @@ def called(base: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         ("epp bench tracing", "otel"),
     ],
 )
-def test_what_needs_an_extra_names_it_in_one_line(base: Path, tmp_path: Path, words: str, extra: str) -> None:
-    done = called(base, tmp_path, *words.split())
+def test_what_needs_an_extra_names_it_in_one_line(
+    base: Path, lab: Path, tmp_path: Path, words: str, extra: str
+) -> None:
+    done = called(base, tmp_path, *words.split(), lab=lab)
     # The picker's log has times before its lines.
     lines = [line for line in done.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
     assert lines[0].startswith("epp: ")
-    assert f"pip install 'gorgo-epp[{extra}]'" in lines[0]
+    package = "gorgo-epp-lab" if extra == "laar" else "gorgo-epp"
+    assert f"pip install '{package}[{extra}]'" in lines[0]
+
+
+def commands(base: Path, lab: Path | None = None) -> list[str]:
+    done = subprocess.run(
+        (base / "python", "-c", "from epp.cli import COMMANDS\nfor c in COMMANDS: print(*c.words)"),
+        env={"PYTHONPATH": str(lab or "")}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
 
 
 @pytest.mark.timeout(2 * INSTALL_S)
-def test_what_needs_none_works(base: Path, tmp_path: Path) -> None:
-    commands = subprocess.run(
-        (base / "python", "-c", "from epp.cli import COMMANDS\nfor c in COMMANDS: print(*c.words)"),
-        capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    assert "envoy render" in commands
+def test_what_needs_none_works(base: Path, lab: Path, tmp_path: Path) -> None:
+    assert "envoy render" in commands(base)
+    assert "lab sim" in commands(base, lab)
     for words in (
-        *(f"epp {command} --help" for command in commands),
-        "epp --version",
-        "epp config check plain.yaml",
-        "epp lab compare --list",
-        "epp lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random",
-        "epp bench core --rounds 1 --sizes 200 --endpoints 3",
+        *(f"{command} --help" for command in commands(base)),
+        "--version",
+        "config check plain.yaml",
     ):
-        done = called(base, tmp_path, *words.split())
+        done = called(base, tmp_path, "epp", *words.split())
         assert (done.returncode, done.stderr) == (0, ""), words
+    for words in (
+        *(f"{command} --help" for command in {*commands(base, lab)} - {*commands(base)}),
+        "lab compare --list",
+        "lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random,mooncake",
+        "bench core --rounds 1 --sizes 200 --endpoints 3",
+    ):
+        done = called(base, tmp_path, "epp", *words.split(), lab=lab)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+@pytest.mark.timeout(2 * INSTALL_S)
+def test_what_learns_and_measures_is_named_where_it_is_missing(base: Path, lab: Path, tmp_path: Path) -> None:
+    named = called(base, tmp_path, "epp", "--help").stdout
+    for words in {*commands(base, lab)} - {*commands(base)}:
+        done = called(base, tmp_path, "epp", *words.split())
+        lines = done.stderr.splitlines()
+        assert (done.returncode, len(lines)) == (2, 1), words
+        assert "pip install gorgo-epp-lab" in lines[0]
+        assert words in named or words.split()[0] in named
 
 
 @pytest.mark.timeout(2 * INSTALL_S)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the release of HEAD into build/release: wheel and sdist, chart, bill of materials, checksums. What can be is built
+# Build the release of HEAD into build/release: wheels and sdists, chart, bill of materials, checksums. What can be is built
 # twice, in folders of different names, and has to be the same bytes; the Dockerfile is linted. Wants Helm (`make helm`); publishes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -18,7 +18,9 @@ helm=$(deploy/k8s/install_helm.sh)/helm
 build() {
   mkdir -p "$1/source" "$1/made"
   git archive HEAD | tar -x -C "$1/source"
-  "$tools/bin/python" -m build --no-isolation --outdir "$1/made" "$1/source" >"$1/log" 2>&1 || { cat "$1/log" >&2; return 1; }
+  for each in "$1/source" "$1/source/lab"; do
+    "$tools/bin/python" -m build --no-isolation --outdir "$1/made" "$each" >"$1/log" 2>&1 || { cat "$1/log" >&2; return 1; }
+  done
   "$helm" package "$1/source/deploy/k8s/chart" --destination "$1/chart" >>"$1/log" 2>&1 || { cat "$1/log" >&2; return 1; }
   # Helm writes the time of day into its archive.
   tar -x -z -C "$1/chart" -f "$1"/chart/*.tgz
@@ -33,13 +35,13 @@ diff -r "$scratch/first/made" "$scratch/in-another-folder/made"
 rm -rf "$out"
 mkdir -p "$(dirname "$out")"
 mv "$scratch/first/made" "$out"
-wheel=$(echo "$out"/*.whl)
+wheel=$(echo "$out"/gorgo_epp-*.whl)
 version=$(basename "$wheel" | cut -d- -f2)
 
 # The packages of the image: what it installs, at its versions.
 ${PYTHON:-python3} -m venv "$scratch/image"
 "$scratch/image/bin/pip" install --quiet --only-binary :all: --no-binary nkeys --constraint deploy/image/constraints.txt \
-  "$wheel[$(sed -n 's/^ARG EXTRAS=//p' Dockerfile)]"
+  "$wheel[$(sed -n 's/^ARG EXTRAS=//p' Dockerfile)]" "$out"/gorgo_epp_lab-*.whl
 "$scratch/image/bin/epp" --version
 "$scratch/image/bin/pip" uninstall --quiet --yes pip setuptools
 sed "s/^dynamic = .*/version = \"$version\"/" pyproject.toml >"$scratch/pyproject.toml"

@@ -39,10 +39,13 @@ def test_what_is_installed_is_pinned_and_comes_as_wheels() -> None:
 
 
 def test_every_dependency_has_a_pin_that_it_allows() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project, lab = (
+        tomllib.loads((ROOT / top / "pyproject.toml").read_text())["project"] for top in ("", "lab")
+    )
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
+        *(each for each in lab["dependencies"] if not each.startswith("gorgo-epp")),
         *(
             each
             for name in ("envoy", "kubernetes", "otel", "zstd", "tls", "tokenizers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from tests.kit.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
 
 
 def find_registry() -> Path:
@@ -69,6 +72,8 @@ def test_the_chart_renders_from_a_registry_as_from_its_folder(tmp_path: Path) ->
 
 def test_all_that_is_released_has_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    heading = re.search(r"^## (\S+)", (Path(__file__).parents[2] / "CHANGELOG.md").read_text(), re.MULTILINE)
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heading
-    assert {chart["version"], chart["appVersion"], heading[1]} == {__version__}
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert {chart["version"], chart["appVersion"], heading[1], lab["version"]} == {__version__}
+    assert f"gorgo-epp=={__version__}" in lab["dependencies"]

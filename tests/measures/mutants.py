@@ -61,7 +61,7 @@ def run(folder: str, _: str, seed: int) -> dict[str, float]:
             done = subprocess.run(  # our own interpreter
                 (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests),
                 cwd=tree,
-                env={**os.environ, "PYTHONPATH": str(tree)},
+                env={**os.environ, "PYTHONPATH": f"{tree}:{tree / 'lab'}"},
                 capture_output=True,
                 timeout=LIMIT_S,
                 check=False,

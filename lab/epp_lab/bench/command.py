@@ -137,7 +137,10 @@ def _in_tree(tree: Path) -> Figures:
         saved = Path(folder) / "figures.json"
         done = subprocess.run(  # noqa: S603  # ourselves
             tied_to_parent(sys.executable, "-P", "-m", "epp", *words, "--rounds", "1", "--save", str(saved)),
-            env={**os.environ, "PYTHONPATH": str(tree.resolve())},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(tree.resolve()), str(tree.resolve() / "lab"))),
+            },
             capture_output=True,
             text=True,
             check=False,
