@@ -126,7 +126,7 @@ class WeightFiles:
     config_file: Path | None
 
     def tuned_bounds(self) -> dict[str, tuple[float, float]]:
-        """Return within what a tuner keeps each weight."""
+        """Return within what a tuner keeps each weight, by the values in the book."""
         bounds = tuner_bounds(self.policy, self.book.bounds)
         if self.policy in _UNITS:
             bounds[_UNITS[self.policy]] = (self.book.current.values[_UNITS[self.policy]],) * 2

@@ -76,7 +76,18 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Print what a running picker has in force, or one that starts with these files; 1 for a bad file."""
     if arguments.url:
         return _show_picker(arguments.url)
-    return _show(read_weight_files(arguments, looking=True))
+    files = read_weight_files(arguments, looking=True)
+    book, bounds, refused = files.book, files.tuned_bounds(), False  # by the configuration alone
+    for layer, path in (("tuner", files.paths.weights), ("override", files.overrides)):
+        try:
+            if path is not None:
+                book.update(layer, read_file(path), str(path))
+        except (ConfigError, OSError) as error:
+            print(f"refused: {error}", file=sys.stderr)
+            refused = True
+    for line in _lines(book, bounds, time.time()):
+        print(line)
+    return 1 if refused else 0
 
 
 def run_pin(arguments: argparse.Namespace) -> int:
@@ -124,25 +135,9 @@ def _show_picker(url: str) -> int:
     return 1 if bad else 0
 
 
-def _show(files: WeightFiles) -> int:
-    """Print what a picker that starts with these files has in force; 1 when one of them is refused."""
-    book, refused = files.book, False
-    for layer, path in (("tuner", files.paths.weights), ("override", files.overrides)):
-        try:
-            if path is not None:
-                book.update(layer, read_file(path), str(path))
-        except (ConfigError, OSError) as error:
-            print(f"refused: {error}", file=sys.stderr)
-            refused = True
-    for line in _lines(book, files, time.time()):
-        print(line)
-    return 1 if refused else 0
-
-
-def _lines(book: WeightBook, files: WeightFiles, now_wall_s: float) -> Iterator[str]:
+def _lines(book: WeightBook, bounds: Mapping[str, tuple[float, float]], now_wall_s: float) -> Iterator[str]:
     """Write a line a weight, then the trial."""
     trial = book.plan.trial
-    bounds = files.tuned_bounds()
     running = trial is not None and trial.block_at(now_wall_s) is not None
     yield f"policy {book.policy}, version {book.current.version}"
     for name, value in sorted(book.current.values.items()):
