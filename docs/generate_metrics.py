@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.server.metrics import MAX_PRIORITIES, MAX_STRANGE_MODELS
-from epp.server.metrics_table import TABLE
+from epp.metrics.metrics import MAX_PRIORITIES, MAX_STRANGE_MODELS
+from epp.metrics.table import TABLE
 
 if TYPE_CHECKING:
-    from epp.server.metrics import Row
+    from epp.metrics.metrics import Row
 
 PAGE = Path(__file__).parent / "metrics.md"
 

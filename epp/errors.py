@@ -4,6 +4,7 @@ EppError
 ├── ConfigError      an operator's file is wrong: names the file, the key and the fix
 │   └── ConfigErrors several errors at once, in the order of the files
 ├── ClientError      a request is wrong: carries the HTTP status and words for the client
+├── NotAdmittedError a request is not let in for now: carries words for the client
 ├── NoEndpointError  no endpoint may serve a request: names the rule that removed the last one
 └── UnreadableError  bytes of another process, or of a disk, are no message
 """
@@ -99,6 +100,10 @@ class ClientError(EppError):
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         self.status, self.message, self.param = status, message, param
         super().__init__(message)
+
+
+class NotAdmittedError(EppError):
+    """A request has to wait for better times; becomes 429 with the message."""
 
 
 class NoEndpointError(EppError):

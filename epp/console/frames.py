@@ -27,10 +27,10 @@ from epp.types import NUMERIC_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from epp.feeds.learned import Learning
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
     from epp.schedule.weights import WeightBook
-    from epp.server.learned import Learning
     from epp.server.live import Live
     from epp.signals.fleet import Fleet
 

@@ -1,7 +1,7 @@
 """The scripts: one watches responses for the picker, one puts public model names back into them.
 
 Owns the cluster of the picker's listener for first tokens, the scripts' parameters and the names under which
-findings travel. The picker's receivers (`epp.server.access_log`, `epp.server.first_token`) use the same
+findings travel. The picker's receivers (`epp.request.access_log`, `epp.request.first_token`) use the same
 names; a test with a real Envoy holds both together.
 """
 

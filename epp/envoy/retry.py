@@ -1,6 +1,6 @@
 """Headers: what clients are told of a decision, and what engines need not see.
 
-The picker writes the metadata (`epp.server.core`) and reads the request's headers (`epp.apis.registry`)
+The picker writes the metadata (`epp.request.director`) and reads the request's headers (`epp.apis.registry`)
 under the same names; a test with a real Envoy holds them together.
 """
 

@@ -14,14 +14,14 @@ import msgspec
 
 from epp.llmd.flags import duration_s
 from epp.llmd.picker_config import PARSERS
-from epp.policies.llm_d_filters import Filters
-from epp.policies.llm_d_profile import Picker
-from epp.policies.llm_d_scorers import PrefixScorer, Scorers
+from epp.llmd.policies.filters import Filters
+from epp.llmd.policies.profile import Picker
+from epp.llmd.policies.scorers import PrefixScorer, Scorers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.policies.llm_d_filters import Admitter
+    from epp.llmd.policies.filters import Admitter
 
 
 STAGES = "an endpoint serves a request alone here; keep llm-d for prefill, decode and encode endpoints"

@@ -35,10 +35,10 @@ from epp.llmd.parameters import (
     SessionId,
 )
 from epp.llmd.picker_config import Profile, Reference
-from epp.policies.llm_d_filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
-from epp.policies.llm_d_plugins import Attribute, Bound, Filter, Scorer, SessionSource
-from epp.policies.llm_d_profile import LlmDProfile, LlmDProfiles
-from epp.policies.llm_d_scorers import TopologyScorer
+from epp.llmd.policies.filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
+from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
+from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
+from epp.llmd.policies.scorers import TopologyScorer
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:

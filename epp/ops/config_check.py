@@ -14,9 +14,9 @@ import msgspec
 
 from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
+from epp.feeds.files import required_file
 from epp.llmd.check import Verdict, check_text, refused
 from epp.server.check import all_errors
-from epp.server.files import required_file
 
 if TYPE_CHECKING:
     import argparse

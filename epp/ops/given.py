@@ -16,11 +16,11 @@ from epp.config.bounds import tuner_bounds
 from epp.config.load import parse_config, parse_weights
 from epp.config.schema import Config
 from epp.errors import ConfigError, EppError
+from epp.feeds.files import read_file, required_file
 from epp.policies.registry import create
 from epp.records.files import read_records, record_files
 from epp.records.weight_files import WeightsPaths
 from epp.schedule.weights import WeightBook
-from epp.server.files import read_file, required_file
 
 if TYPE_CHECKING:
     import argparse

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from epp.feeds.files import required_file
 from epp.llmd.migrate import migrate
-from epp.server.files import required_file
 
 if TYPE_CHECKING:
     import argparse

@@ -16,11 +16,11 @@ import yaml
 from epp.config.load import check_weights
 from epp.config.plan import INCUMBENT, Split
 from epp.errors import ConfigError, EppError
+from epp.feeds.files import exclusive, read_file, replace_file
 from epp.ops.doctor.context import Page
 from epp.ops.given import add_weight_arguments, read_weight_files
 from epp.ops.picker_http import answered
 from epp.records.weight_files import history_lines, read_history
-from epp.server.files import exclusive, read_file, replace_file
 
 if TYPE_CHECKING:
     import argparse

@@ -9,12 +9,13 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from epp.types import Endpoint, Floats, RequestInfo, Snapshot
+    from epp.signals.fleet import Fleet
+    from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
     Terms = dict[str, Floats]
     Weights = Mapping[str, float]
@@ -28,21 +29,34 @@ Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 
 
-class Column(Struct, frozen=True):
-    """A column of `Snapshot.extra`, made for the policies that require it (`epp.schedule.extras`).
+class ExtraColumns:
+    """Make columns of `Snapshot.extra` for one policy.
 
     Attributes:
-        name: in snapshots and records.
-        headers: request headers that it is made of.
+        headers: request headers that they are made of.
+        tokens: response headers that tell clients their endpoint, in base64.
     """
 
-    name: str
-    headers: tuple[str, ...] = ()
+    headers = tokens = frozenset[str]()
+
+    def columns(
+        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+    ) -> Mapping[str, Floats]:
+        """Make each column by name.
+
+        Args:
+            request: the request.
+            fleet: all signals.
+            seen: those of the candidates.
+            slots: the candidates, in the snapshot's order.
+            now_s: the time.
+        """
+        raise NotImplementedError
+
+    def note(self, address: str, request: RequestInfo, seen: Snapshot, now_s: float) -> None:
+        """Note where a request went, by the snapshot of its decision."""
 
 
-#: Requests that an endpoint or a peer region takes before they wait, 1 for a peer region, and what a request
-#: there costs in money, as milliseconds.
-ROOM, PEER, PRICE = Column("room"), Column("peer"), Column("price_ms")
 #: Name of a term that is no part of a cost: 1 where an attempt is worth its time, 0 where it is not.
 WORTH_TERM = "worth"
 
@@ -135,11 +149,6 @@ class Policy:
         """Return the weights that the policy starts with."""
         return {name: spec.default for name, spec in cls.weight_specs.items()}
 
-    @property
-    def headers(self) -> frozenset[str]:
-        """Name the request headers that it reads: by default those of its columns."""
-        return frozenset(header for column in self.required_columns for header in column.headers)
-
     def chosen(self, request: RequestInfo) -> Policy:
         """Return the policy that decides on a request: by default itself, else one that this one keeps.
 
@@ -153,9 +162,13 @@ class Policy:
         return True
 
     @property
-    def required_columns(self) -> frozenset[Column]:
-        """List the columns of `Snapshot.extra` that it reads."""
+    def headers(self) -> frozenset[str]:
+        """Name the request headers that it reads itself."""
         return frozenset()
+
+    def extra_columns(self) -> ExtraColumns | None:
+        """Return what makes the columns of `Snapshot.extra` that it reads; None where it reads none."""
+        return None
 
     def told_endpoints(
         self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int

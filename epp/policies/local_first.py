@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.policies.base import PEER, PRICE, ROOM, Share
+from epp.policies.base import ExtraColumns, Share
 from epp.policies.gorgo_ms import GorgoMs
-from epp.types import Ranking
+from epp.types import PEER_CLASS, Ranking
 
 if TYPE_CHECKING:
-    from epp.policies.base import Column, Weights
-    from epp.types import Flags, Floats, RequestInfo, Snapshot
+    from collections.abc import Mapping
 
+    from epp.policies.base import Weights
+    from epp.signals.fleet import Fleet
+    from epp.types import Flags, Floats, RequestInfo, Slots, Snapshot
+
+#: Columns: requests that an endpoint or a peer region takes before they wait, 1 for a peer region, and what a
+#: request there costs in money, as milliseconds.
+ROOM, PEER, PRICE = "room", "peer", "price_ms"
 #: A third of the largest batch, where an engine takes twice as many as that.
 _LIGHT = 1 / 6
 
@@ -39,16 +45,15 @@ class LocalFirst(GorgoMs):
     local_region: str = ""
     margin: Share = 0.2
 
-    @property
-    def required_columns(self) -> frozenset[Column]:
-        """List the columns of `Snapshot.extra` that it reads."""
-        return frozenset({ROOM, PEER, PRICE})
+    def extra_columns(self) -> ExtraColumns:
+        """Return what makes the columns of `RegionColumns`."""
+        return RegionColumns()
 
     def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price as `GorgoMs`, then put those behind that are elsewhere or full."""
         ranking = GorgoMs.rank(self, request, fleet, weights, seed)
         none = np.zeros(len(fleet))
-        price, room, peer = (fleet.extra.get(column.name, none) for column in (PRICE, ROOM, PEER))
+        price, room, peer = (fleet.extra.get(name, none) for name in (PRICE, ROOM, PEER))
         costs, local, running = ranking.costs + price, self._local(fleet, peer), fleet.running_requests
         has_room = (running == fleet.decoding_requests) & (fleet.engine_waiting == 0.0)
         has_room &= running < _LIGHT * (running + room)
@@ -67,3 +72,24 @@ class LocalFirst(GorgoMs):
         if self.local_region:
             own &= np.array([region == self.local_region for region in fleet.regions])
         return own
+
+
+class RegionColumns(ExtraColumns):
+    """Make the columns of what peer regions differ in; without them there are no peers and no prices."""
+
+    def columns(
+        self,
+        request: RequestInfo,
+        fleet: Fleet,
+        seen: Snapshot,
+        slots: Slots,
+        now_s: float,
+    ) -> Mapping[str, Floats]:
+        """Make `PEER`, `PRICE` and `ROOM`."""
+        peer = price = np.zeros(len(slots))
+        if fleet.remote is not None:
+            peer = np.array([each == PEER_CLASS for each in seen.engine_classes], np.float64)
+            limit, sequences = request.max_output_tokens, request.sequences
+            answer_tokens = fleet.answers.expected(request.model, limit, sequences)
+            price = fleet.remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
+        return {PEER: peer, PRICE: price, ROOM: fleet.places(slots)}

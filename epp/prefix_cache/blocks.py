@@ -92,10 +92,7 @@ class BlockHasher:
         tokens, token_offsets = (counter.count(request), ()) if counted is None else counted
         if size:
             tokens = max(tokens, 1)  # a tokenizer counts none in 200 empty texts; others divide by a block's
-        named = (request.model, request.cache_salt, tenant)
-        # clients choose two of the names: long ones are not remembered
-        find = self._remembered if sum(map(len, named)) <= _SHORT else self._namespace
-        namespace = find(*named)
+        namespace = self._namespace_of(request.model, request.cache_salt, tenant)
         block_bytes = min(self._block_bytes, size)
         block_tokens = tokens * block_bytes / size if size else float(self._block_bytes)
         blocks = self._chain(namespace, canonical)
@@ -177,6 +174,11 @@ class BlockHasher:
         keyed = self._keyed_names.copy()
         keyed.update(text.encode(errors="backslashreplace"))
         return keyed.hexdigest()
+
+    def _namespace_of(self, *names: str) -> int:
+        # clients choose two of the names: long ones are not remembered
+        find = self._remembered if sum(map(len, names)) <= _SHORT else self._namespace
+        return find(*names)
 
     def _namespace(self, model: str, salt: str, tenant: str) -> int:
         parts = b"".join(

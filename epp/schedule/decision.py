@@ -304,7 +304,7 @@ class Outcome(Struct, frozen=True):
     Attributes:
         id: its decision.
         endpoint: address picked.
-        cause: why it ended, as `epp.extproc.types.Cause` or `epp.server.access_log.Termination` spells it;
+        cause: why it ended, as `epp.extproc.types.Cause` or `epp.request.access_log.Termination` spells it;
             ``expired`` where its lease outlived its time.
         status: HTTP status of the response.
         ttft_ms: first piece of the answer: after the request's arrival at Envoy where Envoy tells it, else

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.prefix_cache.index import PrefixIndex
     from epp.schedule.decision import Leg, Outcome
-    from epp.schedule.extras import Extras
     from epp.schedule.filters import Candidates
     from epp.schedule.weights import WeightBook, Weights
     from epp.signals.paths import ConnectionTiming
@@ -133,11 +132,7 @@ class Picker:
         self._learn = learn
         self.filters = Filters(policy)
         fleet.on_pool["filters"] = lambda: self.filters.set_pool(fleet.members)
-        self._extras: Extras | None = None
-        if columns := policy.required_columns:
-            from epp.schedule.extras import Extras  # noqa: PLC0415  # only for policies that ask for more
-
-            self._extras = Extras(columns)
+        self._extras = policy.extra_columns()
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
@@ -170,7 +165,9 @@ class Picker:
     @property
     def headers_read(self) -> frozenset[str] | None:
         """Name the request headers that the policy asks for, None where it asks for none."""
-        return self.policy.headers or (None if self._extras is None else frozenset())
+        if self._extras is None:
+            return self.policy.headers or None
+        return self.policy.headers | self._extras.headers
 
     @property
     def session_tokens(self) -> frozenset[str]:
@@ -277,7 +274,7 @@ class Picker:
         if deepest is not None:
             fleet.popularity.count(deepest, now_s)
         if self._extras is not None:
-            self._extras.picked(decision.endpoint, request, decision.fleet, now_s)
+            self._extras.note(decision.endpoint, request, decision.fleet, now_s)
         if request.prompt_tokens:
             fleet.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
         slots = measured.found.slots

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.errors import NoEndpointError
+from epp.errors import NotAdmittedError
 from epp.signals.engine_metrics import KV_USAGE, WAITING
 from epp.signals.ledger import PENDING, RUNNING
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from epp.signals.fleet import Fleet
     from epp.types import Floats, RequestInfo
 
-#: Rule by which a request is not admitted.
-SATURATED = "saturated"
 #: Headers that name a request's InferenceObjective, the newer name first. Source [E].
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 
@@ -88,11 +86,11 @@ class Shedding:
         """Let a request with a body in, at once.
 
         Raises:
-            NoEndpointError: it is sheddable, and the pool is saturated.
+            NotAdmittedError: it is sheddable, and the pool is saturated.
         """
         if request.priority >= 0 or not (request.api or request.opaque):
             return
         found = self.saturation(now_s)
         if found >= 1.0:
             words = f"requests of negative priority are dropped while the pool is saturated ({found:.2f})"
-            raise NoEndpointError(SATURATED, words)
+            raise NotAdmittedError(words)

@@ -1,1 +1,1 @@
-"""All the I/O: gRPC and HTTP faces, probes, scrapers, file watching, tasks."""
+"""The process: what is built from the configuration, started and stopped; workers, health, TLS."""

@@ -15,34 +15,34 @@ import msgspec
 
 from epp.config.capability import read_chances
 from epp.errors import ConfigError
+from epp.feeds.files import AppliedFile, WatchedFile, watch
+from epp.feeds.poll import SignalFeed
+from epp.feeds.pool import PoolFeed
+from epp.metrics.metrics import Metrics
+from epp.metrics.read import PickerState
+from epp.metrics.table import TABLE
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
+from epp.request.conformance import SteeredCore
+from epp.request.director import Core
+from epp.request.first_token import FirstTokenReceiver
+from epp.request.relays import RelayPaths
+from epp.request.response_sampling import Sampler, section_of
+from epp.request.routed_reports import RoutedReports
+from epp.request.tokenizers import ServedTokenizers, Tokenizers, load_models
+from epp.rpc.accepting import allowed_connections, located
 from epp.schedule.decision import to_record
 from epp.schedule.picker import Picker, PickerSettings, fleet_of
 from epp.schedule.saturation import Shedding
 from epp.schedule.weights import WeightBook
-from epp.server.accepting import allowed_connections, located
-from epp.server.conformance import SteeredCore
-from epp.server.core import Core
-from epp.server.files import AppliedFile, WatchedFile, watch
-from epp.server.first_token import FirstTokenReceiver
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
 from epp.server.host import Host
 from epp.server.live import Live
 from epp.server.live_page import LivePage
-from epp.server.metrics import Metrics
-from epp.server.metrics_read import PickerState
-from epp.server.metrics_table import TABLE
-from epp.server.poll import SignalFeed
-from epp.server.pool import PoolFeed
 from epp.server.process import DecisionIds, Tasks, hash_secrets, index_of
-from epp.server.relays import RelayPaths
 from epp.server.reload import Reload
-from epp.server.response_sampling import Sampler, section_of
-from epp.server.routed_reports import RoutedReports
 from epp.server.tls import Certificates
-from epp.server.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.threads import in_daemon_thread, kept
 from epp.tokens.estimate import EstimateCounter
 from epp.tokens.optional_parts import OptionalParts
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from epp.cluster.link import Link
     from epp.cluster.messages import Group
     from epp.config.schema import Config
+    from epp.feeds.kubernetes import ClusterFeed
+    from epp.feeds.lead import LeadFeed
+    from epp.feeds.learned import Learning
+    from epp.feeds.restore import IndexRestore
     from epp.records.recorder import FileRecorder
-    from epp.server.access_log import Reports
-    from epp.server.cluster import ClusterFeed
-    from epp.server.lead import LeadFeed
-    from epp.server.learned import Learning
-    from epp.server.regions import Regions
-    from epp.server.restore import IndexRestore
-    from epp.server.tracing import Tracing
+    from epp.request.access_log import Reports
+    from epp.request.regions import Regions
+    from epp.request.tracing import Tracing
     from epp.types import RequestInfo
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class App:
         config = self._config
         if not (config.shadow or config.policy.model_file or config.policy.name == "lodestar"):
             return None
-        from epp.server.learned import Learning  # noqa: PLC0415  # only where it is configured
+        from epp.feeds.learned import Learning  # noqa: PLC0415  # only where it is configured
 
         return Learning(config, self.picker, self.metrics, self._clock, self._source, base=self._base)
 
@@ -213,7 +213,7 @@ class App:
         if not self._config.tracing:
             return None
         try:
-            from epp.server.tracing import Tracing  # noqa: PLC0415  # only where it is configured
+            from epp.request.tracing import Tracing  # noqa: PLC0415  # only where it is configured
         except ImportError:
             problem, fix = "needs OpenTelemetry's SDK", "pip install 'gorgo-epp[otel]'"
             raise ConfigError(self._source, "tracing", problem, fix) from None
@@ -223,7 +223,7 @@ class App:
         settings = self._config.pool.kubernetes
         if settings is None:
             return None
-        from epp.server.cluster import ClusterFeed  # noqa: PLC0415  # only where it is configured
+        from epp.feeds.kubernetes import ClusterFeed  # noqa: PLC0415  # only where it is configured
 
         return ClusterFeed(
             settings,
@@ -238,7 +238,7 @@ class App:
     def _build_regions(self, hasher: BlockHasher) -> Regions | None:
         if not self._config.federation.region:
             return None
-        from epp.server.regions import Regions  # noqa: PLC0415  # only where it is configured
+        from epp.request.regions import Regions  # noqa: PLC0415  # only where it is configured
 
         config, source, clock, fleet = self._config, self._source, self._clock, self.picker.fleet
         key_id, metrics = hasher.key_id, self.metrics
@@ -263,7 +263,7 @@ class App:
             problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
             raise ConfigError(self._source, "cluster.url", problem, fix) from None
 
-        from epp.server import lead  # noqa: PLC0415  # likewise
+        from epp.feeds import lead  # noqa: PLC0415  # likewise
 
         records, led = self._base / config.records.folder, lead.is_led(config)
         link = NatsLink(
@@ -341,7 +341,7 @@ class App:
         # Without a secret of the deployment nothing that an earlier process wrote can be understood.
         if not (records.folder and self._config.prefix.secret_file):
             return None
-        from epp.server.restore import IndexRestore  # noqa: PLC0415  # only where it is configured
+        from epp.feeds.restore import IndexRestore  # noqa: PLC0415  # only where it is configured
 
         return IndexRestore(
             self._base / records.folder,

@@ -14,15 +14,15 @@ from epp.config.load import check_weights, parse_weights, stated
 from epp.config.plan import parse_plan
 from epp.config.pool import parse_pool
 from epp.errors import ConfigError, gather
+from epp.feeds.files import read_file
+from epp.feeds.kubernetes import require_library
+from epp.feeds.learned import shadows
 from epp.policies.registry import POLICIES, create
 from epp.records.model_files import parse_reward_model
+from epp.request.tokenizers import load_models
 from epp.schedule.weights import effective_bounds
-from epp.server.cluster import require_library
-from epp.server.files import read_file
-from epp.server.learned import shadows
 from epp.server.process import hash_secrets
 from epp.server.tls import Certificates
-from epp.server.tokenizers import load_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,13 +19,13 @@ import uvloop
 
 from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
+from epp.feeds.files import replace_file, required_file
 from epp.llmd.flags import FLAGS, read_flags
 from epp.llmd.settings import log_settings, translate
-from epp.server.accepting import allow_files, close_early
+from epp.logs import configure
+from epp.rpc.accepting import allow_files, close_early
 from epp.server.app import App
-from epp.server.files import replace_file, required_file
 from epp.server.host import Host
-from epp.server.logs import configure
 from epp.server.process import MAX_WORKERS, SystemClock, stop_signals
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The gRPC face: ext_proc, access log and health on one listener.
 
 Owns which transport serves (`listen.transport`), limits, and the order of a stop; the transports are
-`epp.server.rpc_server`, the picker's own, and `epp.server.grpcio_server`. A stream that ends in any way -
+`epp.rpc.rpc_server`, the picker's own, and `epp.rpc.grpcio_server`. A stream that ends in any way -
 closed, reset, cancelled, failed - ends its exchange exactly once.
 """
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
-from epp.server.accepting import located
-from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
-from epp.server.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
-from epp.server.first_token import TOLD
+from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
+from epp.request.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
+from epp.request.first_token import TOLD
+from epp.rpc.accepting import located
+from epp.rpc.rpc_server import RpcServer
 from epp.server.health import HealthState, health_service
 from epp.server.process import allowed_held_bytes
-from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     from epp.config.schema import Config
     from epp.extproc.body_budget import Share
-    from epp.server.access_log import Reports
-    from epp.server.core import Core
-    from epp.server.first_token import FirstTokenReceiver
-    from epp.server.grpcio_server import GrpcioServer
-    from epp.server.handlers import Serve
-    from epp.server.metrics import Metrics
-    from epp.server.response_sampling import Sampler
-    from epp.server.seat import Seat
+    from epp.metrics.metrics import Metrics
+    from epp.request.access_log import Reports
+    from epp.request.director import Core
+    from epp.request.first_token import FirstTokenReceiver
+    from epp.request.response_sampling import Sampler
+    from epp.rpc.grpcio_server import GrpcioServer
+    from epp.rpc.handlers import Serve
+    from epp.rpc.http2.messages import Room
+    from epp.rpc.seat import Seat
     from epp.server.tls import Certificates
-    from epp.transport.messages import Room
 
 _ENVELOPE_BYTES = 1024 * 1024
 #: In full duplex a long upload passes the picker piece by piece, whatever the longest body that it reads, and
@@ -100,7 +100,7 @@ class GrpcServer:
         methods[TOLD] = first_tokens.serve
         self._listener: RpcServer | GrpcioServer
         if config.listen.transport == "grpcio":
-            from epp.server.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
+            from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
 
             self._listener = GrpcioServer(
                 methods,
@@ -109,6 +109,7 @@ class GrpcServer:
                 credentials=tls.credentials(config.listen.tls),
                 max_connections=max_connections,
                 room=self._grpcio_share,
+                bodiless=BODILESS,
                 single={PROCESS} if sampler.may_end_streams else (),
             )
         else:

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from epp.server.handlers import Handler, Unary
-from epp.transport.status import Status
+from epp.request.ext_proc import EXT_PROC
+from epp.rpc.handlers import Handler, Unary
+from epp.rpc.http2.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.server.handlers import Serve
-    from epp.transport.connection import Call
-    from epp.transport.messages import Message
+    from epp.rpc.handlers import Serve
+    from epp.rpc.http2.connection import Call
+    from epp.rpc.http2.messages import Message
 
-EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS = "liveness"
 #: Open calls of `Watch` on a listener: each keeps a task. Proxies and probes that watch open one each.
 MAX_WATCHES = 1024

@@ -22,11 +22,11 @@ import msgspec
 from aiohttp import web
 
 from epp.config.address import is_ip
+from epp.metrics.metrics import CONTENT_TYPE
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
-from epp.server.accepting import located, watching
+from epp.rpc.accepting import located, watching
+from epp.rpc.rpc_server import RpcServer
 from epp.server.health import HealthState, health_service
-from epp.server.metrics import CONTENT_TYPE
-from epp.server.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     import ssl
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
     from epp.config.listen import Listen
+    from epp.metrics.metrics import Metrics
     from epp.records.verdicts import Verdict
-    from epp.server.accepting import Acceptor, Watched
-    from epp.server.metrics import Metrics
+    from epp.rpc.accepting import Acceptor, Watched
     from epp.server.tls import Certificates
 
     _Handler = Callable[[web.Request], Coroutine[Any, Any, web.Response]]

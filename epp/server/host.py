@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.link import Link
     from epp.cluster.messages import Group
-    from epp.server.access_log import Reports
+    from epp.request.access_log import Reports
+    from epp.rpc.seat import Seat
     from epp.server.process import DecisionIds
-    from epp.server.seat import Seat
     from epp.signals.fleet import Fleet
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.link import Link
+    from epp.feeds.learned import Learning
+    from epp.request.recent import RecentDecisions
     from epp.schedule.picker import Picker
-    from epp.server.learned import Learning
-    from epp.server.recent import RecentDecisions
 
 
 @dataclass(slots=True)

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epp.errors import ConfigError
+from epp.feeds.files import read_secret
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.server.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,7 +36,6 @@ _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 #: Part of the memory limit that may be held: what holds it takes up to twice as much for a moment.
 _HELD_PART = 4
 _DECISION_ID = re.compile(r"([0-9a-f]{16})-[0-9a-f]+")
-_SECRET_BYTES, _MAKE = 16, "create it, e.g. 32 random bytes"
 
 
 class SystemClock:
@@ -123,27 +121,6 @@ def hash_secrets(config: Config, base: Path, source: str) -> list[bytes]:
         return [_OWN_SECRET]
     files = {key: name, "prefix.second_secret_file": config.prefix.second_secret_file}
     return [read_secret(base / name, key, source) for key, name in files.items() if name]
-
-
-def read_secret(path: Path, key: str, source: str) -> bytes:
-    """Read a secret, whose file's name may say more than a log should.
-
-    Args:
-        path: its file.
-        key: of the configuration.
-        source: name of the configuration file, for errors.
-
-    Raises:
-        ConfigError: it cannot be read, or holds fewer than 16 bytes.
-    """
-    try:
-        secret = (read_file(path) or b"").strip()
-    except OSError as error:
-        raise ConfigError(source, key, f"the file cannot be read: {error.strerror}", _MAKE) from None
-    if len(secret) < _SECRET_BYTES:
-        problem = f"there is no file of at least {_SECRET_BYTES} bytes"
-        raise ConfigError(source, key, problem, _MAKE)
-    return secret
 
 
 def index_of(settings: Prefix, hasher: BlockHasher) -> WarmIndex:

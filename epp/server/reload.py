@@ -16,9 +16,9 @@ from epp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from epp.request.director import Core
     from epp.schedule.picker import Picker
     from epp.schedule.saturation import Shedding
-    from epp.server.core import Core
 
 log = logging.getLogger(__name__)
 

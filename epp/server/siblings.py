@@ -20,9 +20,9 @@ from aiohttp import web
 
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.config.address import UNIX
+from epp.request.routed_reports import RoutedReports
+from epp.rpc.seat import Seat
 from epp.server.host import Host
-from epp.server.routed_reports import RoutedReports
-from epp.server.seat import Seat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.link import Link
     from epp.cluster.messages import Group
-    from epp.server.access_log import Reports
+    from epp.request.access_log import Reports
     from epp.server.process import DecisionIds
     from epp.server.workers import Worker
     from epp.signals.fleet import Fleet

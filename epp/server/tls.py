@@ -14,7 +14,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError, gather, raise_all
-from epp.server.files import WatchedFiles, read_file
+from epp.feeds.files import WatchedFiles, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

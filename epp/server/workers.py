@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from epp.errors import ConfigError
-from epp.server.accepting import close_early, located, open_early
-from epp.server.lead import is_led
+from epp.feeds.lead import is_led
+from epp.rpc.accepting import close_early, located, open_early
+from epp.rpc.seat import BEATS, Board
 from epp.server.process import stop_signals
-from epp.server.seat import BEATS, Board
 
 if TYPE_CHECKING:
     from collections.abc import Callable

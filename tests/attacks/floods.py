@@ -16,8 +16,8 @@ from typing import TypeAlias
 from hpack import Encoder, NeverIndexedHeaderTuple
 
 from epp.extproc.modes import BodyMode
-from epp.transport import frames
-from epp.transport.frames import PREFACE, frame, window_update
+from epp.rpc.http2 import frames
+from epp.rpc.http2.frames import PREFACE, frame, window_update
 from tests.kit.conversation import POST, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message, settings
 from tests.kit.rawpeer import PROCESS

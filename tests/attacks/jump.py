@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.server.files import replace_file
+from epp.feeds.files import replace_file
 from tests.kit.picker import Serving, until_seen
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from nats import connect
 from epp.cluster.messages import Group, Lead, Message, encode
 from epp.config.plan import Plan, render_plan
 from epp.envoy.child import Child
+from epp.feeds.lead import read_lead
 from epp.records.schema import join
-from epp.server.lead import read_lead
 from tests.kit.certificates import self_signed
 from tests.kit.events import opinion, pictures
 from tests.kit.kubefollow import kubeconfig

@@ -14,8 +14,8 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from epp.feeds.files import replace_file
 from epp.ops.top import drawn, pictures
-from epp.server.files import replace_file
 from epp_lab.demo.command import fleet
 from epp_lab.demo.example import example_parser, run_example
 from epp_lab.workloads.art_chat import DEMO, generate

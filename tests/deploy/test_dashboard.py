@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.server.metrics_table import TABLE
+from epp.metrics.table import TABLE
 from tests.kit.envoy import require_envoy
 from tests.kit.picker import Serving
 from tests.kit.prometheus import Prometheus, require

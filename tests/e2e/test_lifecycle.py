@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.errors import EppError
-from epp.server.accepting import listening_sockets
+from epp.rpc.accepting import listening_sockets
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.replicas import quick_config
 from tests.kit.waiting import until

@@ -10,7 +10,7 @@ import pytest
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Pick
-from epp.server.conformance import served_headers
+from epp.request.conformance import served_headers
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpack import Decoder, Encoder
 
-from epp.transport import frames
-from epp.transport.connection import Connection
-from epp.transport.messages import prefix
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import Connection
+from epp.rpc.http2.messages import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from epp.transport.limits import Limits
+    from epp.rpc.http2.limits import Limits
 
 PATH = b"/test.Service/Method"
 REQUEST = (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.server.health import EXT_PROC
-from epp.transport import frames
-from epp.transport.status import Status
+from epp.request.ext_proc import EXT_PROC
+from epp.rpc.http2 import frames
+from epp.rpc.http2.status import Status
 from epp.types import Endpoint
 from tests.kit.apps import app_of
 from tests.kit.http2 import Client, Fields, Frame, message

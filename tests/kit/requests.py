@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.extproc.types import HttpRequest
+    from epp.request.director import Core
     from epp.schedule.decision import Decision
-    from epp.server.core import Core
 
 
 def measured(namespace: int, tokens: int, blocks: Sequence[int], block_tokens: float) -> RequestInfo:

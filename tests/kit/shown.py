@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.kit.replicas import metric
 
 if TYPE_CHECKING:
-    from epp.server.metrics import Metrics
+    from epp.metrics.metrics import Metrics
 
 
 def shown(metrics: Metrics, name: str, /, **labels: str) -> float | None:

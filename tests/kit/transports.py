@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from epp.server.ext_proc import PROCESS
-from epp.server.grpcio_server import GrpcioServer
-from epp.server.rpc_server import RpcServer
+from epp.request.ext_proc import PROCESS
+from epp.rpc.grpcio_server import GrpcioServer
+from epp.rpc.rpc_server import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.server.handlers import Serve
+    from epp.rpc.handlers import Serve
 
 BUILTIN, GRPCIO = "builtin", "grpcio"
 BOTH = (BUILTIN, GRPCIO)

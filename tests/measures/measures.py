@@ -1,12 +1,11 @@
 """Measure the size of the code base and print it beside its limits and goals.
 
     python -m tests.measures.measures            # the table; a minute
-    python -m tests.measures.measures --lower    # lowers limits to what is measured, raises none
     python -m tests.measures.measures --slow     # measures mutants, coverage and test time (hours)
 
-Tokens and statements come from the source text, by `tokenize` and `ast`; the request path from a profile of
-one buffered chat; the import closure from a process that imports `epp serve`. `measures.json` holds the
-limit and the goal of each figure, `measures_slow.json` what takes hours, with its commit.
+Tokens come from the source text, by `tokenize`; the request path from a profile of one buffered chat; the
+modules from a process that imports `epp serve`. `measures.json` holds the goal of each figure and the limits
+of a few, `measures_slow.json` what takes hours, with its commit.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ import sys
 import tempfile
 import time
 import tokenize
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_high
 
 from grimp import build_graph
 
@@ -36,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 LIMITS = Path(__file__).with_name("measures.json")
 SLOW = Path(__file__).with_name("measures_slow.json")
 SERVES, LEARNS = "epp", "lab/epp_lab"
-SOURCES = (SERVES, LEARNS, "deploy", "docs", "protos")
 #: Layout and comments; what is left is what a reader has to read.
 _LAYOUT = {
     tokenize.COMMENT,
@@ -55,56 +51,26 @@ _OTHER = re.compile(
     re.DOTALL,
 )
 _CLOSURE = """
-import json, sys
+import sys
 import epp.cli, epp.server.command, epp.server.app
-ours = [module for name, module in sys.modules.items() if name.split(".")[0] == "epp"]
-files = [module.__file__ for module in ours if getattr(module, "__file__", None)]
-print(json.dumps([len(files), sum(open(f, encoding="utf-8").read().count("\\n") for f in files)]))
+print(sum(name.split(".")[0] == "epp" and bool(getattr(each, "__file__", None)) for name, each in sys.modules.items()))
 """
 
 
-@dataclass
-class Size:
-    """Sizes of some Python files.
-
-    Attributes:
-        tokens: code tokens, without comments and docstrings.
-        statements: statements, nested ones included.
-        classes: class definitions.
-        lines: lines of the files.
-        functions: length of each function in lines.
-    """
-
-    tokens: int = 0
-    statements: int = 0
-    classes: int = 0
-    lines: int = 0
-    functions: list[int] = field(default_factory=list)
+def tokens_of(*tops: str) -> int:
+    """Count the code tokens of the Python files below some folders, generated protobuf classes left out."""
+    paths = (path for top in tops for path in (ROOT / top).rglob("*.py") if not path.name.endswith("_pb2.py"))
+    return sum(_tokens(path.read_text(encoding="utf-8")) for path in paths)
 
 
-def python_size(*tops: str) -> Size:
-    """Measure the Python files below some folders, generated protobuf classes left out."""
-    size = Size()
-    for top in tops:
-        for path in sorted((ROOT / top).rglob("*.py")):
-            if not path.name.endswith("_pb2.py"):
-                _add(size, path.read_text(encoding="utf-8"))
-    return size
-
-
-def _add(size: Size, text: str) -> None:
-    docstrings = set()
-    for node in ast.walk(ast.parse(text)):
-        size.statements += isinstance(node, ast.stmt)
-        size.classes += isinstance(node, ast.ClassDef)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            size.functions.append((node.end_lineno or node.lineno) - node.lineno + 1)
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            docstrings.add((node.body[0].lineno, node.body[0].col_offset))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _LAYOUT and token.start not in docstrings:
-            size.tokens += 1
-    size.lines += text.count("\n")
+def _tokens(text: str) -> int:
+    docstrings = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
+    }
+    found = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type not in _LAYOUT and token.start not in docstrings for token in found)
 
 
 def other_tokens() -> int:
@@ -114,21 +80,12 @@ def other_tokens() -> int:
     return sum(match["comment"] is None for text in texts for match in _OTHER.finditer(text))
 
 
-def rows(page: str, section: str = "") -> int:
-    """Count the rows of a generated page's tables, of one section where it is named."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    if section:
-        text = text.partition(section)[2].partition("\n## ")[0]
-    return len(re.findall(r"^\| `", text, re.MULTILINE))
-
-
-def closure() -> tuple[int, int]:
-    """Import `epp serve` in a process of its own; its modules and their lines."""
+def served_modules() -> int:
+    """Count the modules of ours that `epp serve` imports, in a process of its own."""
     ran = subprocess.run(  # our own interpreter and text
         [sys.executable, "-c", _CLOSURE], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    modules, lines = json.loads(ran.stdout)
-    return modules, lines
+    return int(ran.stdout)
 
 
 def circular() -> list[str]:
@@ -143,29 +100,15 @@ def circular() -> list[str]:
 
 
 def figures() -> dict[str, int]:
-    """Measure the source text, the import closure and the request path."""
-    code, tests, (modules, closure_lines) = python_size(*SOURCES), python_size("tests"), closure()
-    path = request_path()
-    gorgo_ms = ROOT / "epp" / "policies" / "gorgo_ms.py"
-    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    """Measure the source text, what is imported and the request path."""
+    path, pages = request_path(), [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     return {
-        "code tokens that serve": python_size(SERVES).tokens,
-        "code tokens that learn and measure": python_size(LEARNS).tokens,
+        "code tokens that serve": tokens_of(SERVES),
+        "code tokens that learn and measure": tokens_of(LEARNS),
         "tokens of Lua, C, JS": other_tokens(),
-        "statements": code.statements,
-        "functions": len(code.functions),
-        "classes": code.classes,
-        "lines": code.lines,
-        "test code tokens": tests.tokens,
+        "test code tokens": tokens_of("tests"),
         "modules in import circles": len(circular()),
-        "serve: modules": modules,
-        "serve: lines": closure_lines,
-        "median function, lines": median_high(code.functions),
-        "largest function, lines": max(code.functions),
-        "gorgo_ms.py, lines": gorgo_ms.read_text(encoding="utf-8").count("\n"),
-        "configuration keys": rows("configuration.md", "## epp.yaml"),
-        "tuner's keys": rows("configuration.md", "## The tuner's settings"),
-        "metrics": rows("metrics.md", "## Ours"),
+        "modules that epp serve imports": served_modules(),
         "words of docs and README": sum(len(page.read_text(encoding="utf-8").split()) for page in pages),
         "request: files": len(path.files),
         "request: calls": path.calls,
@@ -179,9 +122,10 @@ def show(measured: dict[str, int]) -> None:
     table = json.loads(LIMITS.read_text(encoding="utf-8"))
     print(f"{'':36s}{'now':>10s}{'limit':>10s}{'goal':>10s}")
     for name, value in measured.items():
-        limit, goal = table[name]
-        mark = "" if value <= goal else "  above its goal"
-        print(f"{name:36s}{value:10,d}{limit:10,d}{goal:10,d}{mark}")
+        told = table[name]
+        limit, mark = told.get("limit"), "" if value <= told["goal"] else "  above its goal"
+        shown = "" if limit is None else f"{limit:,d}"
+        print(f"{name:36s}{value:10,d}{shown:>10s}{told['goal']:10,d}{mark}")
     if SLOW.exists():
         for name, measured_once in json.loads(SLOW.read_text(encoding="utf-8")).items():
             print(f"{name:36s}{measured_once:>10}")
@@ -210,29 +154,17 @@ def measure_slowly(jobs: int) -> None:
     SLOW.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def lower(measured: dict[str, int]) -> None:
-    """Write lower limits for the figures that have fallen."""
-    table = json.loads(LIMITS.read_text(encoding="utf-8"))
-    for name, value in measured.items():
-        table[name][0] = min(table[name][0], value)
-    LIMITS.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-
-
 def main() -> int:
-    """Print the table, after lowering its limits where asked to."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--lower", action="store_true", help="lower limits to what is measured")
     parser.add_argument("--slow", action="store_true", help="measure mutants, coverage and test time first")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (%(default)s)")
     arguments = parser.parse_args()
     if arguments.slow:
         measure_slowly(arguments.jobs)
-    measured = figures()
-    if arguments.lower:
-        lower(measured)
-    show(measured)
+    show(figures())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""No figure of the code's size rises above its limit."""
+"""The code grows no further than its limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from tests.measures.measures import LIMITS, figures
 
 
 def test_no_figure_is_above_its_limit() -> None:
-    limits = json.loads(LIMITS.read_text(encoding="utf-8"))
+    table = json.loads(LIMITS.read_text(encoding="utf-8"))
     measured = figures()
-    assert measured.keys() == limits.keys()
-    above = {name: (value, limits[name][0]) for name, value in measured.items() if value > limits[name][0]}
-    assert above == {}, "make it smaller, or raise the limit in a commit of its own that says why"
+    assert measured.keys() == table.keys()
+    limits = {name: told["limit"] for name, told in table.items() if "limit" in told}
+    above = {name: (measured[name], limit) for name, limit in limits.items() if measured[name] > limit}
+    assert above == {}, "make it smaller, or raise the limit in a commit that says why"

@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
-from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
-from epp.server.first_token import FirstTokenReceiver
-from epp.server.grpcio_server import GrpcioServer
+from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
+from epp.request.first_token import FirstTokenReceiver
+from epp.rpc.grpcio_server import GrpcioServer
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
 from tests.kit.extproc_server import ExtProcServer
 from tests.observe.entries import protobuf
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from epp.server.access_log import Attempt, Report
+    from epp.request.access_log import Attempt, Report
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from epp.config.address import split_address
-from epp.server.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
+from epp.request.first_token import MAX_HEAD_BYTES, FirstTokenReceiver
 from tests.observe.conftest import Told
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from epp.config.load import parse_config
 from epp.envoy.command import settings_from_config
 from epp.envoy.settings import TlsFiles
 from epp.errors import ConfigError
-from epp.server.first_token import FirstTokenReceiver
+from epp.request.first_token import FirstTokenReceiver
 from epp.types import Endpoint
 from tests.kit.certificates import self_signed
 from tests.observe import answers

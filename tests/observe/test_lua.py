@@ -18,14 +18,14 @@ from epp.apis.usage import Usage, UsageReader
 from epp.envoy.observe import script
 from epp.envoy.settings import EnvoySettings
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.server.access_log import decode
+from epp.request.access_log import decode
 from tests.observe import answers
 from tests.observe.entries import entry, wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.server.access_log import Report
+    from epp.request.access_log import Report
 
 TAIL_BYTES = 2048
 SOURCE = script(EnvoySettings(endpoints=()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.apis.usage import NO_USAGE, Usage
-from epp.server.access_log import Termination
+from epp.request.access_log import Termination
 from tests.kit.envoy import require_version
 from tests.observe import answers
 

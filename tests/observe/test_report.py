@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from epp.apis.failure import AnswerFailure
 from epp.apis.usage import NO_USAGE, Usage
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
-from epp.server.access_log import AccessLogReceiver, Termination, decode
+from epp.request.access_log import AccessLogReceiver, Termination, decode
 from tests.observe.entries import START, entry, wire
 
 if TYPE_CHECKING:
-    from epp.server.access_log import Attempt, Report
+    from epp.request.access_log import Attempt, Report
 
 FIRST_US = START.timestamp() * 1e6 + 120_500
 

@@ -15,8 +15,8 @@ from epp.envoy.examples import ENDPOINTS
 from epp.envoy.render import render
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.extproc import messages
-from epp.server import access_log
-from epp.server.access_log import Termination
+from epp.request import access_log
+from epp.request.access_log import Termination
 from tests.observe import answers
 from tests.observe.conftest import running
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.server.access_log import Report, Termination
+from epp.request.access_log import Report, Termination
 from epp.types import Endpoint
 from tests.kit.envoy import ScriptedUpstream
 from tests.observe import answers

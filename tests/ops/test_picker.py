@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestServer
 from epp.cli import main
 from epp.config.pool import EndpointSpec
 from epp.config.schema import Cluster, Config, Prefix
+from epp.metrics.table import TABLE
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.command import load
 from epp.ops.doctor.context import Context, Page
-from epp.server.metrics_table import TABLE
 from tests.kit.doctor import examined, findings, noted, said
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from epp.errors import NoEndpointError
 from epp.llmd.flags import read_flags
+from epp.llmd.policies.columns import lora_score
+from epp.llmd.policies.plugins import TPOT_SLO, TTFT_SLO
+from epp.llmd.policies.profile import FILTERED
 from epp.llmd.settings import translate
-from epp.policies.llm_d_plugins import TPOT_SLO, TTFT_SLO
-from epp.policies.llm_d_profile import FILTERED
 from epp.policies.registry import create
-from epp.schedule.extras import lora_score
 from epp.schedule.propensities import propensities
 from epp.signals.metrics_text import Adapters
 from epp.types import Endpoint
@@ -106,7 +106,7 @@ def scored(
     """Score of each endpoint, NaN of those that are filtered out, and its chance."""
     count, whole = (
         len(case["match"]),
-        snapshot(case, head, {column.name for column in policy.required_columns}),
+        snapshot(case, head, {column.name for column in getattr(policy, "required_columns", ())}),
     )
     scores, chances = np.full(count, np.nan), np.zeros(count)
     roles = [head["roles"][number] for number in case["roles"]]

@@ -7,10 +7,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from epp.llmd.policies.filters import Filters
+from epp.llmd.policies.profile import KV_SOURCE_HEADER, LlmDProfile
+from epp.llmd.policies.scorers import Scorers
 from epp.policies.contract import breaches
-from epp.policies.llm_d_filters import Filters
-from epp.policies.llm_d_profile import KV_SOURCE_HEADER, LlmDProfile
-from epp.policies.llm_d_scorers import Scorers
 from epp.policies.registry import create
 from tests.kit.fleets import fleet_view, request
 

@@ -13,7 +13,7 @@ from epp.ops.records import Follower, Query
 from epp.policies.gorgo_ms import GorgoMs
 from epp.records.files import record_files
 from epp.records.schema import decision_of
-from epp.server.accepting import listening_sockets
+from epp.rpc.accepting import listening_sockets
 from epp.signals.paths import ConnectionTiming
 from tests.kit.records import (
     ask_of,

@@ -12,7 +12,7 @@ from epp.config.federation import AWAY_KEY, FORWARD_HEADER, HOP_HEADER, Federati
 from epp.config.relays import Relays
 from epp.extproc.types import HttpRequest, Pick
 from epp.regions.hop import _read
-from epp.server.regions import Regions
+from epp.request.regions import Regions
 from epp.types import RequestInfo
 from tests.kit.clock import ManualClock
 from tests.kit.records import picker_of

@@ -16,7 +16,7 @@ from epp.apis.rewrite import restorer
 from epp.extproc.modes import BodyMode
 from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse
-from epp.server.core import rewrite_bodies
+from epp.request.director import rewrite_bodies
 from tests.kit.conversation import (
     DUPLEX,
     Conversation,

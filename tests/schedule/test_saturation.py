@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from epp.config.schema import Saturation
-from epp.errors import NoEndpointError
+from epp.errors import NotAdmittedError
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.saturation import SATURATED, Shedding, saturation
+from epp.schedule.saturation import Shedding, saturation
 from epp.schedule.waiting import at_once
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
@@ -71,8 +71,8 @@ def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str],
 def refuses(shedding: Shedding, priority: int, now_s: float = 0.0) -> bool:
     try:
         at_once(shedding.admit(asked(api="openai-chat", priority=priority), now_s))
-    except NoEndpointError as error:
-        return error.rule == SATURATED
+    except NotAdmittedError:
+        return True
     return False
 
 

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2
 
 from epp.config.address import split_address
 from epp.config.listen import ServerTls
-from epp.server.accepting import Acceptor
-from epp.server.rpc_server import RpcConnection, RpcServer
+from epp.rpc.accepting import Acceptor
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import Call, Connection
+from epp.rpc.http2.frames import ErrorCode
+from epp.rpc.rpc_server import RpcConnection, RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
-from epp.transport import frames
-from epp.transport.connection import Call, Connection
-from epp.transport.frames import ErrorCode
 from tests.kit import certificates
 from tests.kit.clock import ManualClock
 from tests.kit.http2 import message, settings

@@ -14,9 +14,9 @@ from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
 from epp.ops.explain import explain
+from epp.request.access_log import Report, Termination
 from epp.schedule.decision import Source, outcome_record, to_record
 from epp.schedule.served_models import is_wrong
-from epp.server.access_log import Report, Termination
 from epp.signals.health import State
 from epp.types import Endpoint
 from tests.kit.apps import app_of
@@ -144,7 +144,7 @@ async def test_connections_of_real_requests_tell_what_the_next_one_costs(deploym
 def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
     deployment: Deployment, facts: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "epp.server.outcomes")
+    caplog.set_level("INFO", "epp.request.outcomes")
     question = {"role": "user", "content": WORDS * 40}
     first = deployment.decide([question])
     slot = deployment.slot(first.endpoint)

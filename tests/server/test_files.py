@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epp.errors import ConfigError
-from epp.server.files import AppliedFile, WatchedFile, read_file, replace_file
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
+from epp.feeds.files import AppliedFile, WatchedFile, read_file, replace_file
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.server.process import Tasks
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
@@ -150,7 +150,7 @@ def test_a_file_that_is_deleted_is_warned_of_and_keeps_its_series(
 
 
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epp.server.files.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("epp.feeds.files.MAX_FILE_BYTES", 10)
     (tmp_path / "big").write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than"):
         read_file(tmp_path / "big")

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.server.health import EXT_PROC, LIVENESS, READINESS, HealthState, health_service
+from epp.request.ext_proc import EXT_PROC
+from epp.server.health import LIVENESS, READINESS, HealthState, health_service
 from tests.kit.rawpeer import Serving
 from tests.kit.transports import BOTH, listener
 from tests.kit.waiting import until

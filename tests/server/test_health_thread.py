@@ -14,11 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.listen import Listen
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.server import health_thread
 from epp.server.command import STALLED
 from epp.server.health_thread import HealthThread, StallClock
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
 from epp.server.tls import Certificates
 from tests.kit.apps import app_of
 from tests.kit.hanging import HANGING, hang

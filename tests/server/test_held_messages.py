@@ -11,12 +11,12 @@ import pytest
 from epp.apis.usage import WATCH_BYTES
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
-from epp.server.health import EXT_PROC
-from epp.server.tokenizers import Tokenizers
+from epp.request.ext_proc import EXT_PROC
+from epp.request.tokenizers import Tokenizers
+from epp.rpc.http2.connection import STREAM_BYTES
+from epp.rpc.http2.frames import window_update
+from epp.rpc.http2.status import Status
 from epp.tokens.optional_parts import OptionalParts
-from epp.transport.connection import STREAM_BYTES
-from epp.transport.frames import window_update
-from epp.transport.status import Status
 from tests.kit.conversation import (
     DUPLEX,
     request_body,

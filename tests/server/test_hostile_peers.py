@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.transport.status import Status
+from epp.rpc.http2.status import Status
 from tests.kit.conversation import (
     DUPLEX,
     request_body,

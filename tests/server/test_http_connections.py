@@ -14,8 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.server import accepting
-from epp.server.accepting import SILENT_S
+from epp.rpc import accepting
+from epp.rpc.accepting import SILENT_S
 from tests.kit.apps import app_of
 
 if TYPE_CHECKING:

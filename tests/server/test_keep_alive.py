@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.server.keep_alive import KeepAlive
+from epp.feeds.keep_alive import KeepAlive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,7 +94,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
 async def test_what_is_no_answer_raises_and_the_next_request_starts_anew(
     answer: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epp.server.keep_alive.MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("epp.feeds.keep_alive.MAX_BODY_BYTES", 100)
     async with server(answer, LENGTH) as (client, _):
         with pytest.raises(error):
             await client.get("/", {}, 0.2)

@@ -12,7 +12,7 @@ from epp.cluster.messages import Lead
 from epp.config.schema import Config
 from epp.config.strict import convert
 from epp.errors import ConfigError
-from epp.server.lead import AGAIN_S, LeadFeed, followed_files, is_led, read_lead
+from epp.feeds.lead import AGAIN_S, LeadFeed, followed_files, is_led, read_lead
 from tests.kit.clock import ManualClock
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from epp.server.logs import REPEATED, REPEATED_EVERY_S, JsonLines, RateLimit, stamp
+from epp.logs import REPEATED, REPEATED_EVERY_S, JsonLines, RateLimit, stamp
 
 AT_S = 1785542400.25
 

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from epp.extproc.messages import MAX_BODILESS_BYTES
-from epp.server.health import EXT_PROC
+from epp.request.ext_proc import EXT_PROC
+from epp.rpc.http2.connection import STREAM_BYTES
+from epp.rpc.http2.status import Status
 from epp.server.process import allowed_held_bytes
-from epp.transport.connection import STREAM_BYTES
-from epp.transport.status import Status
 from tests.kit.conversation import DUPLEX, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message
 from tests.kit.rawpeer import PROCESS, Serving

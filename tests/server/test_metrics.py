@@ -12,10 +12,10 @@ import pytest
 from docs.generate_metrics import PAGE, page
 from epp.apis.usage import Usage
 from epp.config.plan import Plan, Switchback, render_plan
+from epp.metrics.metrics import GONE, MAX_STRANGE_MODELS, Metrics
+from epp.metrics.read import PickerState
+from epp.metrics.table import TABLE
 from epp.schedule.decision import Outcome
-from epp.server.metrics import GONE, MAX_STRANGE_MODELS, Metrics
-from epp.server.metrics_read import PickerState
-from epp.server.metrics_table import TABLE
 from epp.signals.metrics_text import EngineSample
 from epp.types import UPLOAD_ROUNDS, Endpoint, network_ms
 from tests.kit.records import picker_of

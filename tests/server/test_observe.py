@@ -12,9 +12,9 @@ from epp.apis.usage import Usage
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
+from epp.request.outcomes import LONGEST, EstimatedLeases
+from epp.request.response_sampling import Sampler, section_of, share_of
 from epp.schedule.decision import Outcome, Source
-from epp.server.outcomes import LONGEST, EstimatedLeases
-from epp.server.response_sampling import Sampler, section_of, share_of
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import Rates
 from epp.types import Endpoint

@@ -15,12 +15,9 @@ from epp.apis.listed_models import ListedModel
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
 from epp.config.schema import Probe, Scrape
-from epp.prefix_cache.index import PrefixIndex
-from epp.server.files import replace_file
-from epp.server.keep_alive import TokenFile
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
-from epp.server.poll import (
+from epp.feeds.files import replace_file
+from epp.feeds.keep_alive import TokenFile
+from epp.feeds.poll import (
     MAX_PER_SLOT,
     METRICS_PATHS,
     PROBES_AT,
@@ -31,6 +28,9 @@ from epp.server.poll import (
     Target,
     target_of,
 )
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
+from epp.prefix_cache.index import PrefixIndex
 from epp.server.process import SystemClock, Tasks
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from epp.config.pool import EndpointSpec
+from epp.feeds import pool
+from epp.feeds.poll import target_of
 from epp.ops.doctor.command import load
-from epp.server import pool
-from epp.server.poll import target_of
 from tests.kit.apps import app_of
 from tests.kit.shown import shown
 from tests.kit.waiting import until
@@ -39,7 +39,7 @@ class World:
 
     def picker(self, delay_s: float, *addresses: str, eds_file: str = "eds.json", **fields: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("epp.server.pool.EDS_DELAY_S", delay_s)
+            patch.setattr("epp.feeds.pool.EDS_DELAY_S", delay_s)
             self.app = app_of(self._folder, pool={"eds_file": eds_file}, probe={"interval_s": 0})
         self._apps.append(self.app)
         self.app.tasks.start("resolve", self.app.core.resolver.run())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.server.recent import RecentDecisions
+from epp.request.recent import RecentDecisions
 from epp_lab.bench.rig import request, rig
 from tests.kit.requests import Decided, decide
 

@@ -8,7 +8,7 @@ import pytest
 
 from epp.config.relays import RELAYS_KEY, Relays
 from epp.extproc.types import Pick
-from epp.server.relays import RelayPaths
+from epp.request.relays import RelayPaths
 from epp.types import RequestInfo
 
 if TYPE_CHECKING:

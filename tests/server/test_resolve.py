@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from epp.server.resolve import Resolver
+from epp.feeds.resolve import Resolver
 from tests.kit.logs import own_lines
 
 

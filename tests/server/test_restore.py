@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from epp.feeds.restore import IndexRestore
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.server.restore import IndexRestore
 from epp.signals.fleet import Fleet
 from tests.kit.clock import ManualClock
 from tests.kit.records import HASHER, POOL, decided, record_all
@@ -28,7 +28,7 @@ async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
     fleet = Fleet(index)
     fleet.apply(POOL, 0.0)
     restore = IndexRestore(tmp_path, index=index, fleet=fleet, key_id=HASHER.key_id, clock=clock)
-    monkeypatch.setattr("epp.server.restore.WINDOW_S", 1e12)
+    monkeypatch.setattr("epp.feeds.restore.WINDOW_S", 1e12)
     read, gone = restore._read, POOL[0]
 
     def reading(*arguments: Any) -> Restored:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.server.access_log import Attempt, Termination
+from epp.request.access_log import Attempt, Termination
 from epp.signals.health import State
 from epp.signals.retry_budget import RetryBudget
 from epp.types import Endpoint

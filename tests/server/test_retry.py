@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.server.health_thread import build_app
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
 from epp.server.process import DecisionIds
 from epp.types import Endpoint
 from tests.kit.apps import app_of, ask, rewrite

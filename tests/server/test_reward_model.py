@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.errors import ConfigError
+from epp.feeds.learned import MODEL_MAX_AGE_S
 from epp.policies.lodestar import FALLBACKS
 from epp.records.model_files import dump_reward_model
 from epp.schedule.decision import to_record
-from epp.server.learned import MODEL_MAX_AGE_S
 from epp.types import Endpoint
 from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.clock import ManualClock

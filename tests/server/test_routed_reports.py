@@ -10,9 +10,9 @@ import pytest
 
 from epp.errors import UnreadableError
 from epp.pb.access_log_pb2 import HTTPAccessLogEntry
-from epp.server.access_log import Attempt, Report, decode
+from epp.request.access_log import Attempt, Report, decode
+from epp.request.routed_reports import RoutedReports
 from epp.server.process import DecisionIds
-from epp.server.routed_reports import RoutedReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable

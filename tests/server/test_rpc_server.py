@@ -12,16 +12,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.listen import ServerTls
 from epp.extproc.types import Abort, Finish
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from epp.server import access_log
-from epp.server.access_log import ACCESS_LOG, AccessLogReceiver
-from epp.server.ext_proc import PROCESS
+from epp.request import access_log
+from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
+from epp.request.ext_proc import PROCESS
+from epp.rpc.rpc_server import RpcServer
 from epp.server.grpc import grpc_methods
 from epp.server.health import HealthState
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
-from epp.server.rpc_server import RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
 from tests.kit import certificates
 from tests.kit.conversation import request_body

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from epp.config.schema import Config, Prefix
 from epp.errors import ConfigError
-from epp.server.keep_alive import TokenFile
+from epp.feeds.keep_alive import TokenFile
 from epp.server.process import hash_secrets
 
 if TYPE_CHECKING:

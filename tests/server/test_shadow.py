@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
+from epp.feeds.learned import Shadow
 from epp.policies.balancing import Random
 from epp.policies.registry import create
 from epp.schedule.decision import rerun
-from epp.server.learned import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import ask_of, decided, picker_of
@@ -74,7 +74,7 @@ async def test_a_policy_that_fails_is_counted_and_told_once(
 async def test_a_burst_is_sampled_the_newest_first_and_requests_only_take_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("epp.server.learned.SHADOW_PER_S", 1000.0)
+    monkeypatch.setattr("epp.feeds.learned.SHADOW_PER_S", 1000.0)
     scoring = shadow("gorgo")
     decisions = [decision for decision, _ in decided(100)]
     for decision in decisions:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.server import turns
-from epp.server.turns import Peer, Peers, Turns, address_key
-from epp.transport import frames
+from epp.rpc import turns
+from epp.rpc.http2 import frames
+from epp.rpc.turns import Peer, Peers, Turns, address_key
 from tests.kit.rawpeer import Serving
 from tests.server.test_connections import answered
 

@@ -15,8 +15,8 @@ from epp.cluster.host_link import HostLink, Mailbox
 from epp.cluster.messages import Group
 from epp.errors import EppError
 from epp.records.schema import join
-from epp.server.routed_reports import RoutedReports
-from epp.server.seat import Board, Seat
+from epp.request.routed_reports import RoutedReports
+from epp.rpc.seat import Board, Seat
 from epp.server.siblings import merged
 from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving

@@ -11,11 +11,11 @@ from epp.apis.listed_models import parse_models
 pytest.importorskip("tokenizers")
 
 from epp.config.schema import Tokens
+from epp.feeds.poll import SignalFeed
+from epp.metrics.metrics import Metrics
+from epp.metrics.table import TABLE
 from epp.prefix_cache.index import PrefixIndex
-from epp.server.metrics import Metrics
-from epp.server.metrics_table import TABLE
-from epp.server.poll import SignalFeed
-from epp.server.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
+from epp.request.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
 from epp.signals.fleet import Fleet
 from epp.types import Endpoint
 from tests.kit.clock import ManualClock

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from epp.apis.rendering import PAST_REASONING, Rendering
 from epp.apis.types import NotCountableError, ParsedRequest, TokenCount
-from epp.server.tokenizers import WAITING_PER_THREAD, Tokenizers
+from epp.request.tokenizers import WAITING_PER_THREAD, Tokenizers
 from epp.tokens.optional_parts import OptionalParts
 from tests.kit.logs import own_lines
 

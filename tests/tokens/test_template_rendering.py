@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from epp.apis.rendering import PAST_REASONING, REASONING, UNCHOSEN_TOOLS, Rendering, by_name
-from epp.server.tokenizers import Tokenizers
+from epp.request.tokenizers import Tokenizers
 from epp.tokens.optional_parts import OptionalParts
 from epp.tokens.template import ChatTemplate
 from epp.types import RequestInfo

@@ -14,13 +14,13 @@ from h2.settings import SettingCodes, Settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.transport.connection import CallEnded, CallStarted, MessageReceived
-from epp.transport.limits import Limits
-from epp.transport.status import Status
+from epp.rpc.http2.connection import CallEnded, CallStarted, MessageReceived
+from epp.rpc.http2.limits import Limits
+from epp.rpc.http2.status import Status
 from tests.kit.http2 import REQUEST, message, serving
 
 if TYPE_CHECKING:
-    from epp.transport.connection import Call, CallEvent
+    from epp.rpc.http2.connection import Call, CallEvent
 
 CONNECTION_BYTES = 100_000
 LIMITS = Limits(max_streams=5, stream_window_bytes=30_000, connection_window_bytes=CONNECTION_BYTES)

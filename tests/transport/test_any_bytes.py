@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.transport import frames
-from epp.transport.connection import CallCancelled, CallEnded, CallStarted, MessageReceived
-from epp.transport.status import Status
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import CallCancelled, CallEnded, CallStarted, MessageReceived
+from epp.rpc.http2.status import Status
 from tests.kit.http2 import REQUEST, Client, message, sent, serving, settings
 
 #: Blocks without a dynamic table, so that frames may be left out and put elsewhere.

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.transport import frames
-from epp.transport.connection import STREAM_BYTES, CallCancelled, CallStarted, MessageReceived, NoRoom
-from epp.transport.frames import ErrorCode
-from epp.transport.messages import BodilessLimit, MessageError, MessageReader
-from epp.transport.status import Status, percent_encoded
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import STREAM_BYTES, CallCancelled, CallStarted, MessageReceived, NoRoom
+from epp.rpc.http2.frames import ErrorCode
+from epp.rpc.http2.messages import BodilessLimit, MessageError, MessageReader
+from epp.rpc.http2.status import Status, percent_encoded
 from tests.kit.http2 import REQUEST, Client, Fields, message, only, sent, serving
 
 if TYPE_CHECKING:
-    from epp.transport.connection import Call, CallEvent, Connection
+    from epp.rpc.http2.connection import Call, CallEvent, Connection
 
 LONGEST = 1000
 #: What an answer that waits takes beside its bytes.

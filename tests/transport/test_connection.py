@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epp.transport import frames
-from epp.transport.connection import CallCancelled, CallDrained, CallStarted
-from epp.transport.frames import ErrorCode
-from epp.transport.limits import Limits, Rate
-from epp.transport.status import Status
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import CallCancelled, CallDrained, CallStarted
+from epp.rpc.http2.frames import ErrorCode
+from epp.rpc.http2.limits import Limits, Rate
+from epp.rpc.http2.status import Status
 from tests.kit.http2 import PATH, REQUEST, Client, greeted, message, only, sent, settings
 
 if TYPE_CHECKING:
-    from epp.transport.connection import Call, Connection
+    from epp.rpc.http2.connection import Call, Connection
 
 CANCEL = int(ErrorCode.CANCEL)
 LOW = Limits(idle_frames=Rate(500, 50), useless_streams=Rate(5, 1))

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hpack import Encoder
 
-from epp.transport import frames
-from epp.transport.connection import CallCancelled
-from epp.transport.frames import ErrorCode, Setting
-from epp.transport.headers import encode
-from epp.transport.status import Status
+from epp.rpc.http2 import frames
+from epp.rpc.http2.connection import CallCancelled
+from epp.rpc.http2.frames import ErrorCode, Setting
+from epp.rpc.http2.headers import encode
+from epp.rpc.http2.status import Status
 from tests.kit.http2 import REQUEST, greeted, message, only, sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from epp.transport.connection import Connection
+    from epp.rpc.http2.connection import Connection
 
 
 def lines_run(work: Callable[[], object]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from epp.config.schema import Config
 from epp.config.strict import convert
 from epp.errors import EppError
-from epp.server.lead import LeadFile, _portable, lead_path
+from epp.feeds.lead import LeadFile, _portable, lead_path
 from epp_lab.sidecar.process import Turn, lead_of, require_lead
 from epp_lab.tuner.machine import step
 from epp_lab.tuner.state import Observed

@@ -18,11 +18,11 @@ import msgspec
 from epp.config.address import join_address, reachable, split_address
 from epp.config.load import salvage_files
 from epp.errors import raise_all
+from epp.feeds.files import required_file
+from epp.feeds.poll import with_credentials_of
 from epp.ops.doctor.checks import CHECKS, examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.fetch import fetch_context
-from epp.server.files import required_file
-from epp.server.poll import with_credentials_of
 
 if TYPE_CHECKING:
     import argparse

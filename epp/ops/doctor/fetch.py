@@ -23,20 +23,20 @@ from epp.apis.listed_models import parse_models
 from epp.config.address import is_ip
 from epp.config.pool import EndpointSpec
 from epp.extproc.messages import DESTINATION_HEADER, SERVED_KEY
+from epp.feeds.poll import check_served, target_of
+from epp.feeds.resolve import Resolver
 from epp.ops.doctor.context import Answer, Engine, Kernel, Page
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
 from epp.ops.doctor.network import SYSCTLS, far_regions, is_envoys, parse_route
 from epp.ops.doctor.traffic import measure
 from epp.records.files import read_records, record_files
-from epp.server.poll import check_served, target_of
-from epp.server.resolve import Resolver
 from epp.signals.metrics_text import is_exposition, parse_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from epp.feeds.poll import Target
     from epp.ops.doctor.context import Context
-    from epp.server.poll import Target
 
 TIMEOUT_S = 10.0
 #: How much of the records is read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.ops.doctor.context import ENOUGH, advice, error, note, warning
-from epp.server.response_sampling import section_of, share_of
+from epp.request.response_sampling import section_of, share_of
 
 if TYPE_CHECKING:
     from epp.ops.doctor.context import Context, Findings

@@ -30,9 +30,9 @@ from epp.envoy.command import listener_address, settings_from_config
 from epp.envoy.process import EnvoyProcess, find_envoy, version_of
 from epp.envoy.render import render, write
 from epp.errors import ConfigError, EppError
+from epp.feeds.poll import with_credentials_of
 from epp.ops.doctor.context import Page
 from epp.ops.up.engines import Engines, look, spec_of
-from epp.server.poll import with_credentials_of
 from epp.server.process import Tasks, stop_signals
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from epp.apis.listed_models import parse_models
 from epp.config.address import normalise_address
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.errors import ConfigError
+from epp.feeds.files import replace_file
+from epp.feeds.poll import target_of
 from epp.ops.doctor.fetch import ask_endpoint, ask_metrics
-from epp.server.files import replace_file
-from epp.server.poll import target_of
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:

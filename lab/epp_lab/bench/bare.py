@@ -15,13 +15,13 @@ import grpc
 import uvloop
 
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from epp.server.handlers import Handler
-from epp.server.rpc_server import RpcServer
-from epp.transport.status import Status
+from epp.rpc.handlers import Handler
+from epp.rpc.http2.status import Status
+from epp.rpc.rpc_server import RpcServer
 
 if TYPE_CHECKING:
-    from epp.transport.connection import Call
-    from epp.transport.messages import Message
+    from epp.rpc.http2.connection import Call
+    from epp.rpc.http2.messages import Message
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 #: Picked for everybody; it does not exist.

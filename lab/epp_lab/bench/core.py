@@ -20,9 +20,9 @@ from epp.errors import EppError
 from epp.extproc.types import LocalReply, Pick
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
+from epp.request.access_log import AccessLogReceiver
+from epp.request.first_token import FirstTokenReceiver
 from epp.schedule.waiting import at_once, in_time
-from epp.server.access_log import AccessLogReceiver
-from epp.server.first_token import FirstTokenReceiver
 from epp_lab.bench.recorded import MODEL, bodies, first_token_call, log_message
 from epp_lab.bench.rig import decide, request, rig
 

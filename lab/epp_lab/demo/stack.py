@@ -19,7 +19,7 @@ from epp.envoy.child import EPP, Child
 from epp.envoy.process import EnvoyProcess, find_envoy
 from epp.envoy.settings import EnvoySettings
 from epp.errors import EppError
-from epp.server.files import replace_file
+from epp.feeds.files import replace_file
 from epp_lab.compare.load import LoadOptions, run_load
 
 if TYPE_CHECKING:

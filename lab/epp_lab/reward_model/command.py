@@ -20,13 +20,13 @@ import msgspec
 
 from epp.config.plan import parse_plan
 from epp.errors import ConfigError, EppError
+from epp.feeds.files import read_file
+from epp.feeds.lead import is_led
 from epp.llmd.settings import LogSettings
+from epp.logs import configure
 from epp.ops import given
 from epp.records.model_files import dump_reward_model
 from epp.records.weight_files import WeightsPaths
-from epp.server.files import read_file
-from epp.server.lead import is_led
-from epp.server.logs import configure
 from epp.server.process import SystemClock
 from epp_lab.reward_model.loop import Loop, Setup, round_lines, status_lines
 from epp_lab.reward_model.rounds import Learner

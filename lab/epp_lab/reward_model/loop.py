@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from epp.errors import ConfigError
+from epp.feeds.files import read_file
 from epp.records.files import DAMAGED
 from epp.records.model_files import dump_reward_model, parse_reward_model, version_path
 from epp.records.weight_files import load_memory
-from epp.server.files import read_file
 from epp_lab.reward_model.guard import WORDS, look_at_the_clock
 from epp_lab.reward_model.rounds import Learner, Memory
 from epp_lab.reward_model.samples import LogFeed, array, plain

@@ -11,7 +11,7 @@ Beside ``reward.json``, which the learner writes:
 * ``reward.status.json`` - where it stands, for `epp learn status`.
 
 Where pickers share, one leads and writes the files of all: beside a picker that follows it, weights, tuner's
-memory and model are the picker's to write (`epp.server.lead`).
+memory and model are the picker's to write (`epp.feeds.lead`).
 
 A lock is an `flock`: the kernel frees it when its process ends, however it ends. Its file says who holds it,
 for people, and is never deleted: between a deletion and a creation two could hold it.
@@ -31,9 +31,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from epp.errors import EppError
+from epp.feeds.files import read_file, replace_file
+from epp.feeds.lead import LeadFile, is_led, read_lead
 from epp.records.weight_files import ago
-from epp.server.files import read_file, replace_file
-from epp.server.lead import LeadFile, is_led, read_lead
 from epp.server.process import stop_signals
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from epp.config.section import Section
 from epp.config.strict import decode
-from epp.server.files import required_file
+from epp.feeds.files import required_file
 
 if TYPE_CHECKING:
     import argparse

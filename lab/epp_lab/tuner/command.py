@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
 from epp.llmd.settings import LogSettings
+from epp.logs import configure
 from epp.ops.given import add_weight_arguments
-from epp.server.logs import configure
 from epp.server.process import SystemClock
 from epp_lab.compare.plan import number_from
 from epp_lab.sidecar.process import LockHeldError, Turn, lead_of, process_lock, require_lead

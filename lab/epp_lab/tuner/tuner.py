@@ -16,9 +16,9 @@ import msgspec
 
 from epp.config.plan import Plan, parse_plan, render_plan
 from epp.errors import ConfigError
+from epp.feeds.files import exclusive, read_file
 from epp.records.files import DAMAGED
 from epp.records.weight_files import load_memory
-from epp.server.files import exclusive, read_file
 from epp_lab.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp_lab.sidecar.process import Files, Writes, lead_of, lost
 from epp_lab.tuner import machine

@@ -1,0 +1,1 @@
+"""What comes from outside: the pool, scrapes, files, names, models."""

@@ -1,0 +1,1 @@
+"""llm-d's policies, with its scorers and filters."""

@@ -1,0 +1,57 @@
+"""llm-d's default profile, its weights open to tuning; `epp.llmd.policies.profile` has any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from epp.policies.base import Need, Policy, WeightSpec
+from epp.policies.parts import Counts, match_ratios
+
+if TYPE_CHECKING:
+    from epp.policies.base import Terms, Weights
+    from epp.types import RequestInfo, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class LlmD(Policy):
+    """Highest weighted sum of three scores, each 0..1, turned into a cost.
+
+    ``cost = queue_weight * (1 - queue) + kv_weight * (1 - kv) + prefix_weight * (1 - prefix)``, which is the
+    sum of the weights less the original's score, with
+
+    - ``queue = (max - waiting) / (max - min)`` over the candidates' ``engine_waiting``, 1 when all are equal;
+    - ``kv = 1 - engine_kv_usage``;
+    - ``prefix``, the match ratio.
+
+    The llm-d router's scorers with the weights of its default profile, 2, 2 and 3; its picker draws among the
+    best. Load is as old as the scrape (the original scrapes every 50 ms). Normalising over the candidates
+    makes one waiting request weigh as much as a hundred when nobody else has more.
+
+    Attributes:
+        counts: whose waiting requests: the ``engine``'s as of the last scrape, as the original, or ``live``
+            reservations that await their first token.
+    """
+
+    name = "llm-d"
+    needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
+    weight_specs = {
+        "queue_weight": WeightSpec(2.0, 0.0, 10.0),  # cost of the longest queue against the shortest
+        "kv_weight": WeightSpec(2.0, 0.0, 10.0),  # cost of a full KV cache against an empty one
+        "prefix_weight": WeightSpec(3.0, 0.0, 10.0),  # cost of no match against a whole one
+    }
+    counts: Counts = "engine"
+
+    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+        live = fleet.running_requests - fleet.decoding_requests
+        waiting = live if self.counts == "live" else fleet.engine_waiting
+        fewest = float(waiting.min())
+        spread = float(waiting.max()) - fewest
+        lack_queue = (waiting - fewest) / spread if spread > 0.0 else np.zeros(len(fleet))
+        return {
+            "queue": weights["queue_weight"] * lack_queue,
+            "kv": weights["kv_weight"] * np.minimum(fleet.engine_kv_usage, 1.0),
+            "prefix": weights["prefix_weight"] * (1.0 - match_ratios(request, fleet)),
+        }

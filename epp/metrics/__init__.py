@@ -1,0 +1,1 @@
+"""What is counted, and the page that Prometheus reads."""

@@ -1,0 +1,1 @@
+"""A request's way, from its bytes to its outcome."""

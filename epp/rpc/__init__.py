@@ -1,0 +1,1 @@
+"""From bytes to calls: connections, HTTP/2, gRPC, fair turns."""
