@@ -18,7 +18,7 @@ HEAD = f"""<!-- Written by docs/generate_metrics.py from the table of metrics; a
 # Metrics
 
 `GET /metrics` on `listen.http`. `epp_*` are ours. `llm_d_epp_*` are llm-d's names with llm-d's meaning,
-so that its dashboards and alerts work. A dashboard is in `deploy/grafana/`, alert rules are in
+as far as they are listed here. A dashboard is in `deploy/grafana/`, alert rules are in
 `deploy/prometheus/`.
 
 Labels are bounded:
@@ -39,7 +39,7 @@ What the names do not say:
   where they were started to, and the first token is known only where Envoy reports it. Compare a
   histogram's `_count` with that of `llm_d_epp_request_duration_seconds`, or look at `epp_usage_total`.
 * `epp_cache_tokens_total` has all kinds in the engine's tokens. `expected` above `reported`: caches
-  hold less than the picker believes.
+  hold less than the picker expects.
 * `epp_ttft_prediction_ratio` is above 1 where the first token came later than predicted: by the round
   trip and a straight line over uncached tokens through the endpoint's last requests. It decides
   nothing.
