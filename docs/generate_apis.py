@@ -19,7 +19,7 @@ HEAD = """<!-- Written by docs/generate_apis.py from tests/kit/apis.py; a test k
 
 The picker reads model, prompt, output limit, session key and cache salt of each. It refuses other bodies with
 a 400 in the shape that the API's clients expect. Where the pool serves one model, a body needs to name none.
-A *yes* is a test; *-* is what the API does not have.
+Each *yes* has a test; *-* is what the API does not have.
 
 """
 
@@ -27,41 +27,40 @@ TAIL = """
 *prefix-stable*: the next turn of a conversation starts with the bytes of the turn before. *token ids*: counted, not estimated.
 *media*: known by their content, with an estimate of their tokens. *cached tokens*: `usage` tells what the KV cache served.
 
-A gateway may put a prefix before a versioned path (`/tenant/v1/messages`); any other must be the whole path. A body comes by
-POST (`/generate`: or PUT). It is read when its content type is JSON or not given and it is not encoded. Other bodies and
-methods pass unread and are balanced. So are **WebSockets** (`/v1/realtime`, `/v1/responses`): they are picked once, by their
-headers, and stay with that endpoint. HTTP/1.0 is served, as nginx and ApacheBench speak it, and 256 headers are taken.
+A gateway may put a prefix before a versioned path (`/tenant/v1/messages`); any other must be the whole path. A body is read when it comes
+by POST (`/generate`: or PUT), its content type is JSON or not given, and it is not encoded. Other bodies and methods pass unread and are
+balanced. **WebSockets** (`/v1/realtime`, `/v1/responses`) get one decision, by their headers, and stay with that endpoint. HTTP/1.0 is
+served, and up to 256 headers are taken.
 
-Errors are in the API's words, whoever makes them: the picker, or Envoy itself (413, 503, 504). A request that Envoy cannot read
+Errors are in the API's words, whether the picker makes them or Envoy itself (413, 503, 504). A request that Envoy cannot read
 (400, 431) gets OpenAI's.
 
 ## Open and shut paths
 
-Clients reach engines by the paths above and by the open ones below. Every other path gets a 404. Envoy's routes see to it, also
-while the picker is dead; on gateways whose routes are not ours the picker does. `request.open_paths` opens further paths:
+Clients reach engines by the paths above and by the open ones below. Every other path gets a 404: by Envoy's routes, also
+while the picker is dead; on gateways whose routes are not ours by the picker. `request.open_paths` opens further paths:
 `[/metrics]` one, `[/]` all. `*` stands for all paths below.
 
 """  # noqa: E501 - as below
 
 REST = """
-`GET /v1/models` and `/v1/models/NAME` are answered by the picker, without a key: all public names of the pool, with the largest
-context (`max_model_len`) that an endpoint gives each, and an adapter's `parent`. Left out are engines whose list is not known,
-what a rule rewrites a name to, and what region rules keep from this client. Clients that send `anthropic-version` get
-Anthropic's form. With a dead picker, or while no list is known, one engine answers.
+The picker answers `GET /v1/models` and `/v1/models/NAME`, without a key: all public names of the pool, with the largest context
+(`max_model_len`) of any endpoint, and an adapter's `parent`. Left out are engines whose list is not known, what a rule rewrites a
+name to, and what region rules keep from this client. Clients that send `anthropic-version` get Anthropic's form. With a dead
+picker, or while no list is known, one engine answers.
 
 ## Clients
 
-Unmodified but for the address, tested with every API that each has: `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and
-`anthropic` (`http://HOST:8080`). GuideLLM and AIPerf: [measured](measured/clients.md). Errors come as each client's own exceptions.
+Change only the address of `openai`, `langchain-openai`, `litellm` (base URL `http://HOST:8080/v1`) and `anthropic` (`http://HOST:8080`); each is tested
+with every API that it has. Errors come as each client's own exceptions. GuideLLM and AIPerf: [measured](measured/clients.md).
 
 * **LangChain's embeddings** need `check_embedding_ctx_length=False`, else they are counted by a tokenizer from a hub.
 * **LiteLLM**: `hosted_vllm/MODEL`, which also ranks; `anthropic/MODEL` needs `max_tokens`, else it asks for 128,000.
 
 ## What becomes of a body
 
-A prompt becomes *canonical bytes*: tools, system prompt, messages, in the order in which templates put them, framed as the chat
-that engines make of every API. What no template renders is left out: names and states of items, signatures, marks for caching,
-and the attribution that Claude Code puts before its system prompt.
+A prompt becomes *canonical bytes*: tools, system prompt and messages in the order of templates, framed as a chat for every API. What no template
+renders is left out: names and states of items, signatures, marks for caching, and the attribution that Claude Code puts before its system prompt.
 
 * **Model**: OpenAI's and Anthropic's APIs must name it, in at most 512 characters. The engines' own APIs may leave it out; any
   endpoint may then serve the request.
@@ -69,23 +68,22 @@ and the attribution that Claude Code puts before its system prompt.
   values get a 400, and so does a body of more than 600,000 texts, lists and objects, or 4,000,000 numbers.
 * **count_tokens** needs no prefill: it is balanced as an empty prompt.
 * **System messages among Anthropic's messages** stay in their place. Where vLLM moves them to the front, fewer tokens are cached
-  than expected, until `usage` tells.
-* **Rankings and scores** are pairs, each with the first text anew; with SGLang's `item_first` the item stands first.
-* **Gaps to fill** (SGLang's `suffix`): what is to come behind the gap follows the text.
-* **Stored responses**: what stands behind `previous_response_id` or `conversation` is not in the body, so the prompt's length is
-  that of the new input. A `previous_response_id`, or the id in `/v1/responses/ID`, goes to the engine that stores it, while that one
-  may serve; known are the last 100,000 ids of a day, from a moment after the answer, not those before the picker's start. An
-  unknown id is priced as any other.
+  than expected, until `usage` corrects it.
+* **Rankings and scores** are pairs, each with the first text anew; with SGLang's `item_first` the item comes first.
+* **Gaps to fill** (SGLang's `suffix`): the text before the gap comes first, the text behind it follows.
+* **Stored responses**: a request with a `previous_response_id`, or the id in `/v1/responses/ID`, goes to the engine that stores it,
+  while that one may serve. The picker knows the last 100,000 ids of a day since its start; a request with an unknown id is priced
+  as any other. The stored text is not in the body, so the prompt's length is that of the new input.
 * **Arguments of templates** (`chat_template_kwargs`, how hard to think) tell prompts apart where the model's template puts them
-  before the chat. That is known by name for gpt-oss, GLM 5, DeepSeek V4, Step 3.7, Kimi K3, Gemma 4 and SmolLM3, and by the
-  template for every model with a [tokenizer](tokenizers.md). Lists and objects do so in any model without one.
-* **Requests that read no prefix cache** are priced as a full prefill everywhere and teach no hit ratio; what they leave in the cache
-  counts: `prompt_logprobs`, `echo` (with `logprobs` in completions), `cache_prompt: false` (llama.cpp), `return_logprob` with
+  before the chat. The picker knows that by name for gpt-oss, GLM 5, DeepSeek V4, Step 3.7, Kimi K3, Gemma 4 and SmolLM3, and by the
+  template for every model with a [tokenizer](tokenizers.md). For others it takes lists and objects to do so.
+* **Requests that read no prefix cache** are priced as a full prefill everywhere, and the hit ratio learns nothing from them; what they
+  leave in the cache counts. They are those with `prompt_logprobs`, `echo` (with `logprobs` in completions), `cache_prompt: false` (llama.cpp), `return_logprob` with
   `logprob_start_len` (SGLang; a hit reaches up to there), token-wise tasks of `/pooling`, `skip_reading_prefix_cache`.
-* **Cut prompts** (`truncate_prompt_tokens`, `truncation_side`) cost what is left of them. A cut beginning leaves nothing to share;
+* **Cut prompts** (`truncate_prompt_tokens`, `truncation_side`) cost what is left of them. Where the beginning is cut, nothing is shared;
   where the end is cut (usual for embeddings), the rest is hashed. With -1, or `truncation: auto`, any endpoint's context will do.
-* **Several prompts** in one body are looked up one by one, up to 64; each needs its own context. They, `n`, `best_of` and beams
-  count as so many running requests.
+* **Several prompts** in one body are looked up one by one, up to 64; each needs its own context. Each of them counts as a running
+  request, and so does each answer of `n`, `best_of` and beams.
 * **Chats as token ids** (SGLang's `input_ids`, TensorRT-LLM's `prompt_token_ids`): these are the prompt; of the messages only
   the media count.
 * **Media**: in vLLM's generate at the places that `features` tells, in SGLang's where the text names them (`<image>`), else first.
@@ -102,7 +100,7 @@ The first of these that is a text and not empty: the headers `x-session-id`, `x-
 ## What media cost
 
 An image's size is read from the first bytes of its file (PNG, JPEG, GIF, WebP) when it is in the body; nothing is fetched. A
-part with a `uuid` (vLLM) is known by that and costs as if nothing could be read: later turns may leave its file out.
+part with a `uuid` (vLLM) is known by that, because later turns may leave its file out, and costs as if nothing could be read.
 
 | | rule | where nothing can be read |
 |---|---|---|
@@ -124,9 +122,9 @@ All media of one request claim at most 262,144 tokens. Sources: [A] in docs/sour
 | Anthropic | `content_block_delta`, a block that names a tool or hides thoughts | every other event | `error` |
 | SGLang, vLLM, llama.cpp generate | text or token ids that are not empty | empty ones, `prompt_progress` | `error`, finish reason `abort` |
 
-Comments (`: ping`) and empty deltas are nothing. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
-piece of what is no event stream. A whole answer fails by the same members in its outermost object. One table, `epp/apis/events.py`,
-serves Envoy's filter and the picker.
+Comments (`: ping`) and empty deltas do not count. `event: error` alone (Dynamo) is a failure. An event that is in no row is content, and so is the first
+piece of an answer that is no event stream. A whole answer fails by the same members in its outermost object. Envoy's filter and the picker use
+one table, `epp/apis/events.py`.
 
 | API | where | the prompt's tokens |
 |---|---|---|
@@ -137,7 +135,7 @@ serves Envoy's filter and the picker.
 | SGLang generate | `meta_info`, in every event; batches are added up | `prompt_tokens`, of these `cached_tokens` |
 | embeddings, pooling, rankings, scores | `usage` | `prompt_tokens`, or `total_tokens` alone |
 
-Of several objects called `usage` in one line of an answer the last that has counts is the answer's own.
+Where one line of an answer has several objects called `usage`, the last that has counts is used.
 """  # noqa: E501 - rows of tables cannot be wrapped
 
 
