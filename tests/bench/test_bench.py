@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -15,13 +14,10 @@ from epp.errors import EppError
 from epp.extproc.stream import Stream
 from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from epp.schedule.waiting import at_once
 from epp_lab.bench import cluster, command, core, index, recorded, server
-from epp_lab.bench.bare import NOBODY, answer
 from epp_lab.bench.figures import GOALS, Figures, load
 from epp_lab.bench.processes import bare, held
 from epp_lab.bench.recorded import Mode
-from epp_lab.bench.rig import decide, request, rig
 
 if TYPE_CHECKING:
     from epp.extproc.stream import Output
@@ -62,25 +58,6 @@ def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None
     assert data.count(b"data: ") == (4 if mode is Mode.DUPLEX else 0)
 
 
-def test_a_conversation_begins_with_its_turn_before() -> None:
-    before, whole = (json.loads(body)["messages"] for body in recorded.bodies(4_000, 7))
-    assert before[:-1] == whole[: len(before) - 1]
-    assert whole[len(before) - 1]["content"].startswith(before[-1]["content"])
-    other = json.loads(recorded.bodies(4_000, 8)[1])["messages"]
-    assert (other[0], other[1] != whole[1]) == (whole[0], True)
-
-
-def test_a_known_turn_is_found_in_the_cache() -> None:
-    before, whole = recorded.bodies(4_000, 7)
-    with rig(3) as app:
-        decide(app, before)
-        first = app.core.recent.find("last")
-        second = at_once(app.core.direct(request(whole), since_s=0.0))
-    assert isinstance(second, Pick)
-    assert first is not None
-    assert second.destination.partition(",")[0] == first.endpoint
-
-
 @pytest.mark.parametrize("transport", server.BARE.values())
 async def test_another_picker_is_measured_by_address_and_process(transport: str, tmp_path: Path) -> None:
     async with bare(transport) as other:
@@ -90,14 +67,6 @@ async def test_another_picker_is_measured_by_address_and_process(transport: str,
         await server.measure(found, arguments, 1)
     found.save(tmp_path / "figures.json")
     assert min(load(tmp_path / "figures.json").found["server/picker: constant/72 KB"].values) > 0.0
-
-
-def test_the_floor_picks_the_same_for_everybody_once_the_request_is_whole() -> None:
-    asked = [step.messages[0] for step in recorded.conversation(Mode.CONSTANT, BODY)]
-    headers, body = (answer(ProcessingRequest.FromString(one)) for one in asked)
-    assert not headers.request_headers.response.header_mutation.set_headers
-    (option,) = body.request_body.response.header_mutation.set_headers
-    assert option.header.raw_value.decode() == NOBODY
 
 
 async def test_a_round_without_sockets_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:

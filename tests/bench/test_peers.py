@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from epp.cli import main
 from epp_lab.bench import peers
-from epp_lab.bench.peers import ALONE, COST, IDLE, MEASURES, OURS, PEERS
+from epp_lab.bench.peers import ALONE, COST, IDLE, MEASURES, OURS
 from epp_lab.experiment import Run
 
 DIRECT = "direct"
@@ -49,14 +47,6 @@ def test_where_a_replica_dies_the_others_serve(port: int) -> None:
     assert found["hottest / mean"] < 2.0
 
 
-def test_a_burst_shares_all_but_its_end() -> None:
-    first, *others = peers.burst(3)
-    assert len(others) == 256
-    assert {one.block_ids[:30] for one in others} == {first.block_ids[:30]}
-    assert len({one.block_ids for one in others}) == 256
-    assert {one.at_ms - first.at_ms for one in others} == {1_000.0}
-
-
 def test_ours_is_held_against_the_best_of_the_others() -> None:
     def runs(entry: str, ttft_ms: float, cost_ms: float, failed: int) -> list[Run]:
         return [
@@ -81,12 +71,3 @@ def test_ours_is_held_against_the_best_of_the_others() -> None:
         "one dies, failed: 1, goal 1: met",
     ):
         assert line in text
-
-
-def test_without_the_peers_the_command_says_how_to_get_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(peers, "INSTALLED", Path("/nowhere"))
-    assert main(["bench", "peers"]) == 2
-    assert "make peers" in capsys.readouterr().err
-    assert all(words[0] == "-m" for words in PEERS.values())

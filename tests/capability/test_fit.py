@@ -71,21 +71,6 @@ def test_chances_are_near_the_truth_and_intervals_hold_it() -> None:
     assert covered / count > 0.85
 
 
-def test_a_cliff_is_found_and_the_fit_beats_a_constant() -> None:
-    fitted = fit(answers(), 0)
-    entries = by_cell(fitted)
-    assert entries["cliff", Cell("ja", 16384)].success > 0.8
-    assert entries["cliff", Cell("ja", 32768)].success < 0.3
-    report = fitted.report
-    assert report is not None
-    assert report.log_loss is not None
-    assert report.base_log_loss is not None
-    assert report.calibration_error is not None
-    assert report.log_loss < 0.8 * report.base_log_loss
-    assert report.calibration_error < 0.06
-    assert report.fit_rows + report.test_rows == len(answers())
-
-
 def retries(questions: int, correlation: float, chances: tuple[float, ...], seed: int) -> list[Row]:
     """Answers of greedy models asked in a random order, or best first, until one is right."""
     rng, names = np.random.default_rng(seed), [f"m{number}" for number in range(len(chances))]
@@ -113,37 +98,6 @@ def test_retries_fit_what_a_failure_says_and_leave_the_base_chance_alone(correla
     others = [row.correct for row in rows if row.tried_models in {("m0", "m1"), ("m1", "m0")}]
     assert after.tolist() == [*base[:2], pytest.approx(np.mean(others), abs=0.05)]
     assert bool(np.mean(others) < 0.15) is (correlation > 0.0)
-
-
-def test_a_model_that_only_retries_asked_has_the_chance_that_it_had_after_the_failures() -> None:
-    """A policy that orders by cost asks the cheap one first; languages differ in what it fails."""
-    rng, rows = np.random.default_rng(5), list[Row]()
-    for number in range(8000):
-        language, log_odds = ("en", (0.8, 0.3)) if number % 2 else ("ja", (-0.6, -0.2))
-        tried: tuple[str, ...] = ()
-        for model, right in zip(
-            "ab", np.array(log_odds) + rng.normal(0.0, 1.5) > rng.logistic(size=2), strict=True
-        ):
-            rows.append(Row(f"q{number}", model, language, 4096, bool(right), "", tried))
-            if right:
-                break
-            tried = ("a",)
-    fitted = fit(rows, 0)
-    for language in ("en", "ja"):
-        base = np.array([by_cell(fitted)[model, Cell(language, 4096)].success for model in "ab"])
-        seen = np.mean([row.correct for row in rows if (row.model, row.language) == ("b", language)])
-        after = after_failures(base, np.array([True, False]), fitted.ease_spread)
-        assert after[1] == pytest.approx(seen, abs=0.03)
-        assert base[1] > seen + 0.1, "others than the hard ones it would answer better"
-
-
-def test_answers_of_all_models_to_one_question_fit_what_a_failure_says() -> None:
-    assert fit(answers(), 0).ease_spread < 0.5
-    hard = [
-        msgspec.structs.replace(row, correct=row.correct and int(row.question[1:]) % 2 == 0)
-        for row in answers()
-    ]
-    assert fit(hard, 0).ease_spread > 2.0
 
 
 def test_nothing_is_told_beyond_what_was_seen() -> None:

@@ -17,7 +17,6 @@ from aiohttp import web
 from epp.cli import main
 from epp.types import Cell, length_bucket
 from epp_lab.capability.fit import fit
-from epp_lab.capability.questions import WORDINGS, question
 from epp_lab.capability.results import Row, read_rows
 from epp_lab.sim.lookup import Lookup
 from tests.kit.replicas import quick_config, running_fleet
@@ -162,21 +161,6 @@ async def test_a_measurement_goes_on_after_half_a_line(
         assert out.read_bytes() == torn
 
 
-def test_nothing_at_once_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["capability", "measure", "http://x", "--at-once", "0", "--out", str(tmp_path / "answers")])
-    assert "--at-once: must be at least 1" in capsys.readouterr().err
-
-
-async def test_lengths_are_in_tokens_of_the_model(tmp_path: Path) -> None:
-    async with Engine().running() as url:
-        assert (
-            await measure(tmp_path, url, "--lengths", "8192", "--questions", "2", "--max-tokens", "192") == 0
-        )
-    for row in kept(tmp_path):
-        assert 0.97 * 8000 < row.prompt_tokens < 8000
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -192,14 +176,6 @@ async def test_an_answer_that_lacks_something_is_named(
     async with Engine(changes=changes).running() as url:
         assert await measure(tmp_path, f"mini={url}", *SMALL) == 1
     assert f"mini: {url}/v1/chat/completions: {words}" in capsys.readouterr().err
-
-
-async def test_answers_that_were_cut_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    thinking = [{"message": {"content": None}, "finish_reason": "length"}]
-    async with Engine(changes={"choices": thinking}).running() as url:
-        assert await measure(tmp_path, url, *SMALL) == 0
-    assert "24 new ones cut at --max-tokens" in capsys.readouterr().out
-    assert not any(row.correct for row in kept(tmp_path))
 
 
 async def test_one_engine_that_is_gone_keeps_no_other_from_being_asked(
@@ -237,17 +213,3 @@ async def test_a_file_of_something_else_is_left_alone(
         assert await measure(tmp_path, url, *SMALL) == 2
     assert f"epp: {out}, line 1: " in capsys.readouterr().err
     assert out.read_text() == '{"prompt": "hello"}\n'
-
-
-@pytest.mark.parametrize("language", WORDINGS)
-def test_a_question_in_fewer_bytes_a_token_is_the_same_in_less_of_the_object(language: str) -> None:
-    long, short = (question("q", language, 2048, token_bytes) for token_bytes in (4.0, 1.5))
-    assert long.value == short.value
-    assert KEY.findall(long.prompt)[-1] == KEY.findall(short.prompt)[-1]
-    assert set(KEY.findall(short.prompt)) < set(KEY.findall(long.prompt))
-    for one, size in ((long, 8192), (short, 3072)):
-        assert size - 300 < len(one.prompt.encode()) < size
-        assert f'"{KEY.findall(one.prompt)[-1]}": "{one.value}"' in one.prompt
-        assert one.prompt.index(one.value) / size == pytest.approx(
-            long.prompt.index(long.value) / 8192, abs=0.1
-        )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from epp.cli import main
 from epp.policies.lodestar import Lodestar
@@ -21,14 +19,9 @@ from epp_lab.compare.learned import (
     Learning,
     Lesson,
     run_learned,
-    taught_by_heuristic,
 )
-from epp_lab.compare.report import lesson_sentence
-from epp_lab.reward_model.gate import Verdict
-from epp_lab.reward_model.rounds import Round
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.sim.fleet import ZERO_WALL_S
-from epp_lab.sim.run import run_window
 from epp_lab.sim.scenario import FleetSpec, parse_fleet
 from epp_lab.workloads.tool_agent import ToolAgent, generate
 
@@ -72,30 +65,11 @@ def test_it_begins_with_the_heuristic_and_goes_on_with_its_own_model() -> None:
     assert 0.5 < lesson.share("model") <= 1.0
 
 
-def test_what_it_predicts_is_what_came() -> None:
-    result, lesson = learned()
-    predicted = np.array([predicted for _, _, predicted in lesson.chosen])
-    seen = np.array([request.ttft_ms for request in result.requests], float)
-    known = ~np.isnan(predicted)
-    assert known.sum() > 100
-    assert np.corrcoef(predicted[known], seen[known])[0, 1] > 0.4
-
-
 def test_equal_runs_are_equal() -> None:
     again, lesson = run_learned(LOAD, pool(), Lodestar(), Learning(SETTINGS, TRAINING_S), seed=1)
     result, first = learned()
     assert again.digest() == result.digest()
     assert lesson.picks == first.picks
-
-
-def test_until_there_is_a_model_it_is_the_heuristic() -> None:
-    patient = msgspec.structs.replace(SETTINGS, data=DataKeys(first=100_000))
-    policy = Lodestar(explore=0.0)
-    result, lesson = run_learned(LOAD, pool(), policy, Learning(patient), seed=1)
-    plain = run_window(LOAD, pool(), "prefix-cache-and-load", seed=1)
-    assert [r.endpoint for r in result.requests] == [r.endpoint for r in plain.requests]
-    assert math.isnan(lesson.first_model_s)
-    assert lesson.rounds == []
 
 
 def test_the_published_learner_has_its_features_and_no_price_and_no_gate() -> None:
@@ -109,17 +83,6 @@ def test_the_published_learner_has_its_features_and_no_price_and_no_gate() -> No
     assert sim.learner.incumbent is not None
     assert sim.learner.incumbent.congestion_ms == 0.0
     assert not {"rtt_ms", "body_bytes", "uncached_tokens"} & set(sim.learner.incumbent.features)
-
-
-def test_a_model_learned_offline_decides_from_the_first_request() -> None:
-    other = generate(ToolAgent(duration_s=40.0, rate_rps=12.0, divisor=4), 2)
-    model = taught_by_heuristic(other, pool(), Lodestar(), SETTINGS, seed=2).train(ZERO_WALL_S)
-    assert model is not None
-    assert model.seen > 0.95 * len(other)
-    _, lesson = run_learned(LOAD[:120], pool(), Lodestar(), Learning(model=model, freeze_at_s=0.0), seed=1)
-    assert lesson.picks.get("no-model", 0) == 0
-    assert lesson.picks["model"] > 60
-    assert lesson.rounds == []
 
 
 def test_a_comparison_says_what_was_learned(
@@ -136,20 +99,3 @@ def test_a_comparison_says_what_was_learned(
     assert "Against lodestar" in text
     assert "lodestar learned within each run: of" in text
     assert "lodestar learned within" in (tmp_path / "report.html").read_text()
-
-
-def test_words_for_every_case() -> None:
-    verdict = Verdict(False, "refused: no answered requests to learn from")
-    refused = Lesson(rounds=[Round(1, 0.0, 100, 80, 0, 20, verdict)], picks={"no-model": 9})
-    passed = Lesson(
-        rounds=[Round(1, 0.0, 100, 80, 0, 20, Verdict(True, "passed"))],
-        in_force_s=[20.0],
-        picks={"no-model": 50, "model": 90, "explored": 4, "out-of-distribution": 6},
-    )
-    assert lesson_sentence("a", [refused]) == (
-        "a learned within each run: of 1 models its gate let 0 through, and its fallback decided throughout"
-    )
-    assert lesson_sentence("b", [passed, refused]) == (
-        "b learned within each run: of 2 models its gate let 1 through; the first after 20 to 20 s, in 1 of 2 runs; "
-        "then decided by the model 90.0%, at random 4.0%, by the fallback 6.0%"
-    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from epp_lab.compare.load import LoadOptions, RequestResult, _Answer, run_load
+from epp_lab.compare.load import LoadOptions, RequestResult, run_load
 from epp_lab.compare.trace import TraceRequest
 from tests.kit.waiting import until
 
@@ -131,17 +131,6 @@ async def test_a_follower_comes_after_the_answer_and_contains_it() -> None:
     assert after[3]["role"] == "user"
 
 
-async def test_a_session_outlives_a_failed_request() -> None:
-    trace = [ask(), ask(0.0, after=0, prompt_tokens=80, turn_starts=(8, 40, 44))]
-    async with serving() as server:
-        options = LoadOptions(server.base_url, "busy", extra_body={"ignore_eos": True})
-        results = await run_load(trace, options)
-    assert [(r.ok, r.status, r.ttft_ms) for r in results] == [(False, 503, None)] * 2
-    assert "no room" in results[0].error
-    assert server.bodies[1]["ignore_eos"] is True
-    assert server.bodies[1]["messages"][2]["role"] == "assistant"
-
-
 async def test_an_answer_cut_off_is_an_error() -> None:
     async with serving() as server:
         (result,) = await run_load([ask()], LoadOptions(server.base_url, "cut"))
@@ -171,14 +160,6 @@ async def test_roots_do_not_wait_for_answers() -> None:
     assert sorted(server.sessions) == sorted(f"s{i}" for i in range(20))
 
 
-async def test_time_can_be_compressed() -> None:
-    trace = [ask(), ask(0.0, after=0, think_ms=60_000.0), ask(50_000.0, session="late")]
-    async with serving() as server:
-        results = await run_load(trace, LoadOptions(server.base_url, "m", time_scale=1e-4))
-    assert len(results) == 3
-    assert results[2].intended_ms == pytest.approx(5.0)
-
-
 async def test_cancelling_closes_the_connections() -> None:
     async with serving() as server:
         server.release.clear()
@@ -190,22 +171,3 @@ async def test_cancelling_closes_the_connections() -> None:
             await run
         await until(lambda: server.running == 0)
         assert server.cancelled == 5
-
-
-@pytest.mark.parametrize(
-    ("events", "content", "first_s"),
-    [
-        ([{"content": "a"}, {"content": "b"}], "ab", 0.0),
-        ([{"reasoning_content": "hm"}, {"content": "b"}], "b", 0.0),
-        ([{"role": "assistant", "content": ""}, {"reasoning": "hm"}], "", 1.0),
-    ],
-)
-def test_the_first_token_is_the_first_with_text_or_thoughts(
-    events: list[dict[str, str]], content: str, first_s: float
-) -> None:
-    answer = _Answer()
-    for at_s, delta in enumerate(events):
-        answer.feed(b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n", float(at_s))
-    answer.feed(b"data: [DONE]\n\n", 9.0)
-    assert ("".join(answer.texts), answer.first_text_s) == (content, first_s)
-    assert (answer.error, answer.ended) == ("", True)

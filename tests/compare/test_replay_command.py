@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import re
@@ -16,13 +15,11 @@ import pytest
 from epp import __version__
 from epp.errors import EppError
 from epp_lab.compare import command, simulate, trace_stats
-from epp_lab.compare.gateways import parse_gateways
 from epp_lab.compare.measure import Figures, Quantiles
 from epp_lab.compare.plan import TUNING_SEED, Cell, Source
-from epp_lab.compare.report import change, conclusion
+from epp_lab.compare.report import conclusion
 from epp_lab.compare.results import compare_policies
-from epp_lab.compare.simulate import Outcome, PolicyChoice, objective, tunable, tune
-from epp_lab.progress import progress
+from epp_lab.compare.simulate import Outcome, PolicyChoice, objective, tune
 from epp_lab.sim.scenario import FleetSpec, parse_fleet
 from epp_lab.workloads.registry import WORKLOADS
 from tests.kit.replicas import MODEL, quick_config, replicas_in_thread
@@ -92,11 +89,6 @@ class TestSimulated:
         assert "cannot carry an interval" in " ".join(cell["conclusion"])
         assert cell["comparisons"][0]["to_candidate"]["random"]["low"] is None
 
-    def test_several_pickers_alone_are_judged_by_their_label(self, tmp_path: Path) -> None:
-        words = ("--policy", "gorgo,random", "--pickers", "2", "--seeds", "2", "--out", str(tmp_path))
-        assert run(*SMALL, *words) == 0
-        assert results(tmp_path)["candidate"] == "gorgo, 2 pickers"
-
     def test_a_trace_is_judged_within_itself(self, tmp_path: Path) -> None:
         path, out = demo_trace(tmp_path / "own.jsonl"), tmp_path / "out"
         words = ("--trace", path, "--fleet", FLEET, "--policy", "gorgo,random", "--out", str(out))
@@ -110,13 +102,10 @@ class TestSimulated:
         ("words", "says"),
         [
             ((), "--workload or --trace"),
-            (("--workload", "demoo"), "did you mean 'demo'"),
             (("--workload", "demo", "--policy", "gorgi"), "unknown policy"),
-            (("--workload", "demo", "--fleet", "moon"), "fleet"),
             (("--workload", "demo", "--policy", "random", "--candidate", "gorgo"), "not among"),
             (("--workload", "demo", "--policy", "random", "--warmup", "900"), "leaves nothing to judge of"),
             (("--trace", "nowhere.jsonl", "--policy", "random"), "nowhere.jsonl"),
-            (("--workload", "demo", "--over-http", "ftp://x"), "not a URL"),
             (("--workload", "demo", "--over-http", "http://x", "--tune", "3"), "simulated"),
         ],
     )
@@ -130,27 +119,6 @@ class TestSimulated:
         (tmp_path / "file").write_text("")
         with pytest.raises(EppError, match="is no folder that can be written to"):
             run("--workload", "demo", "--policy", "random", "--out", str(tmp_path / "file" / "out"))
-
-    def test_flags_become_cells(self) -> None:
-        first, second = command.cells_of(parsed("--workload", "art-chat,art-chat-apr-7", "--load", "2"))
-        assert (first.pace, second.pace, first.max_in_flight) == (0.5, 1.5, 64)
-        assert second.tuning == Source(workload="art-chat")
-        (cell,) = command.cells_of(
-            parsed("--trace", "x/some.jsonl.gz", "--tune", "5", "--max-in-flight", "0", "--from", "9")
-        )
-        assert (cell.name, cell.source.part, cell.max_in_flight) == ("some", "judge", None)
-        assert cell.source.from_s == 9.0
-
-    def test_the_judged_is_lodestar_if_first_or_the_usual_one(self) -> None:
-        assert command.candidate_of(None, ["lodestar", "gorgo"]) == "lodestar"
-        assert command.candidate_of(None, ["random", "lodestar", "gorgo"]) == "gorgo"
-        assert command.candidate_of(None, ["greedy-oracle-total", "random"]) == "random"
-
-    def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run("--list") == 0
-        text = capsys.readouterr().out
-        for name in ("art-chat-apr-7", "paper-exact", "gorgo", "greedy-oracle-total", "gorgo-hillclimb"):
-            assert name in text
 
 
 class TestOverHttp:
@@ -178,12 +146,6 @@ class TestOverHttp:
             words = (*self.SHORT, "--over-http", f"here={url}", "--over-http", "gone=http://127.0.0.1:9")
             with pytest.raises(EppError, match="gone does not answer, and nothing was sent to any: Client"):
                 run(*words, "--out", str(tmp_path))
-
-    def test_gateways_have_names(self) -> None:
-        found = parse_gateways(["a=http://x:1", "https://y:2/"])
-        assert found == {"a": "http://x:1", "y:2": "https://y:2/"}
-        with pytest.raises(EppError, match="twice"):
-            parse_gateways(["a=http://x", "a=http://y"])
 
 
 def made(ttft: float = 500.0, e2e: float = 2000.0, errors: int = 0) -> Figures:
@@ -226,21 +188,6 @@ def test_a_conclusion_says_what_intervals_allow(factors: dict[str, float], noise
     assert words in "\n".join(conclusion(comparisons, "me", 0.05))
 
 
-@pytest.mark.parametrize(
-    ("ratio", "words"), [(0.88, "-12 %"), (1.034, "+3.4 %"), (0.9999, "0 %"), (NAN, "unknown")]
-)
-def test_a_ratio_is_a_signed_per_cent(ratio: float, words: str) -> None:
-    assert change(ratio) == words
-
-
-def test_a_pipe_gets_a_line_every_half_minute() -> None:
-    out, now_s = io.StringIO(), 0.0
-    with progress(out, time_s=lambda: now_s) as step:
-        for now_s in (0.0, 29.0, 31.0, 40.0, 62.0):
-            step("runs", int(now_s), 80)
-    assert out.getvalue() == "runs: 31 of 80 done\nruns: 62 of 80 done\n"
-
-
 class TestTuning:
     def test_the_objective_prices_both_latencies_and_failures(self) -> None:
         assert objective(made(e2e=1000.0)) < objective(made())
@@ -249,11 +196,6 @@ class TestTuning:
         )  # half the TTFT, four times the E2E
         assert objective(made(errors=1)) == pytest.approx(objective(made()) + 0.1)
         assert objective(made(ttft=NAN, e2e=NAN)) == math.inf
-
-    def test_what_has_weights_is_tunable(self) -> None:
-        assert [
-            tunable(name) for name in ("gorgo", "gorgo-hillclimb", "greedy-oracle-total", "lodestar")
-        ] == [*(True, False, False, False)]
 
     def test_a_search_on_a_known_surface_finds_its_valley_on_other_loads(
         self, monkeypatch: pytest.MonkeyPatch
@@ -287,17 +229,3 @@ class TestTraceStats:
             "cache of 1,000,000",
         ):
             assert words in text
-
-    def test_json_has_the_same_figures(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        words = (demo_trace(tmp_path / "t"), "--json", "--capacity", "100000000")
-        assert run(*words, module=trace_stats) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["reuse_by_capacity"]["100000000"] == pytest.approx(found["stats"]["reuse_share"])
-        assert found["requests_without_blocks"] == 0
-
-    @pytest.mark.parametrize(
-        "words", [("zzz",), ("demo", "--capacity", "many"), ("demo", "--capacity", "inf")]
-    )
-    def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...]) -> None:
-        with pytest.raises(EppError):
-            run(*words, module=trace_stats)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.cli import main
-from epp_lab.demo import command
 from epp_lab.demo.example import exit_status, output
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
-
-
-def test_least_request_counts_what_is_live_as_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "Stack", lambda _folder, _replicas, sections, **_: sections["policy"])
-    policy: object = command.fleet(Path(), "least-request")
-    assert policy == {"name": "least-request", "params": {"counts": "live"}}
 
 
 def test_a_policy_that_there_is_not_is_refused_before_anything_runs(

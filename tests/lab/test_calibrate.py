@@ -14,7 +14,7 @@ from epp_lab.compare.fleets import fleet_named
 from epp_lab.compare.results import encode
 from epp_lab.experiment import main
 from epp_lab.experiments import calibration
-from epp_lab.sim.engine_class import A30, ENGINE_CLASSES, L40S_X2, V100, EngineClass
+from epp_lab.sim.engine_class import A30, ENGINE_CLASSES, L40S_X2, EngineClass
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.run import run_window
 from epp_lab.sim.scenario import FleetSpec, ReplicaSpec
@@ -68,56 +68,11 @@ def test_the_fit_recovers_a_simulated_engine(name: str) -> None:
         assert said == near(truth, rel=0.03)
 
 
-def test_noise_widens_the_intervals_and_stragglers_and_bursts_do_not_count() -> None:
-    random = np.random.default_rng(0)
-
-    def factor() -> float:
-        return float(np.exp(0.03 * random.standard_normal())) * (5.0 if random.random() < 0.05 else 1.0)
-
-    def disturb(result: Any) -> None:
-        decoded_ms = (result.e2e_ms - result.ttft_ms) * factor()
-        result.ttft_ms *= factor()
-        result.e2e_ms = result.ttft_ms + decoded_ms
-        if decoded_ms and random.random() < 0.1:  # all tokens at the end
-            result.ttft_ms = result.e2e_ms - 0.1
-
-    found = measured(A30, disturb)
-    constant, by_prompt, by_uncached = found.ttft.values
-    assert by_uncached == pytest.approx(A30.prefill_ms_per_token, abs=2 * found.ttft.margins[2])
-    assert constant == pytest.approx(A30.frontend_ms + A30.prefill_base_ms, abs=2 * found.ttft.margins[0])
-    assert by_prompt < 0.02
-    assert min(found.ttft.r2, found.step.r2) > 0.9
-    assert 0.01 < found.ttft.error < 0.05
-    assert (found.step.margins[:-2] > 0.0).all()
-    steps_ms = [A30.decode_step_ms(batch) for batch in found.batches]
-    assert found.step.values[:-2] == pytest.approx(steps_ms, rel=0.1)
-
-
-def test_an_engine_that_tells_no_cached_tokens_is_found_out() -> None:
-    def hide(result: Any) -> None:
-        result.cached_tokens = None
-
-    found = measured(L40S_X2, hide)
-    assert found.caches
-    assert found.ttft.values == pytest.approx([85.0, 0.013, 0.06], rel=0.05)
-    found = measured(V100, hide)
-    assert not found.caches
-    assert found.ttft.values[1] == 0.0
-    assert found.ttft.values[2] == pytest.approx(
-        V100.prefill_ms_per_token + V100.frontend_ms_per_token, rel=0.02
-    )
-
-
 def test_a_fit_ends_though_rounding_makes_a_coefficient_of_zero_negative() -> None:
     random = np.random.default_rng(46)
     x = np.column_stack([np.ones(12), random.integers(16, 512, 12), random.integers(1, 512, 12)])
     y = np.maximum(100.0 * (1.0 + random.random(12)) - x[:, 2] / 6.0, 1e-3)
     assert (least_squares(x, y).values >= 0.0).all()
-
-
-def test_the_limit_of_requests_at_once_shows() -> None:
-    found = measured(replace(A30, max_running=4))
-    assert (found.peak, found.batches) == (4, (1, 2, 4))
 
 
 def test_engines_are_measured_over_http_and_compared(

@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from epp.cli import main as cli
-from epp_lab.experiment import Experiment, execute, find, interval, main, names, table
+from epp_lab.experiment import Experiment, execute, find, main, names, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,14 +64,6 @@ def test_events_are_shares_and_ranges_are_the_seeds(tmp_path: Path) -> None:
     assert "| near | old | 2550 (100 to 5000) | 0 [0, 0.07135] |" in text
 
 
-def test_an_end_that_is_beyond_all_numbers_is_infinite(tmp_path: Path) -> None:
-    def run(_: str, entry: str, seed: int) -> dict[str, float]:
-        return {"ms": (1.0, 1.0, 1.0, 1.00001, 2.0)[seed] if entry == "new" else 1.0, "lost": 0.0}
-
-    runs = execute(replace(EXPERIMENT, run=run), seeds=range(5), jobs=1, kept=tmp_path / "runs")
-    assert "inf]" in table(EXPERIMENT, runs)
-
-
 def test_fewer_than_five_seeds_show_the_least_and_the_most(tmp_path: Path) -> None:
     def run(_: str, entry: str, seed: int) -> dict[str, float]:
         return {"ms": (2.0, 8.0)[seed] if entry == "new" else 1.0 + seed, "lost": math.nan}
@@ -80,21 +71,6 @@ def test_fewer_than_five_seeds_show_the_least_and_the_most(tmp_path: Path) -> No
     experiment = replace(EXPERIMENT, run=run, entries=("old", "new"))
     text = table(experiment, execute(experiment, seeds=range(2), jobs=1, kept=tmp_path / "runs"))
     assert "| near | new | 5 (2 to 8) | 2.828 (2.000 to 4.000) | - | - |" in text
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert str(interval(np.array([2.0, np.nan]))) == "(2.0, nan, nan)"
-
-
-def test_what_an_experiment_adds_is_printed_and_its_plots_are_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    experiment = replace(EXPERIMENT, summary=lambda runs: f"{len(runs)} runs", plots=lambda _: ["<svg/>"])
-    assert main("try", experiment, ["--seeds", "2", "--kept", str(tmp_path / "runs.jsonl")]) == 0
-    page = (tmp_path / "runs.html").read_text()
-    assert "8 runs" in page
-    assert "<svg/>" in page
-    assert f"8 runs\n\nPlots: {tmp_path / 'runs.html'}" in capsys.readouterr().out
 
 
 def test_the_command_prints_question_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

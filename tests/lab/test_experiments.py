@@ -14,7 +14,7 @@ import pytest
 from epp_lab import conditions
 from epp_lab.compare.learned import LEARNERS
 from epp_lab.experiment import Experiment, Run, execute
-from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, policies, wan
+from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.tuner.settings import Stages, TunerSettings
 from epp_lab.workloads.mooncake_chat import MooncakeChat
@@ -91,31 +91,6 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
         assert not math.isnan(run.value([*found.measures, *run.figures][0])), run.entry
 
 
-def test_a_model_learned_elsewhere_is_held_against_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lodestar, "REQUESTS", 400)
-    cell, entry = "tool calls 10 to 22 a second / hetero", "unguarded from 7 A30"
-    figures: dict[str, float | None] = {**lodestar.run(cell, entry, 0)}
-    assert (figures["model's share"], figures["out of distribution"]) == (1.0, 0.0)
-    other = figures | {"held out 0 measured": None}
-    runs = [
-        Run(cell, entry, 0, "", figures),
-        Run(cell, "lodestar", 0, "", {}),
-        Run(cell, entry, 1, "", other),
-    ]
-    [drawn] = lodestar.plots(runs)
-    points = sum(name.endswith(" measured") and value is not None for name, value in figures.items())
-    assert drawn.count("<circle") == 2 * points - 1 > 100
-
-
-def test_an_entry_that_stops_learning_before_it_has_a_model_has_no_latencies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lodestar, "REQUESTS", 400)  # fewer than the first training takes
-    figures = lodestar.run("tool calls 10 to 22 a second / hetero", "frozen midway", 0)
-    assert math.isnan(figures["mean TTFT ms"])
-    assert math.isnan(figures["first model s"])
-
-
 def test_laars_gains_and_figures_are_of_its_runs() -> None:
     seconds = {
         "laar": 1.0,
@@ -135,11 +110,6 @@ def test_laars_gains_and_figures_are_of_its_runs() -> None:
     figures = [ET.fromstring(text) for text in laar.plots(runs)]  # noqa: S314  # ours
     points = [len(figure.findall(".//{*}circle")) for figure in figures]
     assert points == [5 * 15, 5 * 5, 5 * 15, 6 * 15]
-
-
-def test_every_entry_has_weights_for_every_cell() -> None:
-    found = experiment("policies")
-    assert [policies.choice(cell, entry).name for entry in found.entries for cell in found.cells]
 
 
 def test_the_cross_region_papers_tables_in_direction() -> None:

@@ -66,26 +66,6 @@ def test_a_question_is_asked_until_a_model_is_right_or_none_is_left() -> None:
     assert {len(asked.models) for asked in found[2::4]} == {1}
 
 
-def test_models_that_are_not_worth_the_time_are_not_asked_again() -> None:
-    # 4K take granite-2b 0.7 s, the others up to 1.4 s.
-    hopeful = ask([set()] * 6, patience_s=10.0)
-    assert {len(asked.models) for asked in hopeful} == {5}
-    hopeless = ask([set()] * 6, patience_s=10.0, phi=0.05, llama=0.05)
-    for asked in hopeless:  # one that is idle may be asked before those that are worth it, not after them
-        assert {name for name in NAMES if name.startswith("granite")} <= set(asked.models)
-        assert asked.models[-1].startswith("granite")
-    assert min(len(asked.models) for asked in hopeless) == 2
-
-
-def test_who_sticks_to_a_model_asks_it_ten_times_for_nothing() -> None:
-    found = ask([set()] * 6, "session-affinity")
-    for asked in found:
-        assert asked.models == (asked.models[0],) * 10
-        assert asked.cached_tokens > 8 * 4000  # it has the prompt in its cache from then on
-    assert len({asked.models[0] for asked in found}) > 1
-    assert all(len(asked.models) == 1 for asked in ask([set()] * 3, "session-affinity", attempts=1))
-
-
 def _end_this_process(task: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return task

@@ -23,7 +23,3 @@ def test_points_lie_on_their_axes_and_what_is_not_finite_is_left_out() -> None:
     assert y1 < y0
     assert {text.text for text in drawn.iter("text")} >= {"● a < b", "1024", "2"}
     assert len({group.attrib["transform"] for group in drawn.findall("{*}g")}) == 3
-
-
-def test_a_chart_without_points_has_axes() -> None:
-    assert "<path" in figure("", [Panel("", "x", "y", {})], joined=False)

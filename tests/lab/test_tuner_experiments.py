@@ -9,12 +9,12 @@ import pytest
 
 from epp.config.plan import Plan, Split, Switchback
 from epp_lab import tuner_life
-from epp_lab.compare.hillclimb import EsPaper, hillclimb
+from epp_lab.compare.hillclimb import EsPaper
 from epp_lab.experiments import tuner_drift, tuner_guard, tuner_paper, tuner_runs
 from epp_lab.tuner import machine
 from epp_lab.tuner.settings import Stages, TunerSettings
 from epp_lab.tuner.state import NothingBetter, Proposed
-from epp_lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, OPEN, Life, Stretch, defaults_of, rules_of
+from epp_lab.tuner_life import BEGIN_WALL_S, CELLS, HOME, Life, Stretch, defaults_of, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,15 +77,6 @@ def life(candidates: list[dict[str, float]]) -> Life:
     )
 
 
-def test_time_and_state_go_on_from_stretch_to_stretch() -> None:
-    world = life([])
-    world.run(stretches=10)
-    assert (world.state.phase, world.state.fruitless) == ("frozen", 2)
-    times = [sample.ended_wall_s for sample in world.samples]
-    assert times == sorted(times)
-    assert times[-1] > BEGIN_WALL_S + 60.0
-
-
 def test_the_published_search_starts_and_hops_as_published_and_stays_in_its_box() -> None:
     es = EsPaper(seed=1)
     assert es.weights == {"rtt_weight": 0.5, "queue_weight": 0.1}
@@ -99,15 +90,6 @@ def test_the_published_search_starts_and_hops_as_published_and_stays_in_its_box(
     while not es.stopped:
         es.tell(5000.0 + es.samples)
     assert es.weights == es.best
-
-
-def test_the_published_search_moves_the_weights_while_it_serves() -> None:
-    search, load = EsPaper(seed=1), HOME.load(1, 180.0)
-    window = hillclimb(load, HOME.fleet, search, seed=1, options=OPEN)
-    assert len(window.run().requests) == len(load)
-    assert search.steps > 0
-    weights, _ = window.book.choose(BEGIN_WALL_S, "")
-    assert weights.values == {**defaults_of("gorgo"), **search.weights}
 
 
 def test_the_published_search_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

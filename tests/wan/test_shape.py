@@ -25,17 +25,6 @@ def test_order_is_kept_when_the_delay_shrinks() -> None:
     assert line.arrived(0.11) == [b"one", b"two"]
 
 
-def test_loss_is_the_share_asked_for_and_the_same_every_time() -> None:
-    def arrived(seed: int) -> list[bytes]:
-        line = Line(Shape(loss=0.05), seed)
-        for number in range(4000):
-            line.take(b"%d" % number, 0.0)
-        return line.arrived(0.0)
-
-    assert 140 < 4000 - len(arrived(1)) < 260
-    assert arrived(1) == arrived(1) != arrived(2)
-
-
 def test_a_cut_link_loses_what_is_on_it_and_works_again_when_restored() -> None:
     line = Line(Shape(delay_ms=10.0), seed=1)
     line.take(b"one", 0.0)
