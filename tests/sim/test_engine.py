@@ -80,28 +80,6 @@ def test_a_prefill_stalls_running_decodes_and_they_go_on_in_the_larger_batch() -
     assert ends(events)[1].at_ms == 240 + 8 * 2
 
 
-def test_several_prompts_share_a_prefill_batch_in_order_of_arrival() -> None:
-    engine = Engine(PLAIN)
-    for job_id, prompt in ((1, 1), (2, 60), (3, 60), (4, 5)):
-        engine.submit(Job(job_id, prompt, 5), 0.0 if job_id == 1 else 1.0)
-    firsts = first_tokens(drain(engine))
-    # 1 runs alone 5..16. Then 2 whole and 40 of 3 (110 ms), then the other 20 of 3 with 4 (35 ms).
-    assert [firsts[job_id].at_ms for job_id in (1, 2, 3, 4)] == [16, 126, 161, 161]
-
-
-def test_a_larger_batch_makes_every_step_slower() -> None:
-    def itl_ms(batch: int) -> float:
-        engine = Engine(L40S_X2)
-        for job_id in range(batch):
-            engine.submit(Job(job_id, 1, 101), 0.0)
-        events = drain(engine)
-        return (ends(events)[0].at_ms - first_tokens(events)[0].at_ms) / 100
-
-    assert itl_ms(1) == pytest.approx(7.2)
-    assert itl_ms(8) == pytest.approx(15.9)
-    assert itl_ms(64) == pytest.approx(73.0)
-
-
 def test_the_next_turn_finds_prompt_and_answer_in_the_cache() -> None:
     engine = Engine(PLAIN, block_tokens=10)
     path = blocks(60)
@@ -156,14 +134,3 @@ def test_cancel_frees_everything_wherever_the_job_is(at_ms: float) -> None:
     assert (snapshot.counters.done, snapshot.counters.cancelled) == (0, 1)
     assert (snapshot.running, snapshot.waiting, snapshot.arriving, snapshot.held_tokens) == (0, 0, 0, 0)
     assert engine.next_event_ms() is None
-
-
-def test_a_cancelled_decode_leaves_the_batch_at_the_next_step() -> None:
-    engine = Engine(PLAIN)
-    engine.submit(Job(1, 5, 100), 0.0)
-    engine.submit(Job(2, 5, 100), 0.0)
-    engine.advance(26.0)  # both first tokens at 25, then steps of 3
-    engine.cancel(2, 26.0)
-    events = drain(engine)
-    assert ends(events)[1].at_ms == 25 + 3 + 98 * 2
-    assert ends(events)[2].generated_tokens == 1

@@ -59,13 +59,6 @@ def test_a_revived_replica_is_cold_and_its_cache_is_forgotten() -> None:
     assert (late[-1].believed_cached_tokens, late[-1].cached_tokens) == (50, 49)
 
 
-def test_a_slow_replica_loses_traffic_to_live_counters() -> None:
-    slow, healed = (Event(at_s, "r0:1", Happening.SLOW, factor) for at_s, factor in ((0.0, 20.0), (0.1, 1.0)))
-    for events, low, high in (([slow], 0.0, 0.3), ([slow, healed], 0.35, 0.65)):
-        results = run(still_fleet(2, events=events), "least-request")
-        assert low < sum(r.endpoint == "r0:1" for r in results) / len(results) < high
-
-
 def test_round_trips_change_for_requests_and_probes() -> None:
     far, near = (Event(at_s, "r0:1", Happening.REROUTE, factor) for at_s, factor in ((5.0, 3.0), (10.0, 1.0)))
     load = [request(at_ms, output_tokens=1, family=n) for n, at_ms in enumerate((4_000.0, 6_000.0, 11_000.0))]
@@ -98,15 +91,3 @@ def test_a_replica_that_joins_warms_up() -> None:
     late = [r.endpoint == "r1:1" for r in results if at(r) > 17.0]
     assert sum(early) / len(early) < 0.2
     assert sum(late) / len(late) > 0.35
-
-
-def test_a_session_goes_on_after_a_failed_answer() -> None:
-    load = [
-        request(0.0, output_tokens=900),
-        request(1.0, after=0, think_ms=2000.0),
-    ]
-    events = [Event(0.5, "r0:1", Happening.DIE), Event(1.0, "r0:1", Happening.REVIVE)]
-    first, second = run_window(load, still_fleet(events=events), "gorgo", options=options()).requests
-    assert first.error == "connection reset"
-    assert second.ok
-    assert second.intended_ms == pytest.approx(550.0 + 2000.0)

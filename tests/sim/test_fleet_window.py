@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 
 from epp.config.schema import Config, Pool, Scrape
 from epp.policies.base import Policy
-from epp.policies.registry import POLICIES, create
-from epp.prefix_cache.index import PrefixIndex
+from epp.policies.registry import POLICIES
 from epp.types import Ranking
-from epp_lab.compare.fleets import FLEETS
 from epp_lab.sim.engine_class import L40S_X2
-from epp_lab.sim.fleet import FleetSim
 from epp_lab.sim.oracle import ORACLES
 from epp_lab.sim.run import run_window
 from epp_lab.sim.scenario import (
@@ -31,8 +28,6 @@ from epp_lab.sim.scenario import (
     regional_fleet,
 )
 from epp_lab.workloads.art_chat import DEMO, generate
-from epp_lab.workloads.tool_agent import ToolAgent
-from epp_lab.workloads.tool_agent import generate as generate_calls
 from tests.kit.simfleet import options, request, still_fleet
 
 if TYPE_CHECKING:
@@ -136,33 +131,6 @@ def test_metrics_are_as_old_as_the_last_scrape() -> None:
     assert {float(view.engine_running[0]) for view in spy.seen} > {0.0}
 
 
-def test_probes_tell_the_round_trip() -> None:
-    spy = Spy()
-    run_window([request(0.0)], still_fleet(2, rtt_ms=80.0), spy, options=options())
-    assert spy.seen[0].rtt_ms.tolist() == pytest.approx([80.0, 80.0])
-    assert not spy.seen[0].unknown
-
-
-@pytest.mark.parametrize(
-    ("reports", "expected"),
-    [({}, [0, 49]), ({"report_cached_tokens": False}, []), ({"report_usage": False}, [])],
-)
-def test_reporting_tokens_is_optional(
-    reports: dict[str, bool], expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
-    confirm = PrefixIndex.confirm
-
-    def listen(index: PrefixIndex, slot: int, expected: float, cached_tokens: int, *more: float) -> None:
-        told.append(cached_tokens)
-        confirm(index, slot, expected, cached_tokens, *more)
-
-    monkeypatch.setattr(PrefixIndex, "confirm", listen)
-    load = [request(n * 1000.0) for n in range(3)]
-    run_window(load, still_fleet(), "gorgo", options=options(**reports))
-    assert told == expected  # the last answer ends the window
-
-
 def test_lost_hits_are_misses_that_the_picker_does_not_foresee() -> None:
     load = [request(n * 1000.0, prompt_tokens=95) for n in range(200)]
     fleet = still_fleet()
@@ -171,21 +139,6 @@ def test_lost_hits_are_misses_that_the_picker_does_not_foresee() -> None:
     misses = sum(result.cached_tokens == 0 for result in results)
     assert 0.2 < misses / len(results) < 0.4
     assert {result.cached_tokens for result in results} == {0, 90}
-
-
-def test_what_the_picker_is_told_of_a_replica_can_be_wrong() -> None:
-    spy = Spy()
-    true = still_fleet(rtt_ms=80.0).replicas[0]
-    told = replace(true, known_as="other", probe_factor=2.5, kv_report_factor=0.5)
-    # The probes go half a round trip each way as ever: only what they are believed to have taken is wrong.
-    load = [request(n * 2000.0, output_tokens=900, prompt_tokens=50) for n in range(2)]
-    for spec in (true, told):
-        run_window(load, FleetSpec((spec,)), spy, options=options())
-    right, wrong = spy.seen[1], spy.seen[3]
-    assert (right.engine_classes, wrong.engine_classes) == (("plain",), ("other",))
-    assert float(wrong.rtt_ms[0]) == pytest.approx(2.5 * float(right.rtt_ms[0]))
-    assert float(right.engine_used_tokens[0]) > 0.0
-    assert float(wrong.engine_used_tokens[0]) == pytest.approx(0.5 * float(right.engine_used_tokens[0]))
 
 
 @settings(max_examples=20, deadline=None)
@@ -268,39 +221,3 @@ def test_equal_windows_are_equal_whatever_process_they_ran_in() -> None:
         outputs.append(done.stdout.split())
     assert outputs[0] == outputs[1] == [digest("gorgo"), digest("random")]
     assert len({*outputs[0], digest("gorgo", seed=6)}) == 3
-
-
-def test_policies_meet_the_same_network() -> None:
-    load = generate(DEMO, 2)[:80]
-    runs = [run_window(load, regional_fleet(L40S_X2), policy, seed=3) for policy in ("random", "round-robin")]
-    pairs = list(zip(*(run.requests for run in runs), strict=True))
-    # Alike but for handshakes and windows, which hang on what was sent before.
-    assert sum(a.endpoint == b.endpoint and a.network_ms == b.network_ms for a, b in pairs) > 10
-
-
-@pytest.mark.parametrize(("lost", "low", "high"), [(0.0, 0.9, 1.05), (0.8, 0.0, 0.75)])
-def test_hit_ratios_come_from_usage(lost: float, low: float, high: float) -> None:
-    load = [request(n * 100.0, prompt_tokens=500, family=n % 3, session=str(n % 3)) for n in range(200)]
-    fleet = FleetSpec(tuple(replace(r, lost_hit_share=lost) for r in still_fleet(2).replicas))
-    reports = options(report_usage=True, report_cached_tokens=True)
-    sim = FleetSim(load, fleet, create("gorgo"), weights={}, seed=1, options=reports)
-    sim.run()
-    calibration = sim._picker.fleet.calibration
-    ratios = [float(calibration.hit_ratio[slot]) for slot, _ in sim._picker.fleet.members]
-    served = [replica.counters().done for replica in sim.replicas.values()]
-    assert low <= ratios[served.index(max(served))] <= high
-
-
-@pytest.mark.parametrize(
-    ("interval_s", "oldest_ms"), [(0.1, (0.0, 100.1)), (None, (500.0, 1_000.1)), (30.0, (10_000.0, 30_000.1))]
-)
-def test_engine_metrics_come_as_often_as_the_fleet_says(
-    interval_s: float | None, oldest_ms: tuple[float, float]
-) -> None:
-    load = generate_calls(ToolAgent(duration_s=20.0, rate_rps=5.0, divisor=4), 1)
-    spy = Spy()
-    fleet = replace(FLEETS["hetero"][1], scrape_interval_s=interval_s)
-    result = run_window(load, fleet, spy, seed=1)
-    assert oldest_ms[0] < max(float(view.engine_age_ms.max()) for view in spy.seen) <= oldest_ms[1]
-    assert all(np.isfinite(view.engine_running).all() for view in spy.seen)
-    assert all(request.ok for request in result.requests)

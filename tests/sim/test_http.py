@@ -81,19 +81,6 @@ async def test_a_replica_knows_the_responses_that_it_stores_until_it_restarts(
     assert (await respond(previous_response_id=first["id"]))[0] == 404
 
 
-async def test_completions_take_text_and_token_ids(replica: SimReplica, http: aiohttp.ClientSession) -> None:
-    status, answer = await post(
-        http, replica, {"model": MODEL, "prompt": "x" * 400, "max_tokens": 3}, "/v1/completions"
-    )
-    assert status == 200
-    assert answer["usage"]["prompt_tokens"] == 100
-    body = {"model": MODEL, "prompt": list(range(64)), "max_tokens": 3, "stream": True}
-    chunks = await stream(http, replica, body, "/v1/completions")
-    assert len(chunks) == 3
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert len(chunks[0]["choices"][0]["text"]) == 4
-
-
 @pytest.mark.parametrize(
     ("fields", "tokens", "reason"),
     [
@@ -165,44 +152,7 @@ async def test_every_api_of_the_docs_is_answered(
         assert set(await response.json()) == set(api.error)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [
-        (b"{", 400, "not valid JSON"),
-        (b'{"model": "sim-model"}', 400, "messages"),
-        (b'{"model": "sim-model", "messages": [{"content": "x"}]}', 400, "role"),
-        (
-            b'{"model": "sim-model", "messages": [{"role": "user"}], "max_tokens": 99999}',
-            400,
-            "context length",
-        ),
-        (b'{"model": "gpt-x", "messages": [{"role": "user"}]}', 404, "does not exist"),
-    ],
-)
-async def test_errors_are_openai_s(
-    replica: SimReplica, http: aiohttp.ClientSession, body: bytes, status: int, words: str
-) -> None:
-    async with http.post(replica.url + CHAT, data=body) as response:
-        assert response.status == status
-        error = (await response.json())["error"]
-    assert words in error["message"]
-    assert set(error) == {"message", "type", "param", "code"}
-
-
 # Load and leaving
-
-
-async def test_a_thousand_streams_at_once_all_complete(http: aiohttp.ClientSession) -> None:
-    async with SimReplica(quick_config()) as replica:
-        results = await asyncio.gather(
-            *(
-                stream(http, replica, chat_body(f"user {index}", stream=True, max_tokens=8))
-                for index in range(1000)
-            )
-        )
-        assert {len(chunks) for chunks in results} == {9}
-        counters = replica.snapshot().counters
-        assert (counters.done, counters.generated_tokens) == (1000, 8000)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -312,14 +262,6 @@ def parse(*argv: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def test_replicas_take_what_they_leave_out_from_the_options() -> None:
-    far_words = "name=far,port=9002,rtt_ms=211,class=h100"
-    near, far = replica_configs(parse("--model", "m", "--replica", "name=near", "--replica", far_words))
-    assert (near.name, near.port, near.rtt_ms, near.engine_class.name) == ("near", 0, 0.0, "l40s-x2")
-    assert (far.name, far.port, far.rtt_ms, far.engine_class.name) == ("far", 9002, 211.0, "h100")
-    assert near.models == far.models == ("m",)
-
-
 @pytest.mark.parametrize(
     ("replicas", "words"),
     [
@@ -353,10 +295,3 @@ def test_the_command_prints_addresses_serves_and_stops_cleanly() -> None:
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")
-
-
-def test_an_address_that_cannot_be_had_ends_the_command_with_a_word() -> None:
-    command = [*SIM, "--host", "192.0.2.1", "--replica", "name=a"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith("cannot listen")

@@ -48,9 +48,3 @@ def test_answers_are_right_as_often_as_said_and_always_the_same() -> None:
         assert all(answer in one.prompt for answer, one in zip(said, questions, strict=True))
         assert said[:5] == ["".join(lookup.words(asked(one.prompt))) for one in questions[:5]]
     assert Lookup("m", {}).words(asked(questions[0].prompt)) != [questions[0].value]
-
-
-def test_other_prompts_are_no_lookups() -> None:
-    lookup = Lookup("m", {Cell("en", 1024): 1.0})
-    assert lookup.words(asked("hello")) == []
-    assert lookup.words(asked("Key: 6ab6ea3e-f288-4f33-bad6-7f42bb75b03f")) == []

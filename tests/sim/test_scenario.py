@@ -108,18 +108,6 @@ def test_actions_run_by_time_rank_and_insertion(items: list[tuple[int, Rank]]) -
     assert ran == sorted((float(at_ms), rank, number) for number, (at_ms, rank) in enumerate(items))
 
 
-def test_the_loop_stops_when_the_work_is_done() -> None:
-    loop, ticks = Loop(), []
-
-    def tick() -> None:
-        ticks.append(loop.now_ms)
-        loop.at(loop.now_ms + 1.0, Rank.SIGNAL, tick)
-
-    loop.at(0.0, Rank.SIGNAL, tick)
-    loop.run(lambda: len(ticks) < 3)
-    assert ticks == [0.0, 1.0, 2.0]
-
-
 # The network
 
 
@@ -163,18 +151,6 @@ def test_idle_connections_close() -> None:
     assert trips(connections, 59_000.0 + 61_000.0, 100) == 1
     connections.close()
     assert trips(connections, 120_000.0, 100) == 1
-
-
-def test_each_request_has_a_connection_of_its_own() -> None:
-    connections = Connections(still())
-    first, new = connections.take(100, 0.0)
-    assert new == 1
-    second, also_new = connections.take(100, 0.0)
-    assert also_new == 1
-    connections.release(first, 1.0)
-    connections.release(second, 2.0)
-    assert connections.take(100, 3.0)[1] == connections.take(100, 3.0)[1] == 0
-    assert connections.take(100, 3.0)[1] == 1
 
 
 def test_jitter_and_spikes_are_as_stated() -> None:

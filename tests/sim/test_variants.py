@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp_lab.sim.engine import Engine
-from epp_lab.sim.engine_class import ENGINE_CLASSES, EngineClass
-from epp_lab.sim.job import EngineEvent, Finished, FirstToken, Job
+from epp_lab.sim.job import EngineEvent, FirstToken, Job
 from tests.kit.simfleet import PLAIN
+
+if TYPE_CHECKING:
+    from epp_lab.sim.engine_class import EngineClass
 
 MIXED = replace(PLAIN, mixed=True, chunk_tokens=50)
 HYBRID = replace(PLAIN, state_slots=8)
@@ -94,14 +97,6 @@ def test_states_are_few() -> None:
 # Constants and curves
 
 
-@pytest.mark.parametrize("name", sorted(ENGINE_CLASSES))
-def test_every_class_serves_its_longest_prompt(name: str) -> None:
-    cls = ENGINE_CLASSES[name]
-    engine = Engine(cls, 64)
-    engine.submit(Job(1, min(cls.context_tokens, cls.kv_capacity_tokens) - 128, 128), 0.0)
-    assert [type(event) for event in engine.advance(1e7)] == [FirstToken, Finished]
-
-
 # Forks
 
 CLASSES = (
@@ -149,19 +144,3 @@ def test_a_fork_goes_on_as_its_original_does(
 
 def _old(event: EngineEvent, until_ms: int) -> bool:
     return event.at_ms <= until_ms
-
-
-@settings(max_examples=60, deadline=None)
-@given(cls=st.sampled_from(CLASSES), jobs=JOBS)
-def test_every_job_of_a_variant_ends_once_and_leaves_nothing_held(
-    cls: EngineClass, jobs: list[tuple[int, int, int, int]]
-) -> None:
-    engine = fed(cls, jobs, 0.0)
-    ends = [event for event in engine.advance(1e7) if isinstance(event, Finished)]
-    assert sorted(end.job_id for end in ends) == list(range(len(jobs)))
-    assert [end.generated_tokens for end in sorted(ends, key=lambda end: end.job_id)] == [
-        output for _, _, output, _ in jobs
-    ]
-    snapshot = engine.snapshot()
-    assert (snapshot.held_tokens, snapshot.running, snapshot.waiting) == (0, 0, 0)
-    assert snapshot.idle_tokens <= cls.kv_capacity_tokens
