@@ -20,7 +20,6 @@ QUICK = {
     "data": {"first": 60, "every": 40, "recent": 100, "replay": 40},
     "gate": {"held_out": 20, "on": False},  # too little to judge by
 }
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -56,23 +55,6 @@ def test_too_few_records_and_no_records_are_told(
     Recorded(tmp_path / "records").write(30)
     assert main([*words, str(tmp_path / "records")]) == 2
     assert "30 usable requests of 60" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ([], "policy.model_file: not set"),
-        (["--model", "reward.json"], "records.folder: not set"),
-        (["--model", "reward.json", "--records", "records"], "weights_file: not set: a trial needs it"),
-    ],
-)
-def test_what_is_missing_is_named(
-    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert main(["learn", *words]) == 2
-    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("use_model", [0.0, 1.0])

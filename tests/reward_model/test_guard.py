@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from epp.policies.lodestar import Lodestar
-from epp_lab.compare.learned import Learning, run_learned
 from epp_lab.reward_model.guard import GuardState, look_at_the_clock, rests, take
 from epp_lab.reward_model.loop import status_lines
 from epp_lab.reward_model.rounds import Learner
 from epp_lab.reward_model.samples import Choice, Logged, Sample
-from epp_lab.reward_model.settings import DataKeys, Guard, LearnerSettings, Network
-from epp_lab.sim.scenario import parse_fleet
-from epp_lab.tuner.settings import Stages, TunerSettings
-from epp_lab.workloads.tool_agent import ToolAgent, generate
+from epp_lab.reward_model.settings import DataKeys, Guard, LearnerSettings
 from tests.kit.learning import LearnWorld, quick_settings, settings_of
 from tests.kit.reward_models import linear_model
 
@@ -177,23 +171,3 @@ def test_the_process_publishes_no_model_in_the_heuristics_turn_and_tells_of_retr
     lines = status_lines(world.paths, world.clock.wall_s())
     assert any(line.startswith("guard: ") for line in lines)
     assert any("it is the heuristic's turn" in line for line in lines)
-
-
-def test_a_simulated_fleet_gets_its_heuristic_back() -> None:
-    piling_up = linear_model({"running_requests": -1.0, "prompt_tokens": 0.0})
-    settings = LearnerSettings(
-        promotion="screen",
-        guard=Guard(every_s=250.0, rest_s=130.0),
-        data=DataKeys(first=10**9),
-        network=Network(features=("running_requests", "prompt_tokens")),
-        trial=TunerSettings(stages=Stages(block_s=10.0, max_block_s=10.0, late_s=5.0)),
-        retry_s=1e6,
-    )
-    load = generate(ToolAgent(duration_s=500.0, rate_rps=5.0, divisor=4), 1)
-    fleet = replace(parse_fleet("a30*4"), scrape_interval_s=0.5)
-    _, lesson = run_learned(load, fleet, Lodestar(k=0), Learning(settings, model=piling_up), seed=1)
-    (retreat,) = lesson.retreats
-    before = [code for at_s, code, _ in lesson.chosen if at_s <= retreat[0]]
-    after = [code for at_s, code, _ in lesson.chosen if at_s > retreat[0]]
-    assert set(before) == {0, 1}  # the model, and the heuristic in its turns
-    assert set(after) == {1}

@@ -164,16 +164,3 @@ def test_what_is_dispatched_around_a_step_of_the_clock_does_not_count(tmp_path: 
     with path.open("ab") as file:
         file.write(text(records[5:]))
     assert [sample.id for sample in taken(feed)] == ["id-7"]
-
-
-def test_what_a_clock_that_runs_ahead_has_dated_does_not_count(tmp_path: Path) -> None:
-    path_of(tmp_path).write_bytes(text(lines(3)))
-    path_of(tmp_path, 1).write_bytes(
-        text([{**record, "at": record["at"] + 3600.0} for record in lines(5, "ahead")])
-    )
-    told: list[str] = []
-    feed = feed_of(tmp_path, told)
-    assert {sample.id[:2] for sample in taken(feed, WALL_S + 30.0)} == {"id"}
-    assert feed.state.seen == 3
-    said = "requests are dated more than 60 s ahead of this machine's clock and do not count: synchronise"
-    assert [sentence[: len(said)] for sentence in told] == [said]

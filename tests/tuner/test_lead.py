@@ -5,14 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-import msgspec
-import pytest
-
-from epp.config.schema import Config
-from epp.config.strict import convert
-from epp.errors import EppError
-from epp.feeds.lead import LeadFile, _portable, lead_path
-from epp_lab.sidecar.process import Turn, lead_of, require_lead
+from epp.feeds.lead import LeadFile, _portable
+from epp_lab.sidecar.process import Turn
 from epp_lab.tuner.machine import step
 from epp_lab.tuner.state import Observed
 from epp_lab.tuner.trials import _SKEW_PAUSE_S
@@ -67,24 +61,6 @@ def test_a_sidecar_works_while_its_picker_leads_and_says_once_that_it_waits() ->
     lead = LeadFile(leads=False)
     turn.close()
     assert notes[-1] == "drop", "another leads by now"
-
-
-def test_without_cluster_url_a_sidecar_is_the_only_one(tmp_path: Path) -> None:
-    assert lead_of(Config(), tmp_path).leads
-    config = convert(
-        {
-            "cluster": {"url": "nats://127.0.0.1:1"},
-            "prefix": {"secret_file": "secret"},
-            "records": {"folder": "records"},
-            "weights_file": "weights.yaml",
-        },
-        Config,
-        "test",
-    )
-    with pytest.raises(EppError, match="nobody does"):
-        require_lead(config, tmp_path)
-    lead_path(tmp_path).write_bytes(msgspec.json.encode(LeadFile(leads=True, term=1, leader="me")))
-    require_lead(config, tmp_path)
 
 
 def test_who_takes_over_goes_on_with_the_trial_but_not_with_its_open_blocks(tmp_path: Path) -> None:

@@ -153,11 +153,3 @@ def test_another_goal_begins_anew(phase: str) -> None:
     assert (state.phase, state.candidate, state.thresholds, state.fruitless) == ("baseline", None, None, 0)
     assert (state.incumbent, world.plan.trial, state.baseline.requests) == (kept, None, 0)
     assert "goal" not in started_again(world, world.rules)
-
-
-def test_the_same_goal_and_another_promise_end_nothing() -> None:
-    world = Deployment(when_new(BETTER), [NEW])
-    world.run(lambda w: w.state.phase == "switchback" and len(w.state.record.units) > 3)
-    pairs = len(world.state.record.units)
-    started_again(world, Rules(with_goal(world.settings, promise=0.2), BOUNDS))
-    assert (world.state.phase, len(world.state.record.units)) == ("switchback", pairs)

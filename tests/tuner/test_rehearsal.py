@@ -181,9 +181,6 @@ def searched(seed: int, budget: int, noise: float = 0.03) -> Search:
     return search
 
 
-INCUMBENT = {"a": 0.5, "b": 0.1, "fixed": 1.0}
-
-
 def test_it_finds_the_lowest_among_noise() -> None:
     assert cost(START) > 0.1
     regrets = [cost(searched(seed, 120).recommend()) for seed in range(12)]
@@ -204,10 +201,3 @@ def test_persisted_and_read_back_it_goes_on_the_same(seed: int, cut: int) -> Non
     assert again.recommend() == search.recommend()
     for name, (low, high) in BOUNDS.items():
         assert low <= search.ask()[name] <= high
-
-
-def test_a_single_weight_can_be_tuned() -> None:
-    search = Search({"a": 0.5}, {"a": (0.05, 2.0)}, seed=4)
-    while not search.stop(budget=80):
-        search.tell(math.log(search.ask()["a"] / 0.2) ** 2)
-    assert search.recommend()["a"] == pytest.approx(0.2, rel=0.2)
