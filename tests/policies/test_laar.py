@@ -9,10 +9,9 @@ import pytest
 
 from epp.policies.gorgo_ms import GorgoMs
 from epp.policies.laar import Laar
-from epp.types import Cell, Chances, Endpoint, length_bucket
+from epp.types import length_bucket
 from epp_lab.baselines.laar_paper import LaarPaper
 from tests.kit.fleets import fleet_view, plausible_fleets, request
-from tests.kit.records import ask_of, picker_of
 
 BOTH = pytest.mark.parametrize("policy", [Laar(), LaarPaper()], ids=lambda policy: policy.name)
 
@@ -130,14 +129,3 @@ def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_a
 def test_length_buckets_are_the_nearest_power_of_two(tokens: int, bucket: int) -> None:
     assert length_bucket(tokens) == bucket
     assert length_bucket(10**30) == 1 << 30
-
-
-@pytest.mark.parametrize(("policy", "after_failure"), [("laar", True), ("laar-paper", False)])
-def test_the_paper_prices_by_first_attempts_whoever_failed(policy: str, after_failure: bool) -> None:
-    pool = tuple(Endpoint(f"10.0.0.{at}:8000", served_names={"m": name}) for at, name in enumerate("ab"))
-    picker = picker_of(policy, pool=pool)
-    picker.fleet.capability.replace(Chances({name: {Cell("en", 2048): 0.6} for name in "ab"}, 2.0))
-    decision = picker.pick(ask_of(1, language="en", tried_models=("a",)), 0.0, 0.0)
-    a, b = decision.fleet.success.tolist()
-    assert a == 0.6
-    assert (b < 0.5, b == 0.6) == (after_failure, not after_failure)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from epp.policies.lodestar import FALLBACKS, Lodestar
 from epp.policies.registry import create, params_of
 from epp.policies.session_affinity import session_places
-from epp_lab.baselines.lodestar_paper import LodestarPaper
 from tests.kit.fleets import (
     fleet_view,
     fleets,
@@ -291,33 +290,6 @@ def test_parameters_tell_a_model_by_its_version() -> None:
     policy = Lodestar(BY_BATCH, explore=0.1)
     assert params_of(policy) == {"model": BY_BATCH.version, "explore": 0.1}
     assert params_of(Lodestar()) == {}
-
-
-class TestAsPublished:
-    """`lodestar-paper`, where it differs."""
-
-    def test_one_endpoint_beyond_the_training_leaves_the_request_to_the_heuristic(self) -> None:
-        fleet = fleet_view(3, engine_running=[4, 10.5, 7], cached_tokens=[0, 0, 900])
-        ask = request(prompt_tokens=1000)
-        assert best(ranked(Lodestar(UP_TO_TEN, explore=0.0), fleet, ask)) == [0]  # 10.5 is within its margin
-        ranking = ranked(LodestarPaper(UP_TO_TEN), fleet, ask)
-        assert ranking.costs.tolist() == heuristic(fleet, ask)
-        assert reasons(ranking) == ["out-of-distribution"] * 3
-        within = fleet_view(3, engine_running=[4, 10, 7], cached_tokens=[0, 0, 900])
-        assert ranked(LodestarPaper(UP_TO_TEN), within, ask).costs.tolist() == [40.0, 100.0, 70.0]
-
-    def test_full_caches_leave_the_hashed_homes_alone_loaded_or_not(self) -> None:
-        names = TestHomes.NAMES
-        homes = np.argsort(session_places("p", names))[:2]
-        for running in ([0.0] * 6, [50.0 * (row in homes) for row in range(6)]):
-            fleet = TestHomes().fleet(running_requests=running)
-            ranking = ranked(LodestarPaper(BY_BATCH), fleet, request(prompt_tokens=1000, prefix_key="p"))
-            assert best(ranking) == [int(homes.min())]
-            assert set(np.argsort(ranking.costs)[:2].tolist()) == set(homes.tolist())
-
-    def test_it_never_explores_and_equals_are_exact(self) -> None:
-        ranking = ranked(LodestarPaper(BY_BATCH), fleet_view(3, engine_running=[100, 100.5, 100]))
-        assert ranking.terms["probability"].tolist() == [0.5, 0.0, 0.5]
 
 
 ASK = request(prompt_tokens=1000)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from epp.config.plan import Plan, Split, Switchback, render_plan
-from epp.errors import ConfigError
 from epp.policies.gorgo import Gorgo
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.weights import WeightBook
@@ -87,22 +84,6 @@ def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
     decision = picker(book(switchback())).pick(asked(opaque=True), 0.0, START)
     assert decision.policy == "least-request"
     assert not decision.arm
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        split(weights={"queue_weight": 0.0}),
-        split(weights={"rtt_weight": 50.0}),
-        split(weights={"nope": 1.0}),
-    ],
-)
-def test_a_second_arm_beyond_hard_bounds_keeps_the_last_good_content(bad: Split) -> None:
-    weights = book(split())
-    before = weights.current, weights.arm_weights, weights.plan.trial
-    with pytest.raises(ConfigError, match=r"weights\.yaml"):
-        weights.update("tuner", render_plan(Plan(weights=OLD, policy="gorgo", trial=bad)), "weights.yaml")
-    assert (weights.current, weights.arm_weights, weights.plan.trial) == before
 
 
 def prompt(template: int, conversation: int, turn: int, length: int = 5) -> RequestInfo:

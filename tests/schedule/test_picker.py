@@ -9,8 +9,7 @@ import pytest
 
 from epp.apis.usage import Usage
 from epp.errors import NoEndpointError
-from epp.policies.registry import create
-from epp.schedule.decision import Basis, rerun, to_record
+from epp.schedule.decision import Basis, rerun
 from epp.signals.stored_responses import key_of
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of, prompt_of
@@ -167,16 +166,3 @@ def test_nobody_eligible_names_the_rule_and_reserves_nothing(ask: RequestInfo, r
         picker.pick(ask, 0.0, 0.0)
     assert caught.value.rule == rule
     assert picker.in_flight == 0
-
-
-@pytest.mark.parametrize(
-    "policy", ["gorgo", "gorgo-ms", "least-request", "round-robin", "random", "session-affinity"]
-)
-def test_a_decision_run_again_is_the_same_decision(policy: str) -> None:
-    picker = build(policy)
-    for number in range(25):
-        decision = picker.pick(asked(prompt=prompt_of(number % 3), affinity_key=f"s{number % 5}"), 0.0, 0.0)
-        again = rerun(decision, create(policy))
-        assert to_record(again) == to_record(decision)
-        assert decision.probabilities()[decision.chosen] > 0
-        assert np.isclose(decision.probabilities().sum(), 1.0)

@@ -95,17 +95,6 @@ def test_probabilities_of_the_answer_alone_leave_the_cache_readable(path: str, b
     assert info(path, **body).readable_tokens is None
 
 
-def test_sampling_parameters_of_token_requests_say_whether_the_cache_is_read() -> None:
-    def readable(**sampling: Any) -> int | None:
-        path = "/inference/v1/generate"
-        return info(path, token_ids=[1, 2, 3], sampling_params=sampling).readable_tokens
-
-    assert readable() is None
-    assert readable(prompt_logprobs=1) == 0
-    assert readable(prompt_logprobs=1, skip_reading_prefix_cache=False) is None
-    assert readable(skip_reading_prefix_cache=True) == 0
-
-
 def test_a_hit_reaches_no_further_than_the_first_probability_that_is_asked_for() -> None:
     picker = picker_of()
     served(picker, info(GENERATE, text=TEXT), 0)
@@ -128,11 +117,6 @@ def test_tgis_own_requests_are_read_as_what_they_are() -> None:
     assert detailed.readable_tokens == 0
 
 
-def test_lmdeploys_own_requests_are_read_as_what_they_are() -> None:
-    plain = info(GENERATE, prompt=TEXT, max_tokens=20, session_id=-1)
-    assert (plain.blocks, plain.max_output_tokens) == (info(COMPLETIONS, prompt=TEXT).blocks, 20)
-
-
 def test_several_prompts_hit_what_each_of_them_finds_whatever_their_order() -> None:
     picker = picker_of("least-request", pool=POOL[:1])
     first, second = (info(COMPLETIONS, prompt=text) for text in (TEXT, OTHER))
@@ -153,11 +137,6 @@ def test_prompts_beyond_the_bound_are_counted_and_not_looked_up_one_by_one() -> 
     many = info(COMPLETIONS, prompt=["a few words of it"] * (MAX_PROMPTS + 1))
     assert (many.prompts, many.more) == (MAX_PROMPTS + 1, ())
     assert many.context_tokens == pytest.approx(many.prompt_tokens / many.prompts, abs=1)
-
-
-def test_several_prompts_need_the_context_of_the_longest() -> None:
-    both = info(COMPLETIONS, prompt=[TEXT[:400], TEXT])
-    assert both.context_tokens == pytest.approx(info(COMPLETIONS, prompt=TEXT).prompt_tokens, abs=2)
 
 
 def test_a_prompt_that_the_engine_cuts_costs_what_is_left_of_it() -> None:

@@ -68,15 +68,6 @@ def test_who_failed_says_how_hard_the_question_is() -> None:
     assert failed[3] == failed[2]  # the unknown is as bad as the worst
 
 
-def test_an_empty_table_says_nothing() -> None:
-    ask = RequestInfo(model="good", language="en", prompt_tokens=4000)
-    capability = table()
-    assert capability.success(ask, (), 1) is not None
-    assert capability.success(replace(ask, prompt_tokens=0), (), 1) is None
-    capability.replace(Chances({}))
-    assert capability.success(ask, (), 1) is None
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.signals import stored_responses
-from epp.signals.stored_responses import MOST_AGE_S, StoredResponses, key_of
+from epp.signals.stored_responses import MOST_AGE_S, StoredResponses
 
 if TYPE_CHECKING:
     import pytest
@@ -58,8 +58,3 @@ def test_beyond_its_number_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> N
         stored.hold(1, key, 0.0)
     assert len(stored.keys(1)) == 10
     assert [key for key in range(15) if stored.slot(key, 0.0) == 1] == [0, *range(6, 15)]
-
-
-def test_ids_are_told_apart() -> None:
-    assert len({key_of(f"resp_{number}") for number in range(1000)}) == 1000
-    assert key_of("\ud800"), "what JSON allows and UTF-8 does not"
