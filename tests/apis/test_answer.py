@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.apis.usage import NO_USAGE, WATCH_BYTES, AnswerWatch, Usage
@@ -36,21 +35,6 @@ def watched(*pieces: bytes, headers: dict[str, str] = EVENTS) -> AnswerWatch:
     return watch
 
 
-@settings(deadline=None)
-@given(
-    tokens=st.sampled_from([0, 1, 3, 40, 60, 400, 2000]),
-    cuts=st.lists(st.integers(0, 300_000), max_size=30),
-    headers=st.sampled_from([EVENTS, {"content-type": "application/json"}, {}]),
-)
-def test_the_cut_does_not_matter(tokens: int, cuts: list[int], headers: dict[str, str]) -> None:
-    answer = TOKEN * tokens + END
-    places = sorted({0, len(answer), *(cut % len(answer) for cut in cuts)})
-    watch = watched(*(answer[a:b] for a, b in pairwise(places)), headers=headers)
-    assert watch.usage() == KNOWN
-    assert watch.response_bytes == len(answer)
-    assert watch.chunks == len(places) - 1
-
-
 @pytest.mark.parametrize("headers", [EVENTS, {"content-type": "application/json"}])
 @given(cuts=st.lists(st.integers(0, 200), max_size=9))
 def test_the_id_of_a_response_is_told_once_when_it_has_come(cuts: list[int], headers: dict[str, str]) -> None:
@@ -66,21 +50,6 @@ def test_the_id_of_a_response_is_told_once_when_it_has_come(cuts: list[int], hea
     assert [(name, end >= needed) for name, end in told if name] == [("resp_1-a", True)]
     watch.feed(event({"id": "resp_2"}), 0.0)
     assert watch.response_id() == ""
-
-
-def test_an_error_names_no_response() -> None:
-    watch = AnswerWatch()
-    watch.started(404, EVENTS)
-    watch.feed(event({"id": "resp_1"}), 0.0)
-    assert watch.response_id() == ""
-
-
-@pytest.mark.parametrize("tokens", [0, 5, 5000])
-def test_what_the_first_event_tells_is_kept(tokens: int) -> None:
-    first = event({"type": "message_start", "message": {"usage": {"input_tokens": 30, "output_tokens": 1}}})
-    last = event({"type": "message_delta", "usage": {"output_tokens": 99}})
-    watch = watched(first, *[event({"type": "delta", "text": "word"})] * tokens, last)
-    assert watch.usage() == Usage(30, 99, None)
 
 
 @pytest.mark.parametrize(

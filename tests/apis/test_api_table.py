@@ -127,11 +127,6 @@ def test_usage_streamed(api: Api) -> None:
     assert usage_in(api.stream)
 
 
-@cells("usage, whole")
-def test_usage_whole(api: Api) -> None:
-    assert usage_in(api.answer)
-
-
 def usage_in(told: tuple[bytes, Usage] | None) -> bool:
     assert told is not None
     reader = UsageReader()

@@ -22,7 +22,6 @@ from tests.kit.certificates import self_signed
 from tests.kit.envoy import require_envoy, require_version
 from tests.kit.modes import TwoEngines
 from tests.kit.picker import CONFIG
-from tests.kit.scripted import read_reply, request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,26 +150,6 @@ async def test_what_a_client_gets_wrong_is_400(gateway: Gateway, body: bytes) ->
     assert (status, headers["content-type"]) == (400, "text/plain")
     assert text.startswith("inference error: BadRequest - ")
     assert REASON not in headers
-
-
-async def test_trailers_end_a_request(gateway: Gateway) -> None:
-    """Odd requests: the end of the stream comes with trailers (llm-d never answers)."""
-    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(request(json.dumps(CHAT).encode(), trailers=b"x-after: all\r\n"))
-    reply = await read_reply(reader)
-    writer.close()
-    assert (reply.status, reply.cut) == (200, False)
-    assert json.loads(gateway.got[-1].body) == CHAT
-
-
-async def test_a_body_of_which_envoy_tells_the_end_twice(gateway: Gateway) -> None:
-    """Odd requests: bodies of 1 MB and more, whose end Envoy may tell twice, are decided once."""
-    before = await gateway.picker.metric("epp_decisions_total", basis="policy")
-    body = json.dumps({**CHAT, "messages": [{"role": "user", "content": "x" * 1_500_000}]}).encode()
-    await gateway.served(body)
-    assert gateway.got[-1].body == body
-    assert await gateway.picker.metric("epp_decisions_total", basis="policy") == before + 1
 
 
 async def test_the_suite_steers_through_envoy(gateway: Gateway) -> None:

@@ -14,7 +14,6 @@ from epp.policies.gorgo_ms import GorgoMs
 from epp.records.files import record_files
 from epp.records.schema import decision_of
 from epp.rpc.accepting import listening_sockets
-from epp.signals.paths import ConnectionTiming
 from tests.kit.records import (
     ask_of,
     command,
@@ -67,21 +66,6 @@ def ids(text: str) -> set[str]:
 def test_filter(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], count: int) -> None:
     assert command("records", "filter", folder, *words) == 0
     assert len(ids(capsys.readouterr().out)) == count
-
-
-def test_filter_by_endpoint_and_read_its_output(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {}
-    for number in range(3):
-        command("records", "filter", folder, "--endpoint", f"10.0.0.{number}:8000")
-        out = capsys.readouterr().out
-        found[number] = ids(out)
-        (tmp_path / "some.jsonl").write_text(out)
-        if out:
-            command("records", "verify", tmp_path / "some.jsonl")
-            assert "all identical" in capsys.readouterr().out
-    assert sum(len(part) for part in found.values()) == 40
 
 
 def test_show(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,35 +138,6 @@ def test_a_picker_that_does_not_answer_is_told_with_where_to_look(
     assert "Connection refused (--url is the picker's listen.http; does it run?)" in capsys.readouterr().err
     assert main([*words, "--url", address]) == 2
     assert f"{address} is not an http address, e.g. http://{address}" in capsys.readouterr().err
-
-
-def test_explain_shows_where_round_trips_come_from_and_how_fast_engines_are() -> None:
-    picker = picker_of()
-    first, second = (endpoint.address for _, endpoint in picker.fleet.members[:2])
-    for slot, rtt_ms in ((0, 11.0), (1, 22.0)):
-        picker.fleet.rtt.observe(slot, rtt_ms, 0.0)
-    picker.fleet.rtt.connected(1, 21.0, 0.0)
-    decision = picker.pick(ask_of(1), 0.0, 0.0)
-    record = through_json(decision)
-    assert record["rtt_sources"]["connect"] == [1]
-    assert 0 in record["rtt_sources"]["probe"]
-    assert through_json(decision_of(record))["rtt_sources"] == record["rtt_sources"]
-    text = explained(decision)
-    rates = picker.fleet.rates.of(0)
-    for words in (first, second, "RTT source", "connect", "probe", f"{rates.prefill_ms_per_token:.4f}"):
-        assert words in text
-
-
-def test_explain_shows_connections_where_somebody_told_of_them() -> None:
-    picker, shown = picker_of(), []
-    for told in (None, ConnectionTiming(is_new=True, connect_ms=123.0)):
-        if told is not None:
-            picker.fleet.paths.observe(0, 0, told, rtt_ms=100.0, body_bytes=70_000)
-        shown.append(explained(picker.pick(ask_of(1), 0.0, 0.0)))
-    without, with_them = shown
-    assert "P(new connection)" not in without
-    for words in ("P(new connection)", "95%", "123"):
-        assert words in with_them
 
 
 def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None:

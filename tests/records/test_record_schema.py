@@ -55,34 +55,6 @@ def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[
         assert np.array_equal(again.probabilities(), decision.probabilities())
 
 
-def test_a_policy_runs_again_with_its_parameters() -> None:
-    chosen = []
-    for params in ({"load": "tokens"}, {}):
-        policy = create("power-of-two", params)
-        decisions = [rerun(decision, policy) for decision, _ in decided(40, "power-of-two")]
-        assert [decision.params for decision in decisions] == [params] * 40
-        assert verify(map(through_json, decisions)).differences == []
-        chosen.append([decision.chosen for decision in decisions])
-    assert chosen[0] != chosen[1]
-
-
-def test_slow_start_runs_again_too() -> None:
-    decision = decided(1)[0][0]
-    held_back = set()
-    for number in range(50):
-        warming = replace(
-            decision,
-            shares=np.array([0.1, 0.5, 1.0]),
-            request=replace(decision.request, decision_id=f"w-{number}"),
-        )
-        first = rerun(warming, create("gorgo"))
-        again = rerun(decision_of(through_json(first)), create("gorgo"))
-        assert (again.chosen, again.held_back) == (first.chosen, first.held_back)
-        assert verify([through_json(first)]).differences == []
-        held_back.add(first.held_back)
-    assert len(held_back) > 2
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

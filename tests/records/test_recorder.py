@@ -15,7 +15,7 @@ import pytest
 
 from epp.errors import EppError
 from epp.records import recorder
-from epp.records.files import Place, Tail, read_records, record_files
+from epp.records.files import Place, read_records, record_files
 from epp.records.schema import join
 from epp.records.writer import RecordWriter
 from tests.kit.records import HASHER, decided, outcome_of, record_all, recorder_to
@@ -139,20 +139,6 @@ def test_a_torn_end_costs_the_torn_line_only(tmp_path: Path, compress: str, cut:
     damaged: list[Place] = []
     assert [*read_records(tmp_path, damaged)][-1]["n"] == 99, "a later process is read on"
     assert not damaged, "a torn end is usual"
-    log.close()
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_a_reader_sees_lines_as_they_are_written(tmp_path: Path, compress: bool) -> None:
-    log = writer(tmp_path, compress=compress)
-    log.append(line(0))
-    assert log.path is not None
-    tail = Tail(log.path)
-    assert [msgspec.json.decode(text)["kind"] for text in tail.lines()] == ["file", "decision"]
-    assert list(tail.lines()) == []
-    for number in range(1, 5):
-        log.append(line(number))
-        assert [msgspec.json.decode(text)["n"] for text in tail.lines()] == [number]
     log.close()
 
 
