@@ -13,9 +13,7 @@ from epp.apis.failure import AnswerFailure
 from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
-from epp.ops.explain import explain
-from epp.request.access_log import Report, Termination
-from epp.schedule.decision import Source, outcome_record, to_record
+from epp.schedule.decision import Source, outcome_record
 from epp.schedule.served_models import is_wrong
 from epp.signals.health import State
 from epp.types import Endpoint
@@ -81,38 +79,6 @@ def report(decision: Decision, **facts: Any) -> Report:
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
     return Deployment(tmp_path)
-
-
-def test_an_answer_that_the_next_prompt_extends_is_credited(deployment: Deployment) -> None:
-    question = {"role": "user", "content": WORDS * 40}
-    answer = {"role": "assistant", "content": "an answer of many words. " * 80}
-    first = deployment.decide([question])
-    tokens = first.request.prompt_tokens
-    deployment.ended(first, usage=Usage(tokens, 500, 0))
-    follow = deployment.decide([question, answer, {"role": "user", "content": "and then?"}])
-    assert follow.endpoint == first.endpoint
-    cached = follow.fleet.cached_tokens[follow.chosen]
-    assert cached == pytest.approx(tokens + 500, abs=2), "the prompt and the answer to it"
-    assert cached < follow.request.prompt_tokens
-    others = [row for row in range(3) if row != follow.chosen]
-    assert follow.fleet.cached_tokens[others].tolist() == [0.0, 0.0]
-
-
-async def test_bytes_per_token_follow_the_engines_count_and_survive_absurd_ones(
-    deployment: Deployment,
-) -> None:
-    question = {"role": "user", "content": WORDS * 40}
-    first = deployment.decide([question])
-    before = first.request.prompt_tokens
-    for _ in range(200):
-        deployment.ended(deployment.decide([question]), usage=Usage(round(before * 1.25), 5, None))
-    assert deployment.decide([question]).request.prompt_tokens == pytest.approx(before * 1.25, rel=0.02)
-    settled = deployment.decide([question]).request.prompt_tokens
-    for absurd in (0, 1, 10**15):
-        deployment.ended(deployment.decide([question]), usage=Usage(absurd, 5, None))
-    assert deployment.decide([question]).request.prompt_tokens == pytest.approx(settled, rel=0.03)
-    head = str(explain(json.loads(json.dumps(to_record(deployment.decide([question])), default=list)))[0])
-    assert "(3.2" in head
 
 
 async def test_connections_of_real_requests_tell_what_the_next_one_costs(deployment: Deployment) -> None:

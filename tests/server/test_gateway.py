@@ -22,7 +22,6 @@ POOL = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 HINT = "envoy.lb.subset_hint"
 KEY = "x-gateway-destination-endpoint-subset"
-REASON = "x-llm-d-request-dropped-reason"
 
 
 def app(folder: Path, endpoints: tuple[str, ...] = POOL, **protocol: Any) -> App:
@@ -74,33 +73,9 @@ def test_pick_and_fallbacks_stay_within_the_subset(
         assert set(picked(made, request_of(hint=hint))) == allowed
 
 
-@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
-@pytest.mark.parametrize(
-    "hint", [[], "", ["10.9.9.9:8000"], 7.0], ids=["empty", "empty-text", "elsewhere", "number"]
-)
-def test_a_subset_that_allows_nobody_is_503(tmp_path: Path, request_of: Any, hint: Any) -> None:
-    """Subset hint: present but empty means 503; errors: 503 when nobody is there."""
-    refusal = refused(app(tmp_path), request_of(hint=hint))
-    assert refusal.status == 503
-    assert refusal.headers == {REASON: "rejected-no-endpoints"}
-    assert refusal.details == "subset"
-
-
 def test_the_hint_can_be_switched_off(tmp_path: Path) -> None:
     """llm-d's --disable-endpoint-subset-filter."""
     assert picked(app(tmp_path, subset_hint=False), chat(hint=[]))
-
-
-@pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
-def test_an_empty_pool_is_503_and_not_500(tmp_path: Path, request_of: Any) -> None:
-    """Errors: llm-d answers 500 where a request has no body."""
-    refusal = refused(app(tmp_path, (), errors="llm-d"), request_of())
-    assert refusal.status == 503
-    assert refusal.content_type == "text/plain"
-    assert refusal.body.startswith(
-        b"inference error: ServiceUnavailable - failed to find endpoint candidates for serving the request"
-    )
-    assert refusal.headers == {REASON: "rejected-no-endpoints"}
 
 
 @pytest.mark.parametrize(("body", "word"), [(b"{", b"JSON"), (b'{"model":"m"}', b"messages")])
@@ -111,13 +86,6 @@ def test_the_clients_own_mistakes_in_llm_ds_words(tmp_path: Path, body: bytes, w
     assert refusal.body.startswith(b"inference error: BadRequest - ")
     assert word in refusal.body
     assert not refusal.headers
-
-
-def test_by_default_errors_are_the_apis_own(tmp_path: Path) -> None:
-    refusal = refused(app(tmp_path, ()), chat())
-    assert refusal.content_type == "application/json"
-    assert json.loads(refusal.body)["error"]["message"].startswith("no endpoint available")
-    assert refusal.headers == {REASON: "rejected-no-endpoints"}
 
 
 @pytest.mark.parametrize(
@@ -142,13 +110,6 @@ def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     assert not plain.pick.scores
 
 
-def test_equal_prompts_shorter_than_a_block_stay_together_with_llm_ds_scorers(tmp_path: Path) -> None:
-    made = app_of(tmp_path, policy={"name": "llm-d"}, pool={"warmup_s": 0})
-    made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
-    decided = [decide(made.core, chat()) for _ in range(10)]
-    assert len({one.decision.endpoint for one in decided if isinstance(one, Decided)}) == 1
-
-
 @pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
 def test_a_request_without_an_id_gets_one(tmp_path: Path, request_of: Any) -> None:
     made = app(tmp_path)
@@ -160,30 +121,11 @@ def test_a_request_without_an_id_gets_one(tmp_path: Path, request_of: Any) -> No
 
 
 STEERED = "10.0.0.2:8000, 10.9.9.9:1, 10.0.0.1"
-IN_ORDER = ["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.1:8001"]
-
-
-def test_the_suite_steers(tmp_path: Path) -> None:
-    """Conformance: endpoints of the pool in the order of the header; the lease is the first one's."""
-    made = app(tmp_path, conformance=True)
-    decided = decide(made.core, chat(test_epp_endpoint_selection=STEERED))
-    assert isinstance(decided, Decided)
-    assert decided.pick.destination.split(",") == IN_ORDER
-    assert decided.decision.endpoint == IN_ORDER[0]
-    assert decided.pick.set_headers == {
-        "x-request-id": decided.decision.id,
-        "x-echo-set-header": f"x-conformance-test-served-endpoint:{IN_ORDER[0]}",
-    }
 
 
 def test_steering_stays_within_the_hint(tmp_path: Path) -> None:
     made = app(tmp_path, conformance=True)
     assert picked(made, chat(hint="10.0.0.1:8001", test_epp_endpoint_selection=STEERED)) == ["10.0.0.1:8001"]
-
-
-def test_steering_to_nobody_is_503(tmp_path: Path) -> None:
-    made = app(tmp_path, conformance=True)
-    assert refused(made, chat(test_epp_endpoint_selection="10.9.9.9:1")).status == 503
 
 
 def test_without_the_switch_clients_do_not_steer(tmp_path: Path) -> None:

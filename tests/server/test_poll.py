@@ -216,17 +216,6 @@ async def test_an_engine_without_metrics_is_asked_once_an_interval_until_it_has_
     ]
 
 
-@pytest.mark.parametrize(("pool", "own"), [("/mine", ""), ("/metrics", "/mine")])
-async def test_a_path_that_is_told_is_the_only_one_asked(pool: str, own: str) -> None:
-    shown_at = Paths("/mine")
-    async with (
-        serving(shown_at.answer) as address,
-        polling(address, EndpointSpec(address=address, metrics_path=own), path=pool) as seen,
-    ):
-        await seen.until("samples", 2)
-    assert set(shown_at.asked) == {"/mine"}
-
-
 async def test_the_busiest_gpu_that_the_exporter_beside_an_engine_shows() -> None:
     page = """# TYPE DCGM_FI_DEV_GPU_UTIL gauge
 DCGM_FI_DEV_GPU_UTIL{gpu="0",pod="a"} 12

@@ -64,27 +64,6 @@ def test_an_endpoint_that_says_retry_after_is_left_alone_for_that_long(
     assert trial.excluded == {}
 
 
-def test_one_request_tries_the_endpoint_after_its_pause(deployment: Deployment) -> None:
-    deployment.app.picker.set_pool(POOL[:1], deployment.clock.mono_s())
-    refused(deployment, deployment.decide(QUESTION), "10", by_stream=True)
-    deployment.clock.advance(13.0)
-    trial = deployment.decide(QUESTION)
-    deployment.app.picker.set_pool(POOL, deployment.clock.mono_s())
-    assert deployment.decide(QUESTION).excluded == {"retry-after": (trial.endpoint,)}
-    deployment.ended(trial)
-    assert deployment.decide(QUESTION).excluded == {}
-
-
-def test_where_all_refuse_the_one_that_returns_first_serves(deployment: Deployment) -> None:
-    for number in range(3):
-        decision = deployment.decide(QUESTION)
-        if number == 1:
-            first = decision.endpoint
-        refused(deployment, decision, "5" if number == 1 else "50", by_stream=True)
-    for _ in range(5):
-        assert deployment.decide(QUESTION).endpoint == first
-
-
 def outcomes_of(deployment: Deployment) -> list[Outcome]:
     """Outcomes from now on."""
     outcomes: list[Outcome] = []

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.listen import ServerTls
 from epp.extproc.types import Abort, Finish
@@ -228,22 +227,6 @@ async def test_a_handler_that_cannot_be_made_ends_its_call_and_no_other(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/no.Service/Method")(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_the_synchronous_client_and_the_access_log(served: Served) -> None:
-    def talk() -> tuple[list[bytes], Any]:
-        with grpc.insecure_channel(served.address) as channel:  # type: ignore[attr-defined]
-            method = channel.stream_stream(
-                PROCESS, ProcessingRequest.SerializeToString, ProcessingResponse.FromString
-            )
-            replies = [body_of(reply) for reply in method(map(request_body, (b"a", b"b")))]
-            report = StreamAccessLogsMessage()
-            report.http_logs.log_entry.add()
-            channel.stream_unary(ACCESS_LOG)(iter([report.SerializeToString()] * 3))
-            return replies, health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status
-
-    assert await asyncio.to_thread(talk) == ([b"a", b"b"], health_pb2.HealthCheckResponse.NOT_SERVING)
-    assert served.reports == 3
 
 
 async def test_a_stream_of_the_access_log_ends_for_envoy_to_open_the_next_where_it_prefers(

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pytest
 
 from epp.feeds.learned import Shadow
 from epp.policies.balancing import Random
 from epp.policies.registry import create
-from epp.schedule.decision import rerun
+from epp.feeds.learned import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
-from tests.kit.records import ask_of, decided, picker_of
+from tests.kit.records import decided
 from tests.kit.reward_models import linear_model
 from tests.server.test_reward_model import app, decision_of, metrics, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import pytest
 
     from epp.types import Ranking, RequestInfo, Snapshot
 
@@ -35,19 +36,6 @@ def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
     """Decisions on which a policy agreed, differed and failed."""
     (found,) = (account.counts for account in scoring.accounts if account.policy.name == policy)
     return found["agreed"], found["differed"], found["failed"]
-
-
-@pytest.mark.parametrize("live", ["gorgo", "least-request"])
-@pytest.mark.parametrize("name", ["gorgo", "laar", "llm-d", "lmetric", "mooncake"])
-def test_a_policy_in_shadow_picks_what_it_would_have_picked(live: str, name: str) -> None:
-    """Ties among them: each policy has its own word on what is equal."""
-    for number in range(20):
-        decisions = {
-            policy: picker_of(policy, prefix=f"{number}", tie_band=1.0).pick(ask_of(number), 0.0, 0.0)
-            for policy in (live, name)
-        }
-        again = rerun(decisions[live], create(name), 1.0)
-        assert (again.chosen, again.tie_band) == (decisions[name].chosen, decisions[name].tie_band)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
@@ -18,7 +18,9 @@ from tests.kit.apps import app_of
 from tests.kit.logs import own_lines
 from tests.kit.transports import BOTH
 
-ROOT = Path(__file__).parent.parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 NOW = dt.datetime(2026, 8, 1, tzinfo=dt.UTC)
 
 
@@ -38,14 +40,6 @@ def test_a_replaced_pair_is_taken_and_half_of_one_is_not(caplog: pytest.LogCaptu
     assert len(own_lines(caplog, logging.ERROR)) == 2
     pair.take(second)
     assert pair.pem == second
-
-
-@pytest.mark.parametrize("missing", ["tls.crt", "tls.key"])
-def test_a_missing_file_is_told_by_its_key(tmp_path: Path, missing: str) -> None:
-    write_pair(tmp_path, "x")
-    (tmp_path / missing).unlink()
-    with pytest.raises(ConfigError, match="cert_file" if missing == "tls.crt" else "key_file"):
-        Certificates(tmp_path, "epp.yaml").context(FILES, GRPC_SECTION)
 
 
 def test_halves_of_two_pairs_are_refused_at_start(tmp_path: Path) -> None:
