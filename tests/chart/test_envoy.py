@@ -59,11 +59,6 @@ def same(objects: list[Object], **changes: Any) -> bool:
     return made
 
 
-def test_pods_of_a_cluster() -> None:
-    patterns = (PORTS[3:-1] % "8000",)
-    assert same(example("standalone"), variant=Variant.ORIGINAL_DST, destination_patterns=patterns)
-
-
 def test_values_reach_it() -> None:
     objects = rendered(
         "standalone.enabled=true", "endpoints.from=selector", "endpoints.matchLabels.app=x",
@@ -113,14 +108,6 @@ def test_each_relay_is_the_renderers(region: str) -> None:
     both = example("multi-region")
     assert same(both)
     assert envoy(relay(region), "relay") == yaml.safe_load(render_relay(wanted(both), region))
-
-
-@pytest.mark.parametrize("more", [(), ("relays.connections=1",), ("endpoints.list[0].draining=true",)])
-def test_relays_names_tls_and_numbers_of_connections(more: tuple[str, ...]) -> None:
-    both = rendered(*RELAYED, *more)
-    assert same(both)
-    objects = rendered(*RELAYED, *more, "tier=relay", "region=eu")
-    assert envoy(objects, "relay") == yaml.safe_load(render_relay(wanted(both), "eu"))
 
 
 @pytest.mark.parametrize("name", ["standalone", "service", "one-tier", "multi-region", *REGIONS])
@@ -174,12 +161,6 @@ def test_pods_reach_each_others_pickers_where_these_share() -> None:
     pickers = [{"podSelector": policy["podSelector"]}]
     assert {"ports": ports, "from": pickers} in policy["ingress"]
     assert {"ports": ports, "to": pickers} in policy["egress"]
-
-
-def test_the_envoy_of_a_region_falls_back_to_the_regions_other_pickers() -> None:
-    [pod] = [pod for pod in pods(example("regions")) if "initContainers" in pod]
-    [render_] = [each for each in pod["initContainers"] if each["name"] == "render"]
-    assert "--fallback-picker gorgo-epp-pickers:9002" in " ".join(render_["command"])
 
 
 def test_a_region_gets_its_relay_and_nothing_else() -> None:

@@ -162,10 +162,6 @@ def test_the_chart_brings_nats_for_its_pickers_alone() -> None:
     assert allowed["podSelector"]["matchLabels"].items() <= picker.items()
 
 
-def test_workers_are_asked_for() -> None:
-    assert container(rendered(APP, "workers=3"), "picker")["args"][-4:-2] == ["--workers", "3"]
-
-
 @pytest.mark.parametrize(("region", "network"), [("us-east", "10.10."), ("eu-central", "10.20.")])
 def test_a_region_among_peers_knows_its_own_engines_and_takes_its_peers_requests(
     region: str, network: str
@@ -187,15 +183,6 @@ def test_a_region_among_peers_knows_its_own_engines_and_takes_its_peers_requests
     assert {each["port"] for each in find(objects, "Service", "gorgo-epp-peers")["spec"]["ports"]} == wanted
     allowed = find(objects, "NetworkPolicy")["spec"]["ingress"]
     assert wanted in [{port["port"] for port in rule["ports"]} for rule in allowed]
-
-
-def test_nodes_are_read_only_for_regions() -> None:
-    objects = rendered(APP, "endpoints.regionFromNodeLabel=true")
-    role = find(objects, "ClusterRole", "inference-gorgo-epp")
-    assert [rule["resources"] for rule in role["rules"]] == [["nodes"]]
-    config = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "test")
-    assert config.pool.kubernetes is not None
-    assert config.pool.kubernetes.watch_nodes
 
 
 def test_a_list_of_endpoints_needs_no_rights_and_no_token() -> None:
@@ -220,14 +207,6 @@ def test_every_container_runs_with_nothing_that_it_does_not_need(name: str) -> N
             assert set(each["resources"]["limits"]) == {"memory"}
             token = any("serviceaccount" in mount["mountPath"] for mount in each.get("volumeMounts", ()))
             assert not (token and each["name"] != "picker")
-
-
-def test_one_replica_rolls_by_surge_without_a_disruption_budget() -> None:
-    objects = example("gateway")
-    deployment = find(objects, "Deployment")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    assert "PodDisruptionBudget" not in kinds(objects)
 
 
 def test_probes_end_a_stopped_picker_within_ten_seconds_and_are_values() -> None:
@@ -256,16 +235,6 @@ def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_cla
     assert claims == {"epp-shared"}
     assert not parse_config(find(apart, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").cluster.lead
     assert "tuner" not in str(pods(example("gateway")))
-
-
-def test_pickers_that_share_may_hold_a_lease() -> None:
-    lease = {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["get", "create", "update"],
-    }
-    assert lease in find(example("replicas"), "Role")["rules"]
-    assert lease not in find(example("tuned"), "Role")["rules"]
 
 
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:

@@ -162,22 +162,6 @@ async def test_one_page_shows_the_pickers_of_a_cluster(tmp_path: Path, nats: Nat
         assert "of 2 decisions" in await opinion(pair.one.picker.http, "random")
 
 
-async def test_follow_ups_at_the_other_picker_find_the_replica_that_stores_the_response(
-    tmp_path: Path, nats: Nats
-) -> None:
-    async with Pair(tmp_path, nats.url, common="random") as pair:
-        await pair.meet()
-        status, response_id = await pair.one.respond()
-        seen = [status]
-        for serving in (pair.two, pair.one):
-            await told(serving)
-            for _ in range(10):
-                status, next_id = await serving.respond(previous_response_id=response_id)
-                seen.append(status)
-            response_id = next_id
-        assert seen == [200] * 21
-
-
 async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
     tmp_path: Path, nats: Nats
 ) -> None:
@@ -203,15 +187,6 @@ async def test_without_nats_pickers_go_on_alone_and_share_again_when_it_is_back(
 
 async def knows(serving: Serving, text: str) -> bool:
     return await cached(serving, text) > 0
-
-
-async def test_nats_that_comes_later_is_found(tmp_path: Path) -> None:
-    server = nats_server(tmp_path)
-    async with Pair(tmp_path, server.url) as pair:
-        assert await cached(pair.one) == 0
-        assert await pair.one.picker.metric("epp_cluster_connected") == 0
-        async with server:
-            await pair.meet()
 
 
 async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:

@@ -148,16 +148,6 @@ def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
     assert len(message.facts) == 4
 
 
-def test_a_flush_before_its_time_holds_nothing_back(bus: Bus) -> None:
-    """uvloop counts whole milliseconds, and a link keeps one timer: the one that was asked for may never come."""
-    bus.links["a"].flush()  # all of it, as each second
-    bus.pick("a", 1, blocks=10)
-    bus._due.clear()
-    bus.links["a"].flush()
-    bus.run(0.06)
-    assert sum(bus.promised("b", RUNNING)) == 1.0
-
-
 def test_a_timer_that_is_due_at_once_is_asked_for_again() -> None:
     """Uvloop's handle of such a timer does not know when it fires."""
 
@@ -503,18 +493,6 @@ def test_more_peers_than_anybody_has_are_not_listened_to(bus: Bus) -> None:
     assert bus.links["a"].counts.ignored["too many peers"] > 0
     bus.run(3 * SILENT_S)
     assert bus.links["a"].peers == 2
-
-
-def test_doubled_and_overtaken_messages_change_nothing(bus: Bus) -> None:
-    first = bus.pick("a", 1)
-    bus.run(0.1)
-    older = [data for sender, _, data in bus.sent if sender == "a"][-1]
-    bus.pickers["a"].end(first.id, "completed", bus.clock.mono_s())
-    bus.run(0.1)
-    assert sum(bus.promised("b", RUNNING)) == 0.0
-    bus.links["b"].receive(older)
-    assert sum(bus.promised("b", RUNNING)) == 0.0
-    assert bus.links["b"].counts.lost == 0
 
 
 def test_a_message_does_not_grow_with_a_prompt(bus: Bus) -> None:

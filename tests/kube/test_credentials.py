@@ -140,19 +140,6 @@ async def test_outside_of_everything_it_says_what_to_do(tmp_path: Path) -> None:
         await KubeApi(settings(), nowhere(tmp_path)).get(PODS, {})
 
 
-async def test_the_environment_names_a_kubeconfig(server: KubeServer, tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path / "named", server.url, token="first")
-    for around in (
-        Surroundings({"KUBECONFIG": f"/nowhere:{path}"}, service_account=tmp_path, home=tmp_path),
-        Surroundings({}, service_account=tmp_path, home=tmp_path),
-    ):
-        api = KubeApi(settings(), around)
-        assert await reason_of(api) is None
-        await api.close()
-        (tmp_path / ".kube").mkdir(exist_ok=True)
-        shutil.copy(path, tmp_path / ".kube" / "config")
-
-
 @pytest.mark.parametrize(
     ("configured", "environ", "account", "expected"),
     [

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from epp.config.pool import EndpointSpec
-from epp.config.relays import Relays
 from epp.config.schema import Config
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.context import Context, Severity
@@ -191,17 +190,6 @@ def test_a_list_of_endpoints_for_a_cluster_that_reads_one_address_is_found() -> 
     assert dump.found() == []
 
 
-def test_routes_that_do_not_ask_the_picker_are_left_alone() -> None:
-    dump = Dump()
-    other = {
-        "name": "static",
-        "route": {"cluster": "replicas"},
-        "typed_per_filter_config": {"envoy.filters.http.ext_proc": typed("ExtProcPerRoute", disabled=True)},
-    }
-    dump.manager["route_config"]["virtual_hosts"][0]["routes"].insert(0, other)
-    assert dump.found() == []
-
-
 def holding(*hosts: tuple[str, int]) -> dict[str, Any]:
     sockets = [{"address": {"socket_address": {"address": host, "port_value": port}}} for host, port in hosts]
     return {"cluster_statuses": [{"name": "replicas", "host_statuses": sockets}]}
@@ -215,15 +203,6 @@ def test_endpoints_that_envoy_does_not_hold_are_named() -> None:
     assert Dump().found(holding(*both), specs=POOL) == []
     [finding] = Dump().found(holding(both[0]), specs=POOL)
     assert "does not hold 10.0.0.2:8000 of the endpoints file" in finding.what
-
-
-def test_with_relays_envoy_holds_these_and_no_endpoint() -> None:
-    regions = {"far": "10.9.0.1:8443", "named": "relay.example:8443"}
-    relays = Relays(regions=regions, connections=2, ca_file="ca", cert_file="cert", key_file="key")
-    ports = ("10.9.0.1", 8443), ("10.9.0.1", 8444)
-    assert Dump().found(holding(*ports), specs=POOL, config=config(relays=relays)) == []
-    [finding] = Dump().found(holding(ports[0]), specs=POOL, config=config(relays=relays))
-    assert finding.what == "cluster replicas does not hold 10.9.0.1:8444 of relays.regions"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"configs": null}', '{"configs": [1]}'])

@@ -75,12 +75,6 @@ def test_regions_are_far_by_what_the_picker_measures() -> None:
     assert far_regions(context(config=relays())) == relayed
 
 
-def test_near_endpoints_need_nothing_whatever_the_kernel_does() -> None:
-    worst = Kernel({**GOOD, "tcp_slow_start_after_idle": "1", "tcp_congestion_control": "reno"})
-    near = {"10.0.0.1:8000": SPECS["10.0.0.1:8000"]}
-    assert found(context(specs=near, kernel=worst)) == []
-
-
 def test_good_settings_are_left_alone_and_told() -> None:
     seen = context(kernel=Kernel(GOOD, WIDE))
     assert found(seen) == []
@@ -112,13 +106,6 @@ def test_an_initial_window_is_set_for_the_one_destination() -> None:
         (finding,) = found(context(kernel=Kernel(GOOD, {"10.0.1.1": Route(way)})))
         assert "10.0.1.1" in finding.what
         assert finding.fix.startswith(f"ip route replace 10.0.1.1 {way} initcwnd 64")
-
-
-def test_relays_need_no_wide_beginning_but_room_for_their_windows() -> None:
-    narrow = Kernel({**GOOD, "tcp_wmem": "4096 16384 4194304"}, {"10.0.1.9": Route("dev eth0")})
-    (finding,) = found(context(kernel=narrow, config=relays()))
-    assert "4,194,304" in finding.what
-    assert "8388608" in finding.fix, "twice the stream window"
 
 
 @pytest.mark.parametrize(

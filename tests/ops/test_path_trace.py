@@ -62,11 +62,3 @@ def test_both_regions_are_one_line_of_time(
     assert ("clock_moved_ms" in inner["args"]) == bool(ahead_s)
     ends = {each["ph"]: each["id"] for events in regions.values() for each in events if each["name"] == "hop"}
     assert ends == {"s": 1, "f": 1}
-
-
-def test_a_request_of_one_region_and_one_without_an_outcome(tmp_path: Path) -> None:
-    for region in ("r2", "r1"):
-        with recorder_to(tmp_path / region) as (recorder, _):
-            recorder.record(decided(1, prefix=region)[0][0])
-    (events,) = drawn(tmp_path, "r1-0").values()
-    assert [each["name"] for each in events if each["ph"] != "M"] == ["pick"]

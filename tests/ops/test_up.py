@@ -316,18 +316,6 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
             assert problem in told
 
 
-def test_a_port_is_claimed_before_anybody_listens_on_it() -> None:
-    port = free_ports()
-    with ExitStack() as first, ExitStack() as second:
-        assert claim_port(first, "127.0.0.1", port, others=True) == port
-        other = claim_port(second, "127.0.0.1", port, others=True)
-        assert other > port
-        with pytest.raises(EppError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            claim_port(second, "127.0.0.1", port, others=False)
-        first.close()
-        assert claim_port(second, "127.0.0.1", port, others=False) == port
-
-
 def test_the_live_line_counts_requests_by_engine() -> None:
     text = (
         "# TYPE epp_outcomes counter\n"
