@@ -119,16 +119,6 @@ async def test_langchain_chats(serving: Serving, responses: bool) -> None:
     assert streamed.usage_metadata["input_token_details"]["cache_read"] in CACHED
 
 
-async def test_langchain_completes_and_embeds(serving: Serving) -> None:
-    langchain_openai: Any = import_module("langchain_openai")
-    where: Any = {"base_url": f"{serving.url}/v1", "api_key": "none", "model": MODEL}
-    text = langchain_openai.OpenAI(**where, max_tokens=TOKENS)
-    assert "".join([word async for word in text.astream("a")]) == await text.ainvoke("a")
-    # Its own way to count wants a hub.
-    embeddings = langchain_openai.OpenAIEmbeddings(**where, check_embedding_ctx_length=False)
-    assert [len(one) for one in await embeddings.aembed_documents(["a", "b"])] == [16, 16]
-
-
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
 async def test_litellm_chats(serving: Serving, provider: str) -> None:
     litellm: Any = import_module("litellm")
@@ -141,26 +131,6 @@ async def test_litellm_chats(serving: Serving, provider: str) -> None:
     streamed = litellm.stream_chunk_builder(chunks)
     assert streamed.choices[0].message.content == whole.choices[0].message.content
     assert streamed.usage.prompt_tokens_details.cached_tokens in CACHED
-
-
-async def test_litellm_speaks_the_others(serving: Serving) -> None:
-    litellm: Any = import_module("litellm")
-    where: Any = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{serving.url}/v1", "api_key": "none"}
-    text = await litellm.atext_completion(prompt="a", **where)
-    chunks = [chunk async for chunk in await litellm.atext_completion(prompt="a", stream=True, **where)]
-    assert "".join(chunk.choices[0].text or "" for chunk in chunks) == text.choices[0].text
-    response = await litellm.aresponses(input=TEXT, **where)
-    events = [event async for event in await litellm.aresponses(input=TEXT, stream=True, **where)]
-    assert events[-1].response.output_text == response.output_text
-    assert events[-1].response.usage.input_tokens_details.cached_tokens in CACHED
-    embedded = await litellm.aembedding(input=["a", "b"], **where)
-    assert [len(one["embedding"]) for one in embedded.data] == [16, 16]
-    ranked = await litellm.arerank(query="q", documents=["a", "b", "c"], top_n=2, **where)
-    assert len({one["index"] for one in ranked.results}) == 2
-    messages = await litellm.anthropic_messages(
-        messages=CHAT, max_tokens=2, model=f"anthropic/{MODEL}", api_base=serving.url, api_key="none"
-    )
-    assert messages["usage"]["output_tokens"] == 2
 
 
 async def ask_openai(url: str, model: str, messages: Any) -> object:

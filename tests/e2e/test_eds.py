@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
 from tests.e2e.test_faults import STEADY
-from tests.kit.picker import Serving, until_seen
+from tests.kit.picker import Serving
 from tests.kit.records import recorded
 from tests.kit.replicas import quick_config
 from tests.kit.waiting import until
@@ -38,32 +37,6 @@ async def until_held(serving: Serving, wanted: Callable[[dict[str, str]], bool])
         return wanted(await health_by_host(serving))
 
     await until(held)
-
-
-async def test_a_replica_taken_from_the_file_gets_no_request_and_one_put_in_gets_its_share(
-    tmp_path: Path,
-) -> None:
-    async with Serving(tmp_path) as serving:
-        *left, taken = serving.replicas
-        specs = {replica.address: EndpointSpec(address=replica.address) for replica in serving.replicas}
-        async with serving.under_load() as seen:
-            await until_seen(seen, 100)
-            serving.write_pool([specs[replica.address] for replica in left])
-            await until_held(serving, lambda hosts: taken.address not in hosts)
-            await until_seen(seen, 40)  # those that were picked before
-            before = taken.requests
-            await until_seen(seen, 200)
-            await serving.picker.kill()
-            await until_seen(seen, 200)  # Envoy alone chooses
-            assert taken.requests == before
-            await serving.picker.start()
-            serving.write_pool(list(specs.values()))
-            await until(lambda: taken.requests >= before + 20)
-            shares = Counter({replica.address: -replica.requests for replica in serving.replicas})
-            await until_seen(seen, 300)
-        shares.update({replica.address: replica.requests for replica in serving.replicas})
-        assert shares[taken.address] > 0.1 * shares.total(), shares
-        assert set(seen) == {200}
 
 
 async def test_an_answer_under_way_outlives_the_draining_and_the_removal_of_its_replica(

@@ -84,23 +84,6 @@ async def test_a_client_that_leaves(tmp_path: Path, first_token: bool) -> None:
         assert (outcome["ttft_ms"] is not None) is first_token
 
 
-@pytest.mark.parametrize("observe", ["all", {"mode": "none", "unobserved": "carry"}])
-async def test_an_upstream_that_breaks_off(tmp_path: Path, observe: object) -> None:
-    async def play(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answers.head() + answers.chunk(TOKENS[0]))
-        await writer.drain()
-        await asyncio.sleep(0.05)
-        writer.transport.abort()
-
-    async with Gateway(tmp_path, play, observe=observe) as gateway:
-        reply = await gateway.ask()
-        assert reply.cut
-        outcome = await gateway.outcome()
-        assert (outcome["status"], outcome["cause"]) == (200, "cut-off")
-        assert (outcome["ttft_ms"] is not None) is (observe == READ)
-        await gateway.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-
-
 @pytest.fixture
 def trailers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make Envoy pass trailers of HTTP/1.1, which it drops as it is."""

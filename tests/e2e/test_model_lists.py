@@ -32,13 +32,6 @@ def serve_listed(engines: list[Engine]) -> None:
         engine.answer = answer
 
 
-async def asked_for_nothing_new(serving: EngineServing, engine: Engine) -> bool:
-    """Send some requests, and tell whether none came to an engine."""
-    before = len(engine.asked)
-    assert {(await serving.chat(model="sql"))[0] for _ in range(4)} == {200}
-    return len(engine.asked) == before
-
-
 @pytest.mark.parametrize("variant", list(Variant))
 async def test_a_model_that_an_engine_has_just_begun_to_list_is_served_at_the_first_request(
     tmp_path: Path, variant: Variant
@@ -80,29 +73,6 @@ async def test_an_engine_that_has_unloaded_a_model_is_asked_for_it_no_more(
         first.listed, second.listed = ["base", "sql"], ["base"]
         await until(lambda: refused(second))
         assert [(await serving.chat(model="sql"))[0] for _ in range(12)] == [200] * 12
-
-
-@pytest.mark.parametrize("variant", [Variant.STANDALONE, Variant.FULL_DUPLEX])
-async def test_a_model_that_has_moved_to_another_engine_is_answered_at_every_request(
-    tmp_path: Path, variant: Variant
-) -> None:
-    both = ["base", "sql"]
-    engines = [Engine(both, listed=["base"]), Engine(both, listed=both), Engine(["base"], listed=["base"])]
-    serve_listed(engines)
-    policy = {"name": "round-robin"}
-    async with EngineServing(tmp_path, engines, variant=variant, policy=policy) as serving:
-        assert {(await serving.chat(model="base"))[0] for _ in range(6)} == {200}
-        engines[0].listed, engines[1].listed = both, ["base"]
-        assert [(await serving.chat(f"question {n}", model="sql"))[0] for n in range(12)] == [200] * 12
-        await until(lambda: asked_for_nothing_new(serving, engines[1]))
-        assert all(asked.fields["model"] == "base" for asked in engines[2].asked)
-
-
-async def test_engines_names_of_models_that_have_public_ones_stay_hidden(tmp_path: Path) -> None:
-    engine = Engine({"chat": "org/llama"}, answer=whole, listed=["org/llama", "late"])
-    async with EngineServing(tmp_path, [engine]) as serving:
-        wanted = {"late": 200, "chat": 200, "org/llama": 404}
-        assert {name: (await serving.chat(model=name))[0] for name in wanted} == wanted
 
 
 async def test_unknown_names_cost_an_engine_a_list_a_second_and_hold_few_requests(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from tests.kit.replicas import CHAT, chat_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -164,15 +163,6 @@ async def test_an_unknown_model_is_404_in_openais_words(serving: EngineServing) 
     assert not any(engine.asked for engine in serving.engines)
 
 
-async def test_an_answer_longer_than_envoys_buffers_is_restored(serving: EngineServing) -> None:
-    def long(asked: Asked) -> Answered:
-        return Answered([chat_answer(asked, padding="y" * 3_000_000)])
-
-    answers(serving, long)
-    status, body = await serving.chat(model="chat")
-    assert (status, body["model"], len(body["padding"])) == (200, "chat", 3_000_000)
-
-
 async def test_an_engines_own_reserved_headers_reach_no_client(serving: EngineServing) -> None:
     answers(serving, lambda _: Answered([b"{}"], headers={**FORGED, "x-served-by": "engine"}))
     async with serving.http.post(serving.url + CHAT, json=chat_body("hi", model="chat")) as got:
@@ -180,16 +170,3 @@ async def test_an_engines_own_reserved_headers_reach_no_client(serving: EngineSe
         assert got.headers["x-served-by"] == "engine"
         assert "evil" not in got.headers.values()
         assert len(got.headers.getall("x-epp-decision-id")) == 1
-
-
-@pytest.mark.parametrize(("setting", "asked_for"), [("always", {"include_usage": True}), ("never", None)])
-async def test_usage_is_asked_for_when_configured(tmp_path: Path, setting: str, asked_for: Any) -> None:
-    plain = [Engine(["chat"], answer=events(10_000))]
-    async with EngineServing(tmp_path, plain, request={"inject_usage": setting}) as serving:
-        await serving.chat(model="chat", stream=True)
-        await serving.chat(model="chat", stream=True, stream_options={"include_usage": False})
-        await serving.chat(model="chat")
-        streamed, refused, not_streamed = (asked.fields.get("stream_options") for asked in plain[0].asked)
-        assert streamed == asked_for
-        assert refused == {"include_usage": False}
-        assert not_streamed is None

@@ -14,13 +14,11 @@ from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import Variant
 from epp.types import Endpoint
 from tests.kit.envoy import ScriptedUpstream, require_envoy, settings
-from tests.kit.modes import TwoEngines
 from tests.kit.picker import Serving
 from tests.kit.replicas import CHAT, MODEL, chat_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 MESSAGES = "/v1/messages"
 MOST_BYTES = 100_000
@@ -74,13 +72,6 @@ async def test_http_1_0_is_served_and_a_stream_ends_with_its_connection(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_connection_of_http_1_0_is_kept_where_asked(serving: Serving) -> None:
-    head = "GET /v1/models HTTP/1.0\nconnection: keep-alive"
-    twice, _ = await raw(serving.url, f"{head}\n\n{head.replace('keep-alive', 'close')}")
-    assert "connection: keep-alive" in twice
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_more_than_a_hundred_headers_pass_and_too_many_are_told(serving: Serving) -> None:
     body = json.dumps(chat_body("hello", max_tokens=4)).encode()
     more = "".join(f"\nx-h{number}: v" for number in range(110))  # the engine here takes 128
@@ -119,14 +110,6 @@ async def test_a_body_too_long_is_told_in_the_words_of_its_api(serving: Serving,
         assert (await error(answer, 413))["error"]["code"] == 413
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_pickers_own_words_stay(serving: Serving) -> None:
-    async with serving.http.post(serving.url + CHAT, json={"model": MODEL, "messages": 5}) as answer:
-        told = (await error(answer, 400))["error"]
-        assert told["param"] == "messages"
-        assert "malformed" not in told["message"]
-
-
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_envoys_own_failures_are_told_in_the_words_of_the_api(path: str) -> None:
     """Neither picker nor engine can be reached; then an engine takes a request and never answers."""
@@ -146,15 +129,3 @@ async def test_envoys_own_failures_are_told_in_the_words_of_the_api(path: str) -
                 told = await error(answer, status)
                 assert told["error"]["type"] == kinds.get(status, "server_error")
                 assert told["error"]["message"]
-
-
-async def test_a_websocket_reaches_the_endpoint_that_was_picked_by_address(tmp_path: Path) -> None:
-    require_envoy()
-    options: dict[str, Any] = {"variant": Variant.ORIGINAL_DST, "policy": {"fallbacks": 0}}
-    async with TwoEngines(tmp_path, **options) as engines:
-        for _ in range(3):
-            async with engines.http.ws_connect(engines.url + "/v1/responses") as socket:
-                assert await socket.receive_str() == await engines.picked()
-                await socket.send_str('{"type": "response.create"}')
-                assert await socket.receive_str() == '{"type": "response.create"}'
-        assert await engines.picker.metric("epp_decisions_total") == 3

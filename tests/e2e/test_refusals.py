@@ -78,15 +78,6 @@ async def test_a_refusing_engine_is_left_alone_for_as_long_as_it_asks(
         assert len(full.asked) == 1
 
 
-async def test_no_refusal_reaches_a_client_where_one_of_three_engines_has_room(tmp_path: Path) -> None:
-    engines = [Engine(answer=refusing(429)), Engine(answer=refusing(429)), Engine(answer=told)]
-    async with serving(tmp_path, engines) as served:
-        for number in range(16):
-            assert {
-                seen[0] for seen in await asyncio.gather(*(asked(served, f"{number} {n}") for n in range(3)))
-            } == {200}
-
-
 @BOTH
 async def test_the_last_refusal_reaches_the_client_as_the_engine_said_it(
     tmp_path: Path, variant: Variant
@@ -97,23 +88,6 @@ async def test_the_last_refusal_reaches_the_client_as_the_engine_said_it(
         assert (status, body) == (429, '{"error": "full"}')
         assert after in {"60", "61", "62"}
         assert [len(engine.asked) for engine in engines] == [1, 1, 1]
-
-
-async def test_an_engine_without_another_is_asked_once(tmp_path: Path) -> None:
-    engines = [Engine(["m"], answer=refusing(503)), Engine(["other"], answer=told)]
-    async with serving(tmp_path, engines) as served:
-        assert (await asked(served, "hello", model="m"))[0] == 503
-        assert [len(engine.asked) for engine in engines] == [1, 0]
-
-
-async def test_a_full_engine_is_not_ejected_and_each_attempt_is_told_of(tmp_path: Path) -> None:
-    full, idle = Engine(answer=refusing(429, retry_after="0")), Engine(answer=told)
-    async with serving(tmp_path, [full, idle]) as served:
-        for number in range(16):
-            assert (await asked(served, f"{number}"))[0] == 200
-        await served.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-        assert len(full.asked) == 8, "it asks for no pause, and goes on to be picked in turn"
-        assert not await served.picker.metric(UNAVAILABLE, endpoint=full.address, reason="ejected")
 
 
 async def test_while_a_retry_is_answered_its_engine_has_the_request(tmp_path: Path) -> None:
@@ -132,19 +106,3 @@ async def test_while_a_retry_is_answered_its_engine_has_the_request(tmp_path: Pa
         assert not await served.picker.metric(PENDING, endpoint=full.address)
         going.set()
         assert (await request)[0] == 200
-
-
-async def test_where_all_are_full_retries_end(tmp_path: Path) -> None:
-    engines = [Engine(answer=refusing(429)) for _ in range(2)]
-    async with serving(tmp_path, engines) as served:
-        for number in range(40):
-            assert (await asked(served, f"{number}"))[0] == 429
-        assert sum(len(engine.asked) for engine in engines) < 60
-
-
-@BOTH
-async def test_an_engine_that_lost_a_model_is_passed_over(tmp_path: Path, variant: Variant) -> None:
-    lost, has = Engine(["m"], answer=refusing(404)), Engine(["m"], answer=told)
-    async with serving(tmp_path, [lost, has], variant=variant) as served:
-        assert {(await asked(served, f"{n}", model="m"))[0] for n in range(4)} == {200}
-        assert lost.asked

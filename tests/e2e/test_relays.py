@@ -134,12 +134,6 @@ async def test_a_relay_that_falls_back_says_so_and_the_dead_endpoint_is_left_alo
         assert picked in (alive, dead)
 
 
-async def test_a_region_without_its_relay_is_served_by_another(tiers: Tiers) -> None:
-    await tiers.relay["far"].__aexit__()
-    for _ in range(6):
-        assert await tiers.ask() == (200, "near-0")
-
-
 async def test_a_relay_retries_what_an_engine_of_its_region_refuses_and_passes_on_the_last(
     tiers: Tiers,
 ) -> None:

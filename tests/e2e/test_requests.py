@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,12 +24,3 @@ async def test_a_body_of_20_mb_is_priced_and_arrives_whole(tmp_path: Path, varia
         assert status == 400, "the replica's context is shorter, and it says so itself"
         assert "context length" in body["error"]["message"]
         assert await serving.picker.metric("epp_decisions_total", basis="policy") == 1
-
-
-async def test_a_thousand_streams_at_once(tmp_path: Path) -> None:
-    async with Serving(tmp_path, envoy={"message_timeout_ms": 10_000}) as serving:
-        streams = (serving.streamed(f"{number} of a thousand", 8) for number in range(1000))
-        assert all(await asyncio.gather(*streams))
-        assert await serving.picker.metric("epp_decisions_total", policy="gorgo-ms") == 1000
-        await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
-        assert sum(replica.requests for replica in serving.replicas) >= 1000

@@ -27,11 +27,10 @@ from epp.config.schema import RegionRule
 from epp.envoy import messages
 from epp.envoy.process import EnvoyProcess
 from tests.envoy.conftest import Answer, ask
-from tests.kit.envoy import Replica, ScriptedUpstream, require_envoy, settings
+from tests.kit.envoy import Replica, require_envoy, settings
 from tests.kit.ports import free_ports
 from tests.kit.relays import certificates, relays
 from tests.kit.waiting import until
-from tests.observe import answers
 from tests.observe.conftest import ObservedPicker, Told
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class World:
 
     regions: dict[str, Region]
     folder: Path
-    streams: ScriptedUpstream
 
     @property
     def us(self) -> Region:
@@ -122,13 +120,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     require_envoy()
     names = {region: f"{region}.{DOMAIN}" for region in (US, EU, DOWN)} | {"entry": ENTRY_NAME}
     folder = certificates(tmp_path_factory.mktemp("regions"), names)
-    stream = answers.stream(answers.token("a"), answers.usage(), answers.DONE)
     async with AsyncExitStack() as stack:
-
-        async def play(_: str, writer: asyncio.StreamWriter) -> None:
-            await stream(writer)
-
-        streams = await stack.enter_async_context(ScriptedUpstream(play))
         known = relays(folder, (US, EU, DOWN), compression="gzip")
         regions = {}
         for name in (US, EU):
@@ -139,7 +131,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
                 known, cert_file=str(folder / f"{name}.crt"), key_file=str(folder / f"{name}.key")
             )
             chosen = settings(
-                [*(engine.endpoint for engine in engines), *([streams.endpoint] if name == EU else [])],
+                [engine.endpoint for engine in engines],
                 picker.port,
                 relays=own,
                 federation=Federation(region=name, forward_port=free_ports(3)),
@@ -152,7 +144,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             )
             envoy = await stack.enter_async_context(EnvoyProcess(chosen, folder=folder / name))
             regions[name] = Region(chosen, picker, told, engines, envoy)
-        made = World(regions, folder, streams)
+        made = World(regions, folder)
         made.pick(made.eu.engines[0].address, at=EU)
         made.pick(EU, to=EU)
         await until(lambda: reaches(made))
@@ -167,6 +159,7 @@ async def reaches(world: World) -> bool:
 @pytest.fixture(autouse=True)
 def _as_new(world: World) -> None:
     world.pick(world.eu.engines[0].address, at=EU)
+    world.pick(EU, to=EU)
 
 
 async def test_a_forward_is_decided_anew_by_the_peer_and_its_headers_end_there(world: World) -> None:
@@ -274,23 +267,6 @@ async def test_a_pick_that_leads_away_does_not_stay_for_a_port_that_envoy_has_no
         world.pick(elsewhere, to=DOWN, away=True)
         assert (await world.ask(path)).status == 503
     assert world.us.seen() == here
-
-
-async def test_both_regions_hear_of_first_token_and_usage(world: World) -> None:
-    world.pick(world.streams.endpoint.address, at=EU)
-    world.pick(EU, to=EU)
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{world.us.envoy.listener_url}/v1/chat/completions", data=b"{}") as response,
-    ):
-        assert answers.DONE in await response.read()
-        assert response.headers["x-epp-decision-id"] == world.us.picker.ids[-1]
-    for region in (world.us, world.eu):
-        decision = region.picker.ids[-1]
-        report = await region.told.report(decision)
-        assert (report.usage.prompt_tokens, report.status, report.attempts) == (1200, 200, 1)
-        assert decision in region.told.first_tokens
-        assert report.served == region.picker.destination
 
 
 def certified(world: World, who: str) -> ssl.SSLContext:

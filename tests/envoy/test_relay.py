@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import ssl
 from contextlib import AsyncExitStack
@@ -139,24 +138,6 @@ async def test_the_endpoint_served_is_told_to_the_picker_and_not_to_clients(tier
     assert entry["upstream"] == tiers.relays.addresses(FAR)[0]
 
 
-async def test_more_than_a_hundred_headers_pass_both_tiers(tiers: Tiers) -> None:
-    tiers.pick(tiers.replicas[FAR][0], through=(FAR,))
-    assert (await tiers.ask(headers={f"x-{number}": "v" for number in range(110)})).status == 200
-
-
-async def test_a_dead_endpoint_is_replaced_within_its_region(tiers: Tiers) -> None:
-    dead, alive = tiers.replicas[FAR]
-    await dead.stop()
-    try:
-        tiers.pick(dead, through=(FAR,))
-        answer = await tiers.ask(body=b"x" * 100_001)
-    finally:
-        await dead.start()
-    assert (answer.status, answer.served, answer.body_bytes) == (200, alive.address, 100_001)
-    assert (await tiers.logged("received_bytes", 100_001))["served"] == alive.address
-    await tiers.recovered(FAR)
-
-
 async def test_a_region_without_a_live_endpoint_hands_over_to_the_next(tiers: Tiers) -> None:
     near = tiers.replicas[NEAR][1]
     for replica in tiers.replicas[FAR]:
@@ -208,26 +189,6 @@ async def test_a_relay_refuses_whoever_is_not_the_global_envoy(tiers: Tiers, who
     with pytest.raises(aiohttp.ClientError):
         await knock(tiers, context)
     assert sum(len(replica.requests) for replica in tiers.replicas[NEAR]) == before
-
-
-async def test_compressed_bodies_arrive_as_they_were_sent(tiers: Tiers) -> None:
-    """Also one that shrinks as far as any can. The relay and the global Envoy are this test's own."""
-    known = relays(tiers.folder, (NEAR,), connections=1, compression="gzip")
-    replica = tiers.replicas[NEAR][0]
-    chosen = settings([Endpoint(replica.address, region=NEAR)], tiers.picker.port, relays=known)
-    local = replace(chosen, relays=as_seen_by(known, "relay", tiers.folder))
-    tiers.picker.destination, tiers.picker.relays = replica.address, known.addresses(NEAR)[0]
-    prose = "".join(f"{number} makes {number * number} and no play. " for number in range(20_000))
-    bodies = [json.dumps({"prompt": text}).encode() for text in (prose, "a" * 1_000_000)]
-    async with EnvoyProcess(local, relay=NEAR), EnvoyProcess(chosen) as envoy:
-        for body in bodies:
-            answer = await ask(
-                envoy.listener_url, body=io.BytesIO(body), headers={"content-type": "application/json"}
-            )
-            assert (answer.status, answer.body_bytes) == (200, len(body))
-        sent = await envoy.stats("cluster.replicas.upstream_cx_tx_bytes_total")
-    assert next(iter(sent.values())) < sum(len(body) for body in bodies) / 4
-    assert "content-encoding" not in replica.headers[-1]
 
 
 async def test_a_relay_killed_and_back(tiers: Tiers) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import TYPE_CHECKING
 
 import pytest
 
 from epp.envoy.settings import Variant
-from tests.kit.envoy import require_version
 
 if TYPE_CHECKING:
     from tests.envoy.conftest import Answer, Rig
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
-
-LIMIT = 32 * 1024 * 1024
 
 
 def forged(address: str) -> dict[str, str]:
@@ -70,20 +66,6 @@ async def test_unknown_destinations_are_passed_over_or_refused(rig: Rig) -> None
         assert (answer.status, answer.served) == (200, rig.addresses[1])
 
 
-async def test_large_body_arrives_whole(rig: Rig) -> None:
-    rig.picker.destination = rig.addresses[1]
-    length = 20_000_000
-    answer = await rig.ask(body=io.BytesIO(bytes(length)))
-    assert (answer.status, answer.served, answer.body_bytes) == (200, rig.addresses[1], length)
-    assert rig.picker.body_bytes[-1] == length
-
-
-async def test_body_over_the_limit_is_413_before_the_picker_is_asked(rig: Rig) -> None:
-    asked = len(rig.picker.headers)
-    assert (await rig.ask(body=io.BytesIO(bytes(LIMIT + 1)))).status == 413
-    assert len(rig.picker.headers) == asked
-
-
 async def test_picker_killed_and_back(rig: Rig) -> None:
     first, second, _ = rig.addresses
     await rig.picker.stop()
@@ -101,14 +83,3 @@ async def test_picker_killed_and_back(rig: Rig) -> None:
     async with asyncio.timeout(240):
         await until_back(rig)
     assert (await rig.ask()).served == first
-
-
-async def test_served_endpoint_is_reported_in_full_duplex(rig: Rig) -> None:
-    await require_version(1, 38, "who served, as metadata")
-    if rig.settings.variant is not Variant.FULL_DUPLEX:
-        pytest.skip("responses do not pass the picker")
-    rig.picker.destination = f"127.0.0.1:1,{rig.addresses[2]}"
-    await rig.ask()
-    metadata = rig.picker.served[-1]
-    assert isinstance(metadata, dict)
-    assert metadata["filterMetadata"]["envoy.lb"]["x-gateway-destination-endpoint-served"] == rig.addresses[2]

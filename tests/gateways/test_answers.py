@@ -165,30 +165,6 @@ async def test_a_route_that_removes_the_header_removes_the_pick(tmp_path: Path, 
         assert not await rig.obeys("picker")
 
 
-@pytest.mark.parametrize("name", [name for name, gateway in GATEWAYS.items() if not gateway.duplex])
-async def test_larger_buffers_of_the_listener_take_long_bodies(tmp_path: Path, name: str) -> None:
-    """A ClientTrafficPolicy's `connection.bufferLimit`."""
-
-    def larger(shape: shapes.Shape) -> None:
-        shape.buffer_bytes = 1 << 20
-
-    async with scripted(changed(name, larger), tmp_path) as rig:
-        rig.says(rig.addresses[0])
-        answer = await ask(rig.url, body=bytes(1_000_000))
-        assert (answer.status, answer.body_bytes) == (200, 1_000_000)
-
-
-@pytest.mark.parametrize("name", ["istio-closed", "ai-duplex"])
-async def test_a_picker_cluster_that_is_not_there_is_a_dead_picker(tmp_path: Path, name: str) -> None:
-    def nowhere(shape: shapes.Shape) -> None:
-        (shape.overrides or shape.processor).grpc_service = api.core.GrpcService(
-            envoy_grpc=api.core.GrpcServiceEnvoyGrpc(cluster_name="none")
-        )
-
-    async with scripted(changed(name, nowhere), tmp_path) as rig:
-        assert (await rig.ask()).status == 500
-
-
 @pytest.mark.parametrize("name", ["istio-closed", "ai-duplex"])
 async def test_full_duplex_without_trailers_is_refused_on_a_listener_and_works_on_a_route(
     tmp_path: Path, name: str

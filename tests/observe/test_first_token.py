@@ -114,13 +114,6 @@ async def test_what_is_no_such_talk_is_cut(request_bytes: bytes) -> None:
         assert sink.first_tokens == []
 
 
-@pytest.mark.parametrize("path", ["/", "/first-token", "/first-token/", "/first-token/" + "x" * 129])
-async def test_other_paths_are_not_found(path: str) -> None:
-    async with listening() as (receiver, _):
-        request = f"POST {path} HTTP/1.1\r\n\r\n".encode()
-        assert await talk(receiver, request, answer_bytes=len(MISSING)) == MISSING
-
-
 async def test_stop_closes_connections_and_the_port() -> None:
     receiver = FirstTokenReceiver(Told())
     receiver.listen("127.0.0.1:0")

@@ -14,7 +14,7 @@ from lupa import luajit21  # type: ignore[import-untyped]  # it has no stubs
 
 from epp.apis.events import LINE_BYTES
 from epp.apis.failure import MODEL_NOT_FOUND, AnswerFailure
-from epp.apis.usage import Usage, UsageReader
+from epp.apis.usage import Usage
 from epp.envoy.observe import script
 from epp.envoy.settings import EnvoySettings
 from epp.pb.access_log_pb2 import StreamAccessLogsMessage
@@ -105,13 +105,6 @@ class Lua:
 LUA = Lua()
 
 
-def python(pieces: Sequence[bytes]) -> Usage:
-    reader = UsageReader()
-    for piece in pieces:
-        reader.feed(piece)
-    return reader.usage
-
-
 def named(kind: str, **fields: object) -> bytes:
     return f"event: {kind}\n".encode() + answers.event({"type": kind, **fields})
 
@@ -186,23 +179,6 @@ def cuts(body: bytes) -> st.SearchStrategy[list[bytes]]:
     return st.lists(st.integers(0, len(body)), max_size=12).map(
         lambda places: [body[a:b] for a, b in pairwise([0, *sorted(places), len(body)])]
     )
-
-
-@EACH
-def test_usage_of_every_api(body: bytes, expected: Usage) -> None:
-    seen = LUA([body])
-    assert seen.usage == expected == python([body])
-    assert seen.notes["chunks"] == 1
-
-
-@EACH
-@given(data=st.data())
-@FEW
-def test_no_cut_changes_what_is_found(body: bytes, expected: Usage, data: st.DataObject) -> None:
-    pieces = data.draw(cuts(body))
-    seen = LUA(pieces)
-    assert seen.usage == expected
-    assert seen.calls, "and the first token is told"
 
 
 @EACH

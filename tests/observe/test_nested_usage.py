@@ -17,7 +17,6 @@ PARAMETER = {
     "properties": {"prompt_tokens": {"type": "integer"}},
     "default": {"max_tokens": 5},
 }
-TOOLS = [{"name": "report", "parameters": {"properties": {"usage": PARAMETER}}}]
 #: What a client or a model may call usage without counting anything.
 COUNTLESS = {
     "parameter": {"usage": PARAMETER},

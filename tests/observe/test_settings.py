@@ -44,16 +44,6 @@ def test_nothing_watches_where_nothing_is_to_be_watched(changes: dict[str, objec
     assert [c["name"] for c in tree["static_resources"]["clusters"]] == ["replicas", "picker"]
 
 
-async def test_without_calls_the_report_still_comes() -> None:
-    async with running(first_token_port=0) as rig:
-        rig.plays(answers.stream(answers.token("a"), answers.usage(), answers.DONE))
-        client, _, told = await rig.exchange()
-        assert client.header("x-epp-decision-id")
-        assert told.ttft_ms > 0
-        assert told.usage.completion_tokens == 5
-        assert rig.told.first_tokens == []
-
-
 @pytest.mark.parametrize(
     ("on", "path", "seen"),
     [

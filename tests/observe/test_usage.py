@@ -22,17 +22,6 @@ def read(pieces: Iterable[bytes]) -> Usage:
     return reader.usage
 
 
-def event(fields: object) -> bytes:
-    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
-
-
-STREAM = (
-    event({"choices": [{"delta": {"content": 'say "usage": {"prompt_tokens": 99} né 你好'}}], "usage": None})
-    + event({"choices": [], "usage": CHAT | {"prompt_tokens_details": {"cached_tokens": 8, "x": "}{\\"}}})
-    + b"data: [DONE]\n\n"
-)
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
