@@ -13,6 +13,7 @@ from epp.apis.failure import AnswerFailure
 from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
 from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
+from epp.request.access_log import Report, Termination
 from epp.schedule.decision import Source, outcome_record
 from epp.schedule.served_models import is_wrong
 from epp.signals.health import State

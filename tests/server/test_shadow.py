@@ -12,7 +12,6 @@ import numpy as np
 from epp.feeds.learned import Shadow
 from epp.policies.balancing import Random
 from epp.policies.registry import create
-from epp.feeds.learned import Shadow
 from tests.kit.fleets import register
 from tests.kit.logs import own_lines
 from tests.kit.records import decided
