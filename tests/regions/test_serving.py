@@ -110,8 +110,8 @@ def of_region(serving: Serving) -> list[tuple[Mapping[str, Any], Mapping[str, An
 async def test_a_request_bound_to_a_peer_is_answered_there_and_told_in_both(made: World) -> None:
     eu, us = made.regions.values()
     before = engine(eu), engine(us)
-    assert (await eu.chat())[0] == (await eu.chat(headers={BOUND: "us"}))[0] == 200
-    assert (engine(eu), engine(us)) == (before[0] + 1, before[1] + 1)
+    assert (await eu.chat(headers={BOUND: "us"}))[0] == 200
+    assert (engine(eu), engine(us)) == (before[0], before[1] + 1)
 
     def forwarded() -> list[tuple[str, Mapping[str, Any]]]:
         told = of_region(us)

@@ -124,7 +124,7 @@ async def test_dead_and_stopped_workers_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.envoy
 async def test_signals_of_a_group_drain_once(tmp_path: Path) -> None:
-    async with Serving(tmp_path, options=("--workers", "2"), drain_s=10) as serving:
+    async with Serving(tmp_path, options=("--workers", "2"), drain_s=60) as serving:
         async with serving.answering(40) as answer:
             os.killpg(serving.picker.pid, signal.SIGTERM)  # all processes, as systemd and terminals do
             assert "[DONE]" in await answer.text()

@@ -104,21 +104,6 @@ async def test_limits_are_respected(
     assert "usage" not in chunks[-1]
 
 
-async def test_the_next_turn_hits_prompt_and_answer(replica: SimReplica, http: aiohttp.ClientSession) -> None:
-    question = "tell me something long " * 50
-    _, first = await post(http, replica, chat_body(question, max_tokens=400, ignore_eos=True))
-    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    answer = first["choices"][0]["message"]["content"]
-    _, second = await post(http, replica, chat_body(question, answer, "go on"))
-    before = first["usage"]["prompt_tokens"] + 400
-    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    # All but the last, partial block, and the block of the very last token.
-    assert before - 32 < cached <= before
-    for other in ({"cache_salt": "other"}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
-        _, third = await post(http, replica, chat_body(question, answer, "go on", **other))
-        assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
 @pytest.mark.parametrize(("api", "path"), [(api, path) for api in APIS for path in api.paths])
 async def test_every_api_of_the_docs_is_answered(
     replica: SimReplica, http: aiohttp.ClientSession, api: Api, path: str
