@@ -10,16 +10,28 @@ import logging
 import sys
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from epp.llmd.settings import LogSettings
+from dataclasses import dataclass
 
 #: Marks a log call as one that a peer can repeat at will: ``log.warning("...", extra=REPEATED)``.
 REPEATED = {"repeated": True}
 REPEATED_EVERY_S = 5.0
 
 _LEVELS = {"DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "CRITICAL": "dpanic"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The form of the log.
+
+    Attributes:
+        level: name of the lowest level shown.
+        json: one JSON object a line, as zap writes it, instead of text.
+        time: form of times, as `--zap-time-encoding` names it.
+    """
+
+    level: str = "INFO"
+    json: bool = False
+    time: str = "rfc3339"
 
 
 def configure(settings: LogSettings) -> None:

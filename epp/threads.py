@@ -6,11 +6,10 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -65,3 +64,50 @@ async def kept(
             log.exception("background task %s failed; it starts again in %g s", name, AGAIN_S)
             on_fault()
             await asyncio.sleep(AGAIN_S)
+
+
+class Tasks:
+    """Named tasks that live and die with the server.
+
+    Attributes:
+        failed: tasks that ended by an exception, which readiness reports, until they are started again or
+            cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.failed: set[str] = set()
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background, under a name that no running task has."""
+        self.failed.discard(name)
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[name] = task
+        task.add_done_callback(self._done)
+
+    def cancel(self, name: str) -> None:
+        """End one task, without waiting; its name is free at once. An unknown name is fine."""
+        self.failed.discard(name)
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._ending.add(task)
+            task.cancel()
+
+    async def stop_all(self) -> None:
+        """Cancel all tasks and wait for them."""
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        name = task.get_name()
+        self._ending.discard(task)
+        wanted = self._tasks.get(name) is task
+        if wanted:
+            del self._tasks[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if wanted:
+                self.failed.add(name)
+            log.error("background task %s died", name, exc_info=error)

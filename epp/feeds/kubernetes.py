@@ -15,6 +15,7 @@ from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from epp.clock import Clock
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from epp.config.kubernetes import Kubernetes
     from epp.feeds.pool import PoolFeed
     from epp.metrics.metrics import Metrics
-    from epp.request.director import Core
+    from epp.schedule.model_rules import ModelRules
 
 _LIBRARY = "kubernetes_asyncio"
 
@@ -61,7 +62,7 @@ class ClusterFeed(KubeSource):
         base: folder that relative paths are relative to.
         source: name of the configuration file, for errors.
         pool: takes the endpoints.
-        core: takes the rules for models.
+        use_rules: takes the rules for models.
         metrics: counted into.
         clock: the time.
 
@@ -76,7 +77,7 @@ class ClusterFeed(KubeSource):
         base: Path,
         source: str,
         pool: PoolFeed,
-        core: Core,
+        use_rules: Callable[[ModelRules], None],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
@@ -90,7 +91,7 @@ class ClusterFeed(KubeSource):
             namespace,
             tools,
             lambda found: pool.apply(found.specs, found.aliases),
-            core.use_model_rules,
+            use_rules,
         )
 
     def lease(self, pool: str, leading: Leading, clock: Clock) -> LeaseFeed:

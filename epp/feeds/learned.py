@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
     from epp.schedule.picker import Picker
-    from epp.server.process import Tasks
+    from epp.threads import Tasks
 
     #: A policy, and who takes it when it changes.
     Taker = tuple[Lodestar, Callable[[Lodestar], None]]

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from epp.config.eds import eds_content, peer_name
 from epp.config.pool import EndpointSpec, parse_pool
@@ -30,13 +30,22 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.config.schema import Config
+    from epp.feeds.model_lists import ModelLists
     from epp.feeds.poll import SignalFeed, Target
     from epp.feeds.resolve import Resolver
     from epp.metrics.metrics import Metrics
-    from epp.request.director import Core
-    from epp.request.regions import Regions
-    from epp.server.process import Tasks
+    from epp.schedule.picker import Picker
+    from epp.threads import Tasks
     from epp.types import Endpoint
+
+    class Peers(Protocol):
+        """Adds peer regions to a pool; ``peers`` are their addresses."""
+
+        peers: dict[str, str]
+
+        def pool(self, specs: Mapping[str, EndpointSpec]) -> dict[str, EndpointSpec]: ...  # noqa: D102
+        def target(self, address: str) -> Target | None: ...  # noqa: D102
+
 
 #: From writing a new endpoint to the EDS file until it is picked, so that Envoy knows it by then; one whose
 #: models no other endpoint serves is picked at once.
@@ -54,7 +63,9 @@ class PoolFeed:
 
     Args:
         config: where the endpoints come from and go to, probes, scrapes, relays.
-        core: its picker and its resolver follow the pool.
+        picker: follows the pool.
+        resolver: likewise.
+        lists: asks the engines of the pool for their models.
         sink: where the pollers' results go.
         tasks: runs the pollers.
         metrics: counted into.
@@ -67,18 +78,20 @@ class PoolFeed:
         self,
         config: Config,
         *,
-        core: Core,
+        picker: Picker,
+        resolver: Resolver,
+        lists: ModelLists,
         sink: SignalFeed,
         tasks: Tasks,
         metrics: Metrics,
         clock: Clock,
         base: Path,
-        regions: Regions | None = None,
+        regions: Peers | None = None,
     ) -> None:
         settings, relays = config.pool, None if regions is not None else config.relays
-        self._resolver, self._relays, self._regions = core.resolver, relays, regions
+        self._resolver, self._relays, self._regions = resolver, relays, regions
         self._source = str(base / settings.file)
-        self._picker, self._sink, self._tasks = core.picker, sink, tasks
+        self._picker, self._sink, self._tasks = picker, sink, tasks
         self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
@@ -89,13 +102,13 @@ class PoolFeed:
             self._eds = EdsFile(
                 base / settings.eds_file,
                 delay_s=EDS_DELAY_S,
-                resolver=core.resolver,
+                resolver=resolver,
                 metrics=metrics,
                 on_known=self._offer,
                 forwards=() if regions is None else tuple(regions.peers),
             )
         self._pollers: dict[str, Target] = {}
-        self._lists = core.model_lists
+        self._lists = lists
         self._tokens: dict[str, TokenFile] = {}
         self._probes = PollSchedule(self._probe.interval_s, PROBES_AT)
         self._scrapes = PollSchedule(self._scrape.interval_s)

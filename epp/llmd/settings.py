@@ -7,7 +7,6 @@ llm-d's defaults ask for, the flags, the plugins, the operator's `epp-settings`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from epp.config.listen import LONGEST_MESSAGE_BYTES
 from epp.config.load import parse_config
 from epp.errors import ConfigError
 from epp.llmd.flags import SOURCE
+from epp.logs import LogSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 SHORTEST_SCRAPE_S = 0.2
 #: How long a picker that leaves still takes streams: what a cluster needs to take it out of its Service.
 LAME_DUCK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """The form of the log.
-
-    Attributes:
-        level: name of the lowest level shown.
-        json: one JSON object a line, as zap writes it, instead of text.
-        time: form of times, as `--zap-time-encoding` names it.
-    """
-
-    level: str = "INFO"
-    json: bool = False
-    time: str = "rfc3339"
 
 
 class Translation(NamedTuple):

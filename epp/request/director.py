@@ -41,12 +41,12 @@ from epp.config.retries import BOUND_HEADER
 from epp.errors import ClientError, NoEndpointError, NotAdmittedError
 from epp.extproc.messages import ENDPOINT_HEADER
 from epp.extproc.types import LocalReply, Pick, PickAt
+from epp.feeds.model_lists import ModelLists
 from epp.feeds.resolve import Resolver
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.logs import REPEATED
 from epp.metrics.metrics import models_of
 from epp.policies.base import Need
-from epp.request.model_lists import ModelLists
 from epp.request.outcomes import EstimatedLeases, Outcomes
 from epp.request.recent import RecentDecisions
 from epp.request.retries import Retries

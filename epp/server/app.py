@@ -40,10 +40,10 @@ from epp.server.health_thread import HealthThread, build_app
 from epp.server.host import Host
 from epp.server.live import Live
 from epp.server.live_page import LivePage
-from epp.server.process import DecisionIds, Tasks, hash_secrets, index_of
+from epp.server.process import DecisionIds, hash_secrets, index_of
 from epp.server.reload import Reload
 from epp.server.tls import Certificates
-from epp.threads import in_daemon_thread, kept
+from epp.threads import Tasks, in_daemon_thread, kept
 from epp.tokens.estimate import EstimateCounter
 from epp.tokens.optional_parts import OptionalParts
 
@@ -139,11 +139,12 @@ class App:
             tracing=self._tracing,
             observers=() if self._learning is None else self._learning.observers,
         )
-        sink = SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for)
         self._pool = PoolFeed(
             config,
-            core=self.core,
-            sink=sink,
+            picker=self.picker,
+            resolver=self.core.resolver,
+            lists=self.core.model_lists,
+            sink=SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for),
             tasks=self.tasks,
             metrics=self.metrics,
             clock=clock,
@@ -230,7 +231,7 @@ class App:
             base=self._base,
             source=self._source,
             pool=self._pool,
-            core=self.core,
+            use_rules=self.core.use_model_rules,
             metrics=self.metrics,
             clock=self._clock,
         )

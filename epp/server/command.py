@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp.config.schema import Config
-    from epp.llmd.settings import LogSettings
+    from epp.logs import LogSettings
 
 log = logging.getLogger("epp")
 

@@ -1,8 +1,7 @@
-"""What a process has once: clock, decision ids, hash key, background tasks, signals that end it."""
+"""What a process has once: clock, decision ids, hash key, signals that end it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
@@ -11,15 +10,13 @@ import secrets
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epp.feeds.files import read_secret
 from epp.prefix_cache.state_slots import StateSlots
 from epp.prefix_cache.warm_index import WarmIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from epp.config.schema import Config, Prefix
     from epp.prefix_cache.blocks import BlockHasher
 
@@ -138,50 +135,3 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return signal.SIGTERM, signal.SIGINT
     return signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-
-
-class Tasks:
-    """Named tasks that live and die with the server.
-
-    Attributes:
-        failed: tasks that ended by an exception, which readiness reports, until they are started again or
-            cancelled.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self.failed: set[str] = set()
-
-    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in the background, under a name that no running task has."""
-        self.failed.discard(name)
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks[name] = task
-        task.add_done_callback(self._done)
-
-    def cancel(self, name: str) -> None:
-        """End one task, without waiting; its name is free at once. An unknown name is fine."""
-        self.failed.discard(name)
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            self._ending.add(task)
-            task.cancel()
-
-    async def stop_all(self) -> None:
-        """Cancel all tasks and wait for them."""
-        tasks = [*self._tasks.values(), *self._ending]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        name = task.get_name()
-        self._ending.discard(task)
-        wanted = self._tasks.get(name) is task
-        if wanted:
-            del self._tasks[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if wanted:
-                self.failed.add(name)
-            log.error("background task %s died", name, exc_info=error)

@@ -11,7 +11,7 @@ from epp.errors import ConfigError
 from epp.feeds.files import AppliedFile, WatchedFile, read_file, replace_file
 from epp.metrics.metrics import Metrics
 from epp.metrics.table import TABLE
-from epp.server.process import Tasks
+from epp.threads import Tasks
 from tests.kit.logs import own_lines
 from tests.kit.shown import shown
 

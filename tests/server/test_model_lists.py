@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from epp.request.model_lists import MOST_WAITING, ModelLists
+from epp.feeds.model_lists import MOST_WAITING, ModelLists
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -31,9 +31,10 @@ from epp.feeds.poll import (
 from epp.metrics.metrics import Metrics
 from epp.metrics.table import TABLE
 from epp.prefix_cache.index import PrefixIndex
-from epp.server.process import SystemClock, Tasks
+from epp.server.process import SystemClock
 from epp.signals.fleet import Fleet
 from epp.signals.metrics_text import EngineSample
+from epp.threads import Tasks
 from epp.types import Endpoint
 from tests.kit import certificates, relays
 from tests.kit.logs import own_lines

@@ -22,8 +22,7 @@ from epp.config.plan import parse_plan
 from epp.errors import ConfigError, EppError
 from epp.feeds.files import read_file
 from epp.feeds.lead import is_led
-from epp.llmd.settings import LogSettings
-from epp.logs import configure
+from epp.logs import LogSettings, configure
 from epp.ops import given
 from epp.records.model_files import dump_reward_model
 from epp.records.weight_files import WeightsPaths

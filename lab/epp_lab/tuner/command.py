@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from epp.errors import ConfigError, EppError
-from epp.llmd.settings import LogSettings
-from epp.logs import configure
+from epp.logs import LogSettings, configure
 from epp.ops.given import add_weight_arguments
 from epp.server.process import SystemClock
 from epp_lab.compare.plan import number_from
