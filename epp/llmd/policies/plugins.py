@@ -1,4 +1,4 @@
-"""What llm-d's filters and scorers (`llm_d_filters`, `llm_d_scorers`) share: parameters, columns, sessions.
+"""What llm-d's filters and scorers (`filters`, `scorers`) share: parameters, columns, sessions.
 
 Sources are files of llm-d/llm-d-router at ebab687, below ``pkg/epp/framework/plugins``. Fields are the
 plugins' parameters with their defaults. Scores are 0..1, higher is better; a filter says who stays. Each is
