@@ -78,12 +78,7 @@ class RegionColumns(ExtraColumns):
     """Make the columns of what peer regions differ in; without them there are no peers and no prices."""
 
     def columns(
-        self,
-        request: RequestInfo,
-        fleet: Fleet,
-        seen: Snapshot,
-        slots: Slots,
-        now_s: float,
+        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make `PEER`, `PRICE` and `ROOM`."""
         peer = price = np.zeros(len(slots))

@@ -336,11 +336,10 @@ class Core:
             "regions": regions,
             "subset": self._subset(request),
             "priority": self._priority(headers),
+            "headers": {name: headers[name] for name in self._headers_read if name in headers},
         }
         if hop is not None:
             known |= {"origin_region": hop.origin, "origin_decision": hop.decision_id}
-        if self._headers_read is not None:
-            known["headers"] = {name: headers[name] for name in self._headers_read if name in headers}
         if parsed is None:
             about = _STORED_RESPONSE.search(request.path)
             known["previous_response"] = key_of(about[1]) if about else 0
@@ -367,9 +366,10 @@ class Core:
     def _as_model(self, request: HttpRequest, parsed: ParsedRequest, model: str) -> ParsedRequest:
         """Return a request as one for another model than its body says."""
         rendering = self.tokenizers.rendering(model)
-        parser = find_parser(request.method, request.path, request.headers)
-        if parser is not None and rendering != parsed.rendering:
-            parsed = parser.parse(request.body or b"", request.headers, lambda _: rendering)
+        if rendering != parsed.rendering:
+            parser = find_parser(request.method, request.path, request.headers)
+            if parser is not None:  # who was parsed has one
+                parsed = parser.parse(request.body or b"", request.headers, lambda _: rendering)
         return replace(parsed, model=model)
 
     def _models(self, request: HttpRequest, name: str) -> LocalReply | None:

@@ -2,10 +2,10 @@
 
 Owns how a call of `Process` is served and how it ends. A message is answered where it is read, without a task
 and without a turn of the event loop; only a request whose steps wait makes a task, and what comes meanwhile
-waits behind it. So does what comes while our answers wait for room: the proxy may then fill
-its window and no more, and what waits is held out of the room that all calls share. The last message and the
-status are one write, always, which a proxy that shows responses in full duplex needs (docs/transport.md).
-Every call ends its exchange exactly once.
+waits behind it. So does what comes while our answers wait for room: the proxy may then fill its window and no
+more, and what waits is held out of the room that all calls share. The last message and the status are one
+write, always, which a proxy that shows responses in full duplex needs (docs/transport.md). Every call ends
+its exchange exactly once.
 
 An exchange makes calls of what its `Stream` tells, and messages of what it answers; it owns which decision a
 stream carries, and what is watched of its response. It runs the request's steps, and lets one wait where what
@@ -37,7 +37,7 @@ from epp.extproc.types import (
     ResponseStarted,
 )
 from epp.logs import REPEATED
-from epp.pb.ext_proc_pb2 import ProcessingRequest
+from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.rpc.handlers import Handler
 from epp.rpc.http2.messages import BodilessLimit
 from epp.rpc.http2.status import Status
@@ -50,12 +50,11 @@ if TYPE_CHECKING:
     from epp.extproc.stream import Output, Stream
     from epp.extproc.types import Event, Pick
     from epp.metrics.metrics import Metrics
-    from epp.pb.ext_proc_pb2 import ProcessingResponse
     from epp.request.director import Core
     from epp.request.response_sampling import Sampler
     from epp.rpc.http2.connection import Call
     from epp.rpc.http2.messages import Message
-    from epp.schedule.waiting import Wait
+    from epp.schedule.waiting import Steps, Wait
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +62,7 @@ log = logging.getLogger(__name__)
 _ITEM_BYTES = 64
 #: The limit of messages without a body, on either transport.
 BODILESS = BodilessLimit(MAX_BODILESS_BYTES, is_body)
+#: The service, and its one method.
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 PROCESS = f"/{EXT_PROC}/Process"
 
@@ -92,7 +92,6 @@ class Exchange:
         self._picked_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
-        self._steps: Any = None
         self._wait: Wait[Any] | None = None
 
     @property
@@ -108,25 +107,22 @@ class Exchange:
     def take(self, message: ProcessingRequest) -> Answer | Coroutine[Any, Any, Any]:
         """Take a message; what to send, and how the stream then ends, or what waits for that."""
         outputs = self._stream.receive(message)
-        for output in outputs:
-            if isinstance(output, HttpRequest):
-                self._metrics.requests.seen(output, observing=self._observing)
-                self._steps = self._core.direct(output, since_s=self._sampler.now_s())
-                return self._go_on(outputs)
-        return self._act(outputs)
+        if not outputs or not isinstance(request := outputs[0], HttpRequest):  # which comes alone
+            return self._act(outputs)
+        self._metrics.requests.seen(request, observing=self._observing)
+        return self._go_on(self._core.direct(request, since_s=self._sampler.now_s()))
 
-    def _go_on(self, outputs: Sequence[Output], result: object = None) -> Answer | Coroutine[Any, Any, Any]:
-        """Go on with the request's steps, until one of them waits or there is an answer."""
-        steps = self._steps
+    def _go_on(self, steps: Steps, result: object = None) -> Answer | Coroutine[Any, Any, Any]:
+        """Go on with a request's steps, until one of them waits or there is an answer."""
         try:
             wait = steps.send(result)
             while not self._may_wait(wait):
                 wait.cancel()
                 wait = steps.send(None)
         except StopIteration as ended:
-            return self._act(outputs, ended.value)
+            return self._act(self._answer(ended.value))
         self._wait = wait
-        return self._after(wait, outputs)
+        return self._after(wait, steps)
 
     def _may_wait(self, wait: Wait[Any]) -> bool:
         """Find room for what a wait holds; none where it wants the proxy's time and nobody waits there."""
@@ -134,10 +130,10 @@ class Exchange:
             return False
         return self._stream.bodies.take_spare(wait.held_bytes)
 
-    async def _after(self, wait: Wait[Any], outputs: Sequence[Output]) -> Answer | Coroutine[Any, Any, Any]:
+    async def _after(self, wait: Wait[Any], steps: Steps) -> Answer | Coroutine[Any, Any, Any]:
         result = await wait.start()
         self._wait_over()
-        return self._go_on(outputs, result)
+        return self._go_on(steps, result)
 
     def _wait_over(self) -> None:
         if self._wait is not None:
@@ -164,7 +160,6 @@ class Exchange:
         """End with the gRPC stream; ``cut`` when it was reset."""
         if self._wait is not None:
             self._wait.cancel()
-            self._steps.close()
             self._wait_over()
         self._act(self._stream.closed(cut))
         if self._watch is not None:
@@ -177,15 +172,11 @@ class Exchange:
         if self._left_id:
             self._core.leases.unsent(self._left_id)
 
-    def _act(self, outputs: Sequence[Output | Event], answer: Pick | LocalReply | None = None) -> Answer:
-        """Do what the stream tells; ``answer`` is that to the request among it, if there is one."""
+    def _act(self, outputs: Sequence[Output | Event]) -> Answer:
         replies: list[ProcessingResponse] = []
         marker: Finish | Abort | None = None
         for output in outputs:
             match output:
-                case HttpRequest():
-                    more, ended = ([], None) if answer is None else self._act(self._answer(answer))
-                    replies, marker = replies + more, ended or marker
                 case ResponseStarted():
                     if self._decision_id:
                         self._core.response_started(
@@ -208,7 +199,7 @@ class Exchange:
                         self._end(output)
                 case Finish() | Abort():
                     marker = output
-                case _:
+                case ProcessingResponse():
                     replies.append(output)
         return replies, marker
 

@@ -163,11 +163,9 @@ class Picker:
         return self._settings.tie_band
 
     @property
-    def headers_read(self) -> frozenset[str] | None:
-        """Name the request headers that the policy asks for, None where it asks for none."""
-        if self._extras is None:
-            return self.policy.headers or None
-        return self.policy.headers | self._extras.headers
+    def headers_read(self) -> frozenset[str]:
+        """Name the request headers that the policy and its columns read."""
+        return self.policy.headers if self._extras is None else self.policy.headers | self._extras.headers
 
     @property
     def session_tokens(self) -> frozenset[str]:

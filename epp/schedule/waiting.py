@@ -7,12 +7,15 @@ does the waiting.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
 _T = TypeVar("_T")
+#: A request's steps: they yield waits, are sent the results, and return an answer.
+Steps = Coroutine["Wait[Any]", Any, Any]
 
 
 class Wait(Generic[_T]):

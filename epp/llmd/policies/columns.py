@@ -43,12 +43,7 @@ class PluginColumns(ExtraColumns):
         }
 
     def columns(
-        self,
-        request: RequestInfo,
-        fleet: Fleet,
-        seen: Snapshot,
-        slots: Slots,
-        now_s: float,
+        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make each column by name."""
         return {each.name: self._column(each, request, fleet, slots, now_s) for each in self._columns}
