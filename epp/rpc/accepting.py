@@ -50,8 +50,9 @@ _FIX = "is another picker running? stop it, or write another address"
 SILENT_S = 120.0
 _HANDSHAKE_S = 20.0
 #: Connections taken in one turn of the loop: a few milliseconds. With 16 a flood of connections fills the
-#: backlog, and who connects then is heard a second later.
-_A_TURN = 64
+#: backlog, and who connects then is heard a second later. They are no more than a part of what one peer may
+#: have: some turns pass before a connection is heard, and by then it must not have made room for later ones.
+_A_TURN, _A_TURN_PART = 64, 16
 #: Places kept for probes: a probe is answered before so many others come.
 _KEPT = 64
 #: Work units of a new connection, and of a TLS handshake.
@@ -236,6 +237,7 @@ class Acceptor(Generic[P]):
         self._end_idle, self._end_kept = end_idle, end_kept
         self._queue, self._seat = queue, seat
         self._share = most if end_idle is None else most - most // 2
+        self._a_turn = max(min(_A_TURN, self._share // _A_TURN_PART), 1)
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
@@ -293,7 +295,7 @@ class Acceptor(Generic[P]):
         self._release(connection)
 
     def _accept(self, bound: socket.socket, *, left_over: bool = False) -> None:
-        for turn in range(_A_TURN):
+        for turn in range(self._a_turn):
             seat = self._seat
             if seat is not None and seat.is_others_turn and (turn or not left_over or not seat.is_ready):
                 self._pause()
