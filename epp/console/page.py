@@ -152,7 +152,8 @@ class Page:
         answer(self._live, question, self._take)
 
     def _take_packed(self, data: bytes) -> None:
-        self._soon(self._hear, data)
+        if self._watching or self._asking is not None:  # else nobody has asked for it
+            self._soon(self._hear, data)
 
     def _hear(self, data: bytes) -> None:
         """Take what another picker answers."""
