@@ -50,7 +50,7 @@ def length_bucket(prompt_tokens: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SuccessCell:
     """What chances hang on.
 
     Attributes:
@@ -64,7 +64,7 @@ class Cell:
     task: str = ""
 
 
-class Chances(NamedTuple):
+class SuccessRates(NamedTuple):
     """What is known of models' answers.
 
     Attributes:
@@ -73,7 +73,7 @@ class Chances(NamedTuple):
             deviation in log odds; at 0 a model's failure says nothing of another's.
     """
 
-    by_model: Mapping[str, Mapping[Cell, float]]
+    by_model: Mapping[str, Mapping[SuccessCell, float]]
     ease_spread: float = 0.0
 
 

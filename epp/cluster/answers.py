@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from epp.cluster.messages import MAX_FACTS, Fact, taken
+from epp.cluster.messages import MAX_FACTS, IndexDelta, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,14 +23,14 @@ ALL_S = 5.0
 class Source(Protocol):
     """What a picker knows."""
 
-    def since(self, sequence: int) -> Iterator[Fact] | None:
+    def since(self, sequence: int) -> Iterator[IndexDelta] | None:
         """List the facts sent after a message; None where they are kept no more."""
 
-    def everything(self) -> Iterator[Fact]:
+    def everything(self) -> Iterator[IndexDelta]:
         """List all that is known."""
         ...
 
-    def whole(self, wants: Iterable[Fact]) -> Iterator[Fact]:
+    def whole(self, wants: Iterable[IndexDelta]) -> Iterator[IndexDelta]:
         """List facts again, with the runs that their reader misses."""
         ...
 
@@ -39,14 +39,14 @@ class Piece(NamedTuple):
     """The next part of an answer; without facts it is the end of all that is known."""
 
     origin: str
-    facts: list[Fact]
+    facts: list[IndexDelta]
 
 
 @dataclass(slots=True)
 class _Asker:
     after: int | None = None  # facts after this message are wanted, -1 for all
-    wants: deque[Fact] = field(default_factory=lambda: deque(maxlen=8 * MAX_FACTS))
-    facts: Iterator[Fact] | None = None  # being sent
+    wants: deque[IndexDelta] = field(default_factory=lambda: deque(maxlen=8 * MAX_FACTS))
+    facts: Iterator[IndexDelta] | None = None  # being sent
     is_all: bool = False  # they are all that is known
     all_s: float = -math.inf  # when those were begun
 
@@ -63,7 +63,7 @@ class Answers:
         self._askers: dict[str, _Asker] = {}
         self._queue: deque[str] = deque()
 
-    def ask(self, origin: str, after: int | None, wants: Iterable[Fact]) -> None:
+    def ask(self, origin: str, after: int | None, wants: Iterable[IndexDelta]) -> None:
         """Note what a peer asks for."""
         asker = self._askers.setdefault(origin, _Asker())
         asker.wants.extend(wants)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.cluster.messages import Group
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
-#: Room for the longest message of `epp.cluster.sharing`, of which Linux grants twice `net.core.wmem_max`.
+#: Room for the longest message of `epp.cluster.index_sync`, of which Linux grants twice `net.core.wmem_max`.
 _SEND_BYTES = 512 * 1024
 #: Linux takes ten datagrams for a reader by default: the rest waits here, so many at most.
 _WAITING, _RETRY_S = 1000, 0.002
@@ -125,15 +125,15 @@ class HostLink(Link):
     Args:
         mailbox: carries it.
         group: whom this picker understands.
-        fleet: its signals.
+        datastore: its signals.
         clock: the time.
     """
 
-    def __init__(self, mailbox: Mailbox, group: Group, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, mailbox: Mailbox, group: Group, datastore: Datastore, clock: Clock) -> None:
         self._mailbox = mailbox
-        super().__init__(group, fleet, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
-        mailbox.ignored = self.sharing.counts.ignored
-        mailbox.handlers[SHARED] = self.sharing.receive
+        super().__init__(group, datastore, clock, f"{mailbox.index}-{secrets.token_hex(8)}")
+        mailbox.ignored = self.index_sync.counts.ignored
+        mailbox.handlers[SHARED] = self.index_sync.receive
         mailbox.handlers[_QUESTION] = self._asked
         mailbox.handlers[_ANSWER] = self._answer
 
@@ -147,7 +147,7 @@ class HostLink(Link):
         try:
             await self._share()
         finally:
-            self.sharing.leave()
+            self.index_sync.leave()
 
     def ask(self, question: bytes) -> None:
         """Ask the live pages of all others something."""

@@ -17,7 +17,7 @@ from collections import deque
 
 from epp.cluster.messages import Lead
 
-#: Silence after which a picker is gone, longer than `epp.cluster.sharing.SILENT_S`, for leads are dear.
+#: Silence after which a picker is gone, longer than `epp.cluster.index_sync.SILENT_S`, for leads are dear.
 LOST_S = 4.0
 #: As long as the leader takes to send its files again, and a second more.
 LISTEN_S = 6.0

@@ -1,6 +1,6 @@
 """One picker's link to its peers, whatever carries it: when it sends, and who leads as far as it heard.
 
-Owns the timer of `Sharing`. What carries messages is a subclass's.
+Owns the timer of `IndexSync`. What carries messages is a subclass's.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from epp.cluster.index_sync import WHOLE_S, IndexSync
 from epp.cluster.leading import Leading
-from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.wire import text
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.cluster.messages import Group
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 
 #: Questions of live pages that are answered in a second: 32 open pages ask twice.
@@ -33,7 +33,7 @@ class Link(ABC):
 
     Args:
         group: whom this picker understands.
-        fleet: its signals.
+        datastore: its signals.
         clock: the time.
         origin: name of this process, another one at each start.
         term: the highest that this picker knew before it started; None of one that never leads.
@@ -41,7 +41,7 @@ class Link(ABC):
 
     Attributes:
         group: whom this picker understands.
-        sharing: what is said and heard.
+        index_sync: what is said and heard.
         leading: who leads.
         dropped: messages that could not be sent.
         on_question: takes what the live page of another picker asks, and what sends it an answer; None where
@@ -52,7 +52,7 @@ class Link(ABC):
     def __init__(
         self,
         group: Group,
-        fleet: Fleet,
+        datastore: Datastore,
         clock: Clock,
         origin: str,
         *,
@@ -70,8 +70,8 @@ class Link(ABC):
         self.leading = Leading(origin, clock.mono_s(), term or 0)
         if term is None:
             self.leading.resign()
-        self.sharing = Sharing(
-            fleet,
+        self.index_sync = IndexSync(
+            datastore,
             group,
             origin,
             clock,
@@ -116,14 +116,14 @@ class Link(ABC):
         """
         self._questions += 1
         if self._questions > MAX_QUESTIONS:
-            self.sharing.counts.ignored["too many questions"] += 1
+            self.index_sync.counts.ignored["too many questions"] += 1
         elif self.on_question is not None:
             self.on_question(text(question), reply)
 
     def _answer(self, data: bytes) -> None:
         self._answer_bytes += len(data)
         if self._answer_bytes > MAX_ANSWER_BYTES:
-            self.sharing.counts.ignored["too many answers"] += 1
+            self.index_sync.counts.ignored["too many answers"] += 1
         else:
             self.on_answer(data)
 
@@ -131,7 +131,7 @@ class Link(ABC):
         try:
             while True:
                 self.leading.tick(self._clock.mono_s(), connected=self.connected)
-                self.sharing.flush()
+                self.index_sync.flush()
                 self._questions = self._answer_bytes = 0
                 self._tick()
                 await asyncio.sleep(WHOLE_S)
@@ -152,4 +152,4 @@ class Link(ABC):
 
     def _flush(self) -> None:
         self._timer = None
-        self.sharing.flush()
+        self.index_sync.flush()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from epp.prefix_cache.prefix import Prefix, Run
-from epp.signals.line import Learned  # noqa: TC001  # msgspec reads the annotation at run time
+from epp.prefix_cache.prefix import BlockRun, Prefix
+from epp.signals.linear_fit import Learned  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.signals.paths import LearnedPath  # noqa: TC001  # likewise
 from epp.wire import read
 
@@ -41,7 +41,7 @@ _Hashes = Annotated[bytes, msgspec.Meta(max_length=_HASH_BYTES * MAX_BLOCKS)]
 _UnixS = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 
 
-class Fact(msgspec.Struct, array_like=True, frozen=True):
+class IndexDelta(msgspec.Struct, array_like=True, frozen=True):
     """An endpoint was given a prompt, or stores responses.
 
     Attributes:
@@ -71,30 +71,30 @@ class Fact(msgspec.Struct, array_like=True, frozen=True):
         """Unpack it."""
         blocks = array("Q", self.blocks)
         return Prefix(
-            [Run(*run) for run in _RUN.iter_unpack(self.known)], self.start, blocks, self.block_tokens
+            [BlockRun(*run) for run in _RUN.iter_unpack(self.known)], self.start, blocks, self.block_tokens
         )
 
 
-def facts_of(endpoint: str, started_s: float, prefix: Prefix) -> Iterator[Fact]:
+def facts_of(endpoint: str, started_s: float, prefix: Prefix) -> Iterator[IndexDelta]:
     """Make facts of `MAX_BLOCKS` hashes at most."""
     known, start, blocks = list(prefix.known), prefix.start, prefix.blocks
     block_tokens = min(max(prefix.block_tokens, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
     while True:
         part, blocks = blocks[:MAX_BLOCKS], blocks[MAX_BLOCKS:]
         packed = b"".join(_RUN.pack(*run) for run in known)
-        yield Fact(endpoint, started_s, packed, start, part.tobytes(), block_tokens)
+        yield IndexDelta(endpoint, started_s, packed, start, part.tobytes(), block_tokens)
         if not blocks:
             return
-        known.append(Run(part[0], part[-1], len(part)))
+        known.append(BlockRun(part[0], part[-1], len(part)))
         start += len(part)
 
 
-def taken(facts: Iterator[Fact]) -> list[Fact]:
+def taken(facts: Iterator[IndexDelta]) -> list[IndexDelta]:
     """Take as many facts as go into one message."""
-    piece, size = list[Fact](), 0
-    while len(piece) < MAX_FACTS and size < MAX_BYTES and (fact := next(facts, None)) is not None:
-        piece.append(fact)
-        size += len(fact.known) + len(fact.blocks) + len(fact.stored)
+    piece, size = list[IndexDelta](), 0
+    while len(piece) < MAX_FACTS and size < MAX_BYTES and (delta := next(facts, None)) is not None:
+        piece.append(delta)
+        size += len(delta.known) + len(delta.blocks) + len(delta.stored)
     return piece
 
 
@@ -116,7 +116,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
 _Tokens = Annotated[float, msgspec.Meta(gt=0.0, le=1e15)]
 _Gauge = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Sequence = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
-_Facts = Annotated[list[Fact], msgspec.Meta(max_length=MAX_FACTS)]
+_Facts = Annotated[list[IndexDelta], msgspec.Meta(max_length=MAX_FACTS)]
 _Use = tuple[Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)], _Count]
 _Uses = Annotated[list[_Use], msgspec.Meta(max_length=MAX_USES)]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.messages import Group
     from epp.config.schema import Cluster
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class NatsLink(Link):
     Args:
         settings: where NATS is.
         group: whom this picker understands.
-        fleet: its signals.
+        datastore: its signals.
         clock: the time.
         base: folder that relative paths are relative to.
         source: name of the configuration file.
@@ -142,7 +142,7 @@ class NatsLink(Link):
         self,
         settings: Cluster,
         group: Group,
-        fleet: Fleet,
+        datastore: Datastore,
         clock: Clock,
         *,
         base: Path,
@@ -153,14 +153,14 @@ class NatsLink(Link):
         term: int | None = None,
     ) -> None:
         host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())
-        super().__init__(group, fleet, clock, f"{host}-{random.token_hex(8)}", term=term, second=second)
+        super().__init__(group, datastore, clock, f"{host}-{random.token_hex(8)}", term=term, second=second)
         self._options = _options(settings, base, source)
         self._subject = f"{_SUBJECT}.{re.sub(r'[^A-Za-z0-9_-]', '_', group.pool)}"
         self._channels: list[Channel] = []
         self._pool = self.channel(self._subject, [key_of(secret, b"epp cluster") for secret in secrets])
         for name, take in {
-            "all": self.sharing.receive,
-            f"to.{self._origin}": self.sharing.receive,
+            "all": self.index_sync.receive,
+            f"to.{self._origin}": self.index_sync.receive,
             f"answers.{self._origin}": self._answer,
             "file": self._content,
             f"records.{self._origin}": self._lines,
@@ -249,7 +249,7 @@ class NatsLink(Link):
         if self._client is None:
             return
         if self._client.is_connected:
-            self.sharing.leave()
+            self.index_sync.leave()
             while not self._outbox.empty():
                 await self._client.publish(*self._outbox.get_nowait())
         client, self._client = self._client, None
@@ -298,7 +298,7 @@ class NatsLink(Link):
         self._received_count += 1
         if self._received_count % _A_TURN == 0:
             await asyncio.sleep(0)
-        ignored = self.sharing.counts.ignored
+        ignored = self.index_sync.counts.ignored
         try:
             await channel.received(message)
         except RefusedError as error:
@@ -315,7 +315,7 @@ class NatsLink(Link):
 
     def _content(self, data: bytes) -> None:
         leading, told = self.leading, read(_CONTENTS, data)
-        if not self.sharing.fits(told.group):
+        if not self.index_sync.fits(told.group):
             return  # its other messages are counted
         if told.lead.term >= leading.term:
             leading.hear(told.lead.leader, told.lead, self._clock.mono_s(), self._clock.wall_s())
@@ -323,12 +323,12 @@ class NatsLink(Link):
             packed = told.content
             self.on_content(told.name, None if packed is None else unpack(packed, _CONTENT_BYTES))
         else:
-            self.sharing.counts.ignored["a lead that is over"] += 1
+            self.index_sync.counts.ignored["a lead that is over"] += 1
 
     def _lines(self, data: bytes) -> None:
         schema, lines = read(_RECORDS, data)
         if schema != SCHEMA_VERSION:
-            self.sharing.counts.ignored["records of another version"] += 1
+            self.index_sync.counts.ignored["records of another version"] += 1
         elif self.leading.leads:
             self.on_records(lines)
 
@@ -345,7 +345,7 @@ class NatsLink(Link):
 
     async def _failed(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
-            self.sharing.counts.ignored["too many at once"] += 1
+            self.index_sync.counts.ignored["too many at once"] += 1
             return
         problem = str(error) or type(error).__name__
         if problem not in self._problems:  # it is tried twice a second

@@ -62,7 +62,7 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Peer:
+class _PeerPicker:
     first: int  # number of the message that proved it
     last: dict[str, int] = field(default_factory=dict)  # by subject
 
@@ -85,7 +85,7 @@ class Seal:
         self._keyed = [hashlib.blake2b(key=key, digest_size=_MAC_BYTES) for key in keys]
         self.origin, self._greet = origin, greet
         self._sent = 0
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _PeerPicker] = {}
         #: What those were asked that have proved nothing yet, and who was greeted since the last tick.
         self._challenges: dict[str, bytes] = {}
         self._greeted: set[str] = set()
@@ -131,7 +131,7 @@ class Seal:
         if not known and answer and compare_digest(answer, self._challenges.get(name, b"")):
             while len(self._peers) >= MAX_PEERS:
                 del self._peers[next(iter(self._peers))]
-            self._peers[name], known = _Peer(sealed.number), True
+            self._peers[name], known = _PeerPicker(sealed.number), True
             del self._challenges[name]
         if challenge:
             self._send(name, b"" if known else self._challenge_of(name), challenge)

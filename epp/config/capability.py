@@ -13,7 +13,7 @@ import msgspec
 from epp.config.section import ModelName, NotNegative, PositiveInt, Section, Share
 from epp.config.strict import decode
 from epp.errors import ConfigError, gather, raise_all
-from epp.types import SHORTEST_BUCKET_TOKENS, Cell, Chances, length_bucket
+from epp.types import SHORTEST_BUCKET_TOKENS, SuccessCell, SuccessRates, length_bucket
 
 VERSION = 1
 #: More cells than any cluster has: models times languages times lengths times tasks.
@@ -73,7 +73,7 @@ class CapabilityFile(Section, frozen=True):
 
     Attributes:
         models: cells by what the engine calls the model.
-        ease_spread: see `epp.types.Chances`.
+        ease_spread: see `epp.types.SuccessRates`.
         version: format of the file.
         report: of the fit.
     """
@@ -101,7 +101,7 @@ def parse_capability(text: str | bytes, source: str) -> CapabilityFile:
         raise ConfigError(source, "models", f"more than {MAX_CELLS} cells")
     errors: list[ConfigError] = []
     for model, entries in parsed.models.items():
-        seen: set[Cell] = set()
+        seen: set[SuccessCell] = set()
         for position, entry in enumerate(entries):
             with gather(errors):
                 _check(entry, source, f"models.{model}[{position}]", seen)
@@ -109,7 +109,7 @@ def parse_capability(text: str | bytes, source: str) -> CapabilityFile:
     return parsed
 
 
-def _check(entry: ChanceEntry, source: str, key: str, seen: set[Cell]) -> None:
+def _check(entry: ChanceEntry, source: str, key: str, seen: set[SuccessCell]) -> None:
     if entry.bucket_tokens < SHORTEST_BUCKET_TOKENS or length_bucket(entry.bucket_tokens) != (
         entry.bucket_tokens
     ):
@@ -119,30 +119,31 @@ def _check(entry: ChanceEntry, source: str, key: str, seen: set[Cell]) -> None:
         entry.low <= entry.success <= entry.high
     ):
         raise ConfigError(source, f"{key}.success", f"{entry.success} is not within low and high")
-    cell = Cell(entry.language, entry.bucket_tokens, entry.task)
+    cell = SuccessCell(entry.language, entry.bucket_tokens, entry.task)
     if cell in seen:
         raise ConfigError(source, key, f"{entry.language}, {entry.bucket_tokens} is listed twice")
     seen.add(cell)
 
 
-def read_chances(text: bytes | None, source: str) -> Chances:
+def read_chances(text: bytes | None, source: str) -> SuccessRates:
     """Read a capability file's chances; none of a file that does not exist.
 
     Raises:
         ConfigError: as `parse_capability`.
     """
-    return Chances({}) if text is None else chances_of(parse_capability(text, source))
+    return SuccessRates({}) if text is None else chances_of(parse_capability(text, source))
 
 
-def chances_of(parsed: CapabilityFile) -> Chances:
+def chances_of(parsed: CapabilityFile) -> SuccessRates:
     """Return what `epp.signals.capability.Capability.replace` takes."""
     by_model = {
         model: {
-            Cell(entry.language, entry.bucket_tokens, entry.task): float(entry.success) for entry in entries
+            SuccessCell(entry.language, entry.bucket_tokens, entry.task): float(entry.success)
+            for entry in entries
         }
         for model, entries in parsed.models.items()
     }
-    return Chances(by_model, parsed.ease_spread)
+    return SuccessRates(by_model, parsed.ease_spread)
 
 
 def dump_capability(parsed: CapabilityFile) -> bytes:

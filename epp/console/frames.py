@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision
     from epp.schedule.weights import WeightBook
     from epp.server.live import Live
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 #: Decisions that a frame shows; of the others it has sums.
 ROWS = 30
@@ -149,14 +149,14 @@ def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object])
 def frame(live: Live) -> dict[str, Any]:
     """Show a picker now."""
     decisions = list(reversed(live.recent))
-    wall_s, book = live.clock.wall_s(), live.picker.weights
+    wall_s, book = live.clock.wall_s(), live.scheduler.weights
     return {
         "id": live.name,
         "at": wall_s,
         "made": decisions[0].request.sequence + 1 if decisions else 0,
         "leads": live.link is not None and live.link.leading.leads,
         "policy": f"policy {book.policy}",
-        "fleet": _fleet(live.picker.fleet, live.clock.mono_s(), decisions),
+        "fleet": _fleet(live.scheduler.datastore, live.clock.mono_s(), decisions),
         "decisions": [_row(decision) for decision in decisions[:ROWS]],
         "weights": _weights(book, wall_s),
         "words": [_tuner(book, wall_s), *([] if live.learning is None else _learned(live.learning))],
@@ -164,14 +164,14 @@ def frame(live: Live) -> dict[str, Any]:
 
 
 async def _opinion(live: Live, name: str) -> dict[str, Any]:
-    picker = live.picker
+    scheduler = live.scheduler
     try:
-        policy = quiet(picker.policy if name == picker.policy.name else create(name))
+        policy = quiet(scheduler.policy if name == scheduler.policy.name else create(name))
     except EppError as error:
         return {"id": live.name, "opinion": name, "error": str(error)}
     decisions = [decision for decision in reversed(live.recent) if is_opinion(decision)]
     async with live.one_opinion:
-        found = await in_daemon_thread(_ask, decisions, policy, picker.tie_band)
+        found = await in_daemon_thread(_ask, decisions, policy, scheduler.tie_band)
     return {"id": live.name, "opinion": name, **found}
 
 
@@ -184,29 +184,29 @@ def _row(decision: Decision) -> dict[str, Any]:
         "time": f"{datetime.fromtimestamp(decision.at_wall_s, UTC):%H:%M:%S}",
         "model": request.model or "-",
         "prompt": number(request.prompt_tokens),
-        "cached": share(decision.fleet.block.item(_CACHED, chosen), request.prompt_tokens),
-        "endpoint": f"{decision.fleet.regions[chosen]} {decision.endpoint}".strip(),
+        "cached": share(decision.snapshot.block.item(_CACHED, chosen), request.prompt_tokens),
+        "endpoint": f"{decision.snapshot.regions[chosen]} {decision.endpoint}".strip(),
         "cost": number(paid, 1),
         "next": f"{min(costs) - paid:+,.1f}" if costs else "-",
         "terms": costs_of({name: column.item(chosen) for name, column in decision.ranking.terms.items()}),
     }
 
 
-def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[dict[str, Any]]:
-    members, prompts, hits = fleet.members, Counter[str](), Counter[str]()
+def _fleet(datastore: Datastore, now_s: float, decisions: Iterable[Decision]) -> list[dict[str, Any]]:
+    members, prompts, hits = datastore.members, Counter[str](), Counter[str]()
     for decision in decisions:
         prompts[decision.endpoint] += decision.request.prompt_tokens
-        hits[decision.endpoint] += round(decision.fleet.block.item(_CACHED, decision.chosen))
+        hits[decision.endpoint] += round(decision.snapshot.block.item(_CACHED, decision.chosen))
     slots = np.array([slot for slot, _ in members], np.intp)
-    promised, engine = fleet.promised(slots)[:3], fleet.engine.block(now_s)[1:3, slots]
-    columns = np.vstack([*promised, *engine, fleet.rtt.rtt_ms(now_s)[slots]]).T.tolist()
+    promised, engine = datastore.in_flight_tokens(slots)[:3], datastore.engine.block(now_s)[1:3, slots]
+    columns = np.vstack([*promised, *engine, datastore.rtt.rtt_ms(now_s)[slots]]).T.tolist()
     most = max([_BUSY, *(running for _, _, running, *_ in columns)])
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, address = fleet.health.state(slot, now_s).value, endpoint.address
+        state, address = datastore.health.state(slot, now_s).value, endpoint.address
         if state != "ejected":
-            paused = fleet.retry_after.left_s(slot, now_s) > 0.0
+            paused = datastore.retry_after.left_s(slot, now_s) > 0.0
             state = "draining" if endpoint.draining else "retry-after" if paused else state
         rows.append(
             {
@@ -289,7 +289,7 @@ def _ask(decisions: Sequence[Decision], policy: Policy, tie_band: float) -> dict
         differences_ms.append(difference_ms)
         agreed += chosen == decision.chosen
         live[decision.endpoint] += 1
-        other[decision.fleet.endpoints[chosen]] += 1
+        other[decision.snapshot.endpoints[chosen]] += 1
     sums = {
         "decisions": len(differences_ms),
         "failed": len(decisions) - len(differences_ms),

@@ -139,7 +139,7 @@ class Page:
             self._live.loop.call_soon_threadsafe(self._ask, policy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OPINION_S):
-                    while len(told) <= (0 if link is None else link.sharing.peers):
+                    while len(told) <= (0 if link is None else link.index_sync.peers):
                         found = await answers.get()
                         told[found["id"]] = found
             self._asking = None

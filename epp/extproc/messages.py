@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.struct_pb2 import Struct, Value
 
-    from epp.extproc.types import LocalReply, Pick
+    from epp.extproc.types import Destination, LocalReply
     from epp.pb.core_pb2 import HeaderMap, Metadata
     from epp.pb.ext_proc_pb2 import CommonResponse, HeaderMutation, ProcessingRequest
 
@@ -148,7 +148,7 @@ def set_header(mutation: HeaderMutation, name: str, value: str) -> None:
     option.header.raw_value = value.encode()
 
 
-def set_pick(response: CommonResponse, pick: Pick, body: bytes | None) -> None:
+def set_destination(response: CommonResponse, pick: Destination, body: bytes | None) -> None:
     """Put a pick's header changes on a reply, and the length of the body that replaces the request's."""
     response.clear_route_cache = True
     mutation = response.header_mutation
@@ -159,7 +159,7 @@ def set_pick(response: CommonResponse, pick: Pick, body: bytes | None) -> None:
     set_header(mutation, DESTINATION_HEADER, pick.destination)
 
 
-def set_metadata(reply: ProcessingResponse, pick: Pick) -> None:
+def set_metadata(reply: ProcessingResponse, pick: Destination) -> None:
     """Put a pick's dynamic metadata on a reply: destination, scores, decision."""
     fields = reply.dynamic_metadata.fields
     lb = fields[LB_NAMESPACE].struct_value.fields

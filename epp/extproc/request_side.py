@@ -61,7 +61,7 @@ from msgspec import Struct, structs
 from epp.extproc import messages
 from epp.extproc.messages import SUBSET_NAMESPACE, header_values, metadata_values, plain_bytes
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import HttpRequest, PickAt, ViolationError
+from epp.extproc.types import DecideAt, HttpRequest, ViolationError
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 from epp.pb.processing_mode_pb2 import ProcessingMode
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     from epp.extproc.body_budget import Share
     from epp.extproc.modes import Modes
-    from epp.extproc.types import Pick
+    from epp.extproc.types import Destination
     from epp.pb.core_pb2 import Metadata
     from epp.pb.ext_proc_pb2 import HttpBody, HttpHeaders
 
@@ -118,7 +118,9 @@ class RequestMode(Struct, frozen=True):
     single: bool = True
     at_headers: tuple[ProcessingResponse, ...] = ()
 
-    def answer(self, _request: RequestSide, pick: Pick, _body: bytes | None) -> list[ProcessingResponse]:
+    def answer(
+        self, _request: RequestSide, pick: Destination, _body: bytes | None
+    ) -> list[ProcessingResponse]:
         """Build the replies that carry a pick, in order, without that to trailers.
 
         Args:
@@ -128,7 +130,9 @@ class RequestMode(Struct, frozen=True):
         """
         return [headers_reply(pick, None)]
 
-    def at_once(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
+    def at_once(
+        self, request: RequestSide, pick: Destination, body: bytes | None
+    ) -> list[ProcessingResponse]:
         """Build a single reply, after which the stream must end; only where the mode is `single`."""
         return self.answer(request, pick, body)
 
@@ -140,7 +144,7 @@ class RequestMode(Struct, frozen=True):
 class StreamedAhead(RequestMode, frozen=True):
     """STREAMED, bodies ahead: the reply to the headers carries the answer, one reply a piece follows."""
 
-    def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
+    def answer(self, request: RequestSide, pick: Destination, body: bytes | None) -> list[ProcessingResponse]:
         """Answer headers and pieces; another body goes on in the place of the last piece."""
         replies, pieces = [headers_reply(pick, body)], request.body_messages
         if body is None or not pieces:
@@ -153,7 +157,7 @@ class StreamedAhead(RequestMode, frozen=True):
 class Buffered(RequestMode, frozen=True):
     """BUFFERED: lockstep, the answer rides on the last part's reply."""
 
-    def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
+    def answer(self, request: RequestSide, pick: Destination, body: bytes | None) -> list[ProcessingResponse]:
         """Build one reply: to the headers if there was nothing else, to the body, or to the bare trailers.
 
         A trailers reply can carry no change to headers; metadata alone selects then.
@@ -166,7 +170,7 @@ class Buffered(RequestMode, frozen=True):
             reply.request_trailers.SetInParent()
             return [reply]
         response = reply.request_body.response
-        messages.set_pick(response, pick, body)
+        messages.set_destination(response, pick, body)
         if body is not None:
             response.body_mutation.body = body
         return [reply]
@@ -175,7 +179,7 @@ class Buffered(RequestMode, frozen=True):
 class FullDuplex(RequestMode, frozen=True):
     """FULL_DUPLEX_STREAMED: headers, body pieces, trailers, all after the request is whole."""
 
-    def answer(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
+    def answer(self, request: RequestSide, pick: Destination, body: bytes | None) -> list[ProcessingResponse]:
         """Answer the headers, then send the body or its replacement."""
         replies = [headers_reply(pick, body)]
         if request.headers_only:
@@ -186,7 +190,9 @@ class FullDuplex(RequestMode, frozen=True):
             replies += messages.streamed_body("request_body", data, ends_stream=not request.trailers)
         return replies
 
-    def at_once(self, request: RequestSide, pick: Pick, body: bytes | None) -> list[ProcessingResponse]:
+    def at_once(
+        self, request: RequestSide, pick: Destination, body: bytes | None
+    ) -> list[ProcessingResponse]:
         """Build the headers' reply, which replaces the body by itself or by what it is changed to."""
         if request.headers_only or not request.body_messages:
             return [headers_reply(pick, body)]
@@ -200,18 +206,18 @@ class FullDuplex(RequestMode, frozen=True):
 
 
 def headers_reply(
-    pick: Pick, body: bytes | None, status: CommonResponse.ResponseStatus = CommonResponse.CONTINUE
+    pick: Destination, body: bytes | None, status: CommonResponse.ResponseStatus = CommonResponse.CONTINUE
 ) -> ProcessingResponse:
     """Build the reply to request headers that carries a pick."""
     reply = ProcessingResponse()
     response = reply.request_headers.response
     response.status = status
-    messages.set_pick(response, pick, body)
+    messages.set_destination(response, pick, body)
     messages.set_metadata(reply, pick)
     return reply
 
 
-def early_reply(mode: RequestMode, modes: Modes, pick: Pick) -> ProcessingResponse:
+def early_reply(mode: RequestMode, modes: Modes, pick: Destination) -> ProcessingResponse:
     """Build the reply to the headers of a request whose body is not waited for."""
     if not mode.releases:
         return headers_reply(pick, None)
@@ -310,7 +316,7 @@ class RequestSide:
         self,
         modes: Modes,
         max_body_bytes: int,
-        pick_at: Callable[[HttpRequest], PickAt],
+        pick_at: Callable[[HttpRequest], DecideAt],
         bodies: Share,
     ) -> None:
         self._modes, self._mode, self._max_body_bytes = modes, request_mode(modes), max_body_bytes
@@ -356,9 +362,9 @@ class RequestSide:
             return [self._ask()]
         self.headers_only = False
         at = self._pick_at(self.describe())
-        self._upgrade = at is PickAt.UPGRADE
+        self._upgrade = at is DecideAt.UPGRADE
         # Only what came whole can be left in full duplex: what nobody needs is waited for there.
-        wanted = at is PickAt.BODY or (at is PickAt.EITHER and self._mode.echoes)
+        wanted = at is DecideAt.BODY or (at is DecideAt.EITHER and self._mode.echoes)
         if not (wanted and self._mode.waits):
             self.early = True
             return [self._ask(whole=False)]
@@ -401,7 +407,7 @@ class RequestSide:
             return [messages.EMPTY_REQUEST_TRAILERS]
         return [] if self.early else [self._ask(self._take_body())]
 
-    def answer(self, pick: Pick, *, at_once: bool = False) -> list[ProcessingResponse]:
+    def answer(self, pick: Destination, *, at_once: bool = False) -> list[ProcessingResponse]:
         """Build the replies that carry a pick, in a single one if asked; only in phase DECIDING."""
         mode = self._mode
         if not self.early:

@@ -50,14 +50,14 @@ from epp.extproc.request_side import HeldTooMuchError, RequestPhase, RequestSide
 from epp.extproc.types import (
     Abort,
     Cause,
+    DecideAt,
+    Destination,
     Event,
     Finish,
     HttpRequest,
     LocalReply,
     Marker,
     Observe,
-    Pick,
-    PickAt,
     ResponseData,
     ResponseStarted,
     ViolationError,
@@ -111,11 +111,11 @@ class ResponseSide:
         self._echoes = mode is BodyMode.FULL_DUPLEX_STREAMED
         #: Whether `ResponseData` is told; headers and the end always are.
         self.read = True
-        #: From the response's headers to what changes its body; see `Pick.rewrite_response`.
+        #: From the response's headers to what changes its body; see `Destination.rewrite_response`.
         self.rewrite: Callable[[Mapping[str, str]], BodyRewriter | None] | None = None
-        #: Response headers to set; see `Pick.response_headers`.
+        #: Response headers to set; see `Destination.response_headers`.
         self.add_headers: Mapping[str, str] = {}
-        #: See `Pick.served_headers`.
+        #: See `Destination.served_headers`.
         self.served_headers: Callable[[Mapping[str, Mapping[str, object]]], Mapping[str, str]] | None = None
         #: Of the pick; the proxy may have set its header on the response already.
         self.decision_id = ""
@@ -216,7 +216,7 @@ class Stream:
         max_body_bytes: int = MAX_BODY_BYTES,
         refuse: Callable[[HttpRequest, int], LocalReply] = plain_refusal,
         *,
-        pick_at: Callable[[HttpRequest], PickAt] = lambda _: PickAt.BODY,
+        pick_at: Callable[[HttpRequest], DecideAt] = lambda _: DecideAt.BODY,
         bodies: Share | None = None,
     ) -> None:
         self._max_body_bytes = max_body_bytes
@@ -249,7 +249,7 @@ class Stream:
                 outputs += self._end(Cause.COMPLETED)
         return self._audible(outputs)
 
-    def picked(self, pick: Pick) -> list[Output]:
+    def decided(self, pick: Destination) -> list[Output]:
         """Answer an `HttpRequest` with a destination."""
         if self._sides is None or self.modes is None or not self._deciding(self._sides[0]):
             return []

@@ -33,7 +33,7 @@ class Cause(Enum):
     UNOBSERVED = "unobserved"  # the stream was ended by us after the pick
 
 
-class PickAt(Enum):
+class DecideAt(Enum):
     """How much of a request a pick must wait for."""
 
     BODY = "body"  # the body has to be read
@@ -81,7 +81,7 @@ class BodyRewriter(Protocol):
         ...
 
 
-class Pick(Struct):
+class Destination(Struct):
     """The answer to an `HttpRequest`: where it goes, and what changes on the way.
 
     Attributes:

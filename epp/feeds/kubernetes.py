@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from epp.errors import ConfigError
 from epp.kube.api import KubeApi, Surroundings, namespace_of
-from epp.kube.lease import LeaseFeed
+from epp.kube.lease import KubeLeaseFeed
 from epp.kube.reflector import Tools
 from epp.kube.source import KubeSource
 
@@ -94,10 +94,10 @@ class ClusterFeed(KubeSource):
             use_rules,
         )
 
-    def lease(self, pool: str, leading: Leading, clock: Clock) -> LeaseFeed:
+    def lease(self, pool: str, leading: Leading, clock: Clock) -> KubeLeaseFeed:
         """Make a Lease decide who leads the pickers of a pool."""
         leading.lease = False
-        return LeaseFeed(
+        return KubeLeaseFeed(
             self._api,
             self._namespace,
             f"gorgo-epp-{re.sub(r'[^a-z0-9-]', '-', pool.lower())}",

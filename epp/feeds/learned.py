@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from epp.policies.base import Policy
     from epp.policies.reward_model import RewardModel
     from epp.schedule.decision import Decision
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.threads import Tasks
 
     #: A policy, and who takes it when it changes.
@@ -63,7 +63,7 @@ class Learning:
 
     Args:
         config: the configuration.
-        picker: gets the models.
+        scheduler: gets the models.
         metrics: counted into.
         clock: the time.
         source: name of the configuration file, for errors.
@@ -79,7 +79,7 @@ class Learning:
     """
 
     def __init__(
-        self, config: Config, picker: Picker, metrics: Metrics, clock: Clock, source: str, *, base: Path
+        self, config: Config, scheduler: Scheduler, metrics: Metrics, clock: Clock, source: str, *, base: Path
     ) -> None:
         name = config.policy.model_file
         self._file = base / name if name else None
@@ -91,8 +91,8 @@ class Learning:
             self.observers.append(self.shadow.decided)
             metrics.show("shadow", self.shadow)
         takers: list[Taker] = []
-        if isinstance(picker.policy, Lodestar):
-            takers.append((picker.policy, picker.replace_policy))
+        if isinstance(scheduler.policy, Lodestar):
+            takers.append((scheduler.policy, scheduler.replace_policy))
         takers += [
             (account.policy, partial(setattr, account, "policy"))
             for account in self.shadow.accounts

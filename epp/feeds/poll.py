@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from epp.config.schema import Probe, Scrape
     from epp.feeds.keep_alive import Answer, TokenFile
     from epp.metrics.metrics import Metrics
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import EngineSample
 
 _Credentials = TypeVar("_Credentials", "Scrape", "EndpointSpec")
@@ -418,7 +418,7 @@ class SignalFeed:
     """Puts what pollers find into the picker's signals. Reports on endpoints that left the pool are dropped.
 
     Args:
-        fleet: the stores.
+        datastore: the stores.
         metrics: counted into.
         process_started: called with a slot and the Unix time since which its engine runs, at every scrape.
         serve: called with what public names are served from, at every listing: a hub id or a folder by name.
@@ -426,66 +426,66 @@ class SignalFeed:
 
     def __init__(
         self,
-        fleet: Fleet,
+        datastore: Datastore,
         metrics: Metrics,
         process_started: Callable[[int, float], None] | None = None,
         serve: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
-        self._fleet, self._metrics = fleet, metrics
+        self._datastore, self._metrics = datastore, metrics
         self._process_started, self._serve = process_started, serve
         self._unknown: dict[str, frozenset[str]] = {}
 
     def probed(self, address: str, rtt_ms: float | None, now_s: float) -> None:
         """Take an answer to a probe; its RTT is None when the connection was not warm."""
-        slot = self._fleet.slot_of(address)
+        slot = self._datastore.slot_of(address)
         if slot is None:
             return
         if rtt_ms is not None:
-            self._fleet.rtt.observe(slot, rtt_ms, now_s)
-        if self._fleet.health.success(slot, now_s):
+            self._datastore.rtt.observe(slot, rtt_ms, now_s)
+        if self._datastore.health.success(slot, now_s):
             log.info("endpoint %s is back", address)
 
     def failed(self, address: str, what: str, problem: str, now_s: float) -> None:
         """Count a probe or a scrape without a good answer; only probes eject an endpoint, or pause a peer."""
-        slot = self._fleet.slot_of(address)
+        slot = self._datastore.slot_of(address)
         if slot is None:
             return
         self._metrics.endpoint_event(address, f"{what}-failed")
         if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
-        elif self._fleet.is_peer(slot):
-            self._fleet.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
-        elif self._fleet.health.failure(slot, "probe", now_s):
+        elif self._datastore.is_peer(slot):
+            self._datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
+        elif self._datastore.health.failure(slot, "probe", now_s):
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)
 
     def scraped(self, address: str, sample: EngineSample, now_s: float) -> None:
         """Take what the metrics of an endpoint say."""
-        slot = self._fleet.slot_of(address)
+        slot = self._datastore.slot_of(address)
         if slot is None:
             return
-        if self._fleet.engine.update(slot, sample, now_s):
+        if self._datastore.engine.update(slot, sample, now_s):
             self._metrics.endpoint_event(address, "restarted")
             log.warning("endpoint %s restarted: its cache and leases are forgotten", address)
-            self._fleet.restart(address, now_s)
+            self._datastore.restart(address, now_s)
         if self._process_started is not None and sample.process_start_time_s is not None:
             self._process_started(slot, sample.process_start_time_s)
         if sample.kv_capacity_tokens:
-            self._fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+            self._datastore.learn_capacity(slot, sample.kv_capacity_tokens)
 
     def gpu_scraped(self, address: str, utilization: float, now_s: float) -> None:
         """Take the utilization of an endpoint's busiest GPU."""
-        slot = self._fleet.slot_of(address)
+        slot = self._datastore.slot_of(address)
         if slot is not None:
-            self._fleet.engine.update_gpu(slot, utilization, now_s)
+            self._datastore.engine.update_gpu(slot, utilization, now_s)
 
     def models_listed(self, address: str, unknown: frozenset[str], listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists; say once which names it is asked for and does not know."""
-        slot = self._fleet.slot_of(address)
+        slot = self._datastore.slot_of(address)
         if slot is None:
             return
         self._metrics.requests.models.keep(listed)
-        self._fleet.learn_models(slot, listed)
+        self._datastore.learn_models(slot, listed)
         if self._serve is not None:
             self._serve(self._roots(slot, listed))
         self._metrics.value("epp_endpoint_model_mismatch", address).value = float(len(unknown))
@@ -498,13 +498,13 @@ class SignalFeed:
                 ", ".join(sorted(listed)[:_NAMED]),
             )
         self._unknown[address] = unknown
-        if len(self._unknown) > len(self._fleet):  # some of them left
-            here = {endpoint.address for _, endpoint in self._fleet.members}
+        if len(self._unknown) > len(self._datastore):  # some of them left
+            here = {endpoint.address for _, endpoint in self._datastore.members}
             self._unknown = {name: told for name, told in self._unknown.items() if name in here}
 
     def _roots(self, slot: int, listed: Mapping[str, ListedModel]) -> dict[str, str]:
         """Find what the models of an endpoint are served from, by public name; of an adapter, its base."""
-        endpoint = dict(self._fleet.members)[slot]
+        endpoint = dict(self._datastore.members)[slot]
         roots = {}
         for name in endpoint.models or listed:
             engine_name = endpoint.served_name(name)

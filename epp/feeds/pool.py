@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from epp.feeds.poll import SignalFeed, Target
     from epp.feeds.resolve import Resolver
     from epp.metrics.metrics import Metrics
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.threads import Tasks
     from epp.types import Endpoint
 
@@ -63,7 +63,7 @@ class PoolFeed:
 
     Args:
         config: where the endpoints come from and go to, probes, scrapes, relays.
-        picker: follows the pool.
+        scheduler: follows the pool.
         resolver: likewise.
         lists: asks the engines of the pool for their models.
         sink: where the pollers' results go.
@@ -78,7 +78,7 @@ class PoolFeed:
         self,
         config: Config,
         *,
-        picker: Picker,
+        scheduler: Scheduler,
         resolver: Resolver,
         lists: ModelLists,
         sink: SignalFeed,
@@ -91,7 +91,7 @@ class PoolFeed:
         settings, relays = config.pool, None if regions is not None else config.relays
         self._resolver, self._relays, self._regions = resolver, relays, regions
         self._source = str(base / settings.file)
-        self._picker, self._sink, self._tasks = picker, sink, tasks
+        self._scheduler, self._sink, self._tasks = scheduler, sink, tasks
         self._probe, self._scrape = config.probe, with_credentials_of(config.scrape, base)
         self._metrics, self._clock, self._base = metrics, clock, base
         self._specs: dict[str, EndpointSpec] = {}
@@ -146,7 +146,7 @@ class PoolFeed:
         self._endpoints = endpoints
         self._offer()
         for address, spec in specs.items():
-            self._picker.fleet.assume_rtt(address, spec.rtt_ms)
+            self._scheduler.datastore.assume_rtt(address, spec.rtt_ms)
         self._specs = dict(specs)
         self._resolver.set_pool(specs)
         self._resolver.set_aliases(aliases or {})
@@ -181,23 +181,23 @@ class PoolFeed:
                 else endpoint
                 for endpoint in endpoints
             ]
-        self._picker.set_pool([self._with_listed(each) for each in endpoints], self._clock.mono_s())
+        self._scheduler.set_pool([self._with_listed(each) for each in endpoints], self._clock.mono_s())
 
     def _listed(self, address: str, names: Collection[str]) -> None:
         """Send an endpoint requests for what its engine lists, by public names where the pool has some."""
-        for _ in range(self._picker.filters.listed(address, names)):
+        for _ in range(self._scheduler.filters.listed(address, names)):
             self._metrics.endpoint_event(address, "model-refused")
-        spec, known = self._specs.get(address), self._picker.fleet.member(address)
+        spec, known = self._specs.get(address), self._scheduler.datastore.member(address)
         if spec and known and self._with_listed(spec.endpoint()).models != known[1].models:
             self._offer()
-        self._lists.changed(self._picker.filters.serves)
+        self._lists.changed(self._scheduler.filters.serves)
 
     def _with_listed(self, endpoint: Endpoint) -> Endpoint:
         """Add what an engine lists to what the pool says; a request that names no model is for none of it."""
-        known = self._picker.fleet.member(endpoint.address)
+        known = self._scheduler.datastore.member(endpoint.address)
         if known is None or not endpoint.models:
             return endpoint
-        listed = frozenset(self._picker.fleet.listed_models(known[0]))
+        listed = frozenset(self._scheduler.datastore.listed_models(known[0]))
         further = listed.difference(endpoint.models, endpoint.served_names.values())
         return replace(endpoint, models=endpoint.models | further, adapters=endpoint.adapters | further)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.prefix_cache.warm_index import WarmIndex
     from epp.records.restore import Restored
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,15 @@ class IndexRestore:
     Args:
         folder: the records.
         index: gets the seeds.
-        fleet: says who is in the pool.
+        datastore: says who is in the pool.
         key_id: the deployment's key, as records name it.
         clock: the time.
     """
 
-    def __init__(self, folder: Path, *, index: WarmIndex, fleet: Fleet, key_id: str, clock: Clock) -> None:
-        self._folder, self._index, self._fleet = folder, index, fleet
+    def __init__(
+        self, folder: Path, *, index: WarmIndex, datastore: Datastore, key_id: str, clock: Clock
+    ) -> None:
+        self._folder, self._index, self._datastore = folder, index, datastore
         self._key_id, self._clock = key_id, clock
         self._deadline_s = clock.mono_s() + LIMIT_S
         self._done = False
@@ -57,7 +59,7 @@ class IndexRestore:
     async def run(self) -> None:
         """Restore once there is a pool; then keep the seeds for as long as they are of use."""
         try:
-            while not len(self._fleet) and not self._late():  # noqa: ASYNC110  # nobody signals a pool
+            while not len(self._datastore) and not self._late():  # noqa: ASYNC110  # nobody signals a pool
                 await asyncio.sleep(_POLL_S)
             await self._restore()
         finally:
@@ -69,7 +71,7 @@ class IndexRestore:
         self._index.drop_seeds()
 
     async def _restore(self) -> None:
-        slots = {endpoint.address: slot for slot, endpoint in self._fleet.members}
+        slots = {endpoint.address: slot for slot, endpoint in self._datastore.members}
         if not slots:
             return
         self._index.expect_seeds()  # an endpoint may leave, or its engine restart, while we read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.kube.objects import Lease, LeaseSpec
+from epp.kube.objects import KubeLease, KubeLeaseSpec
 from epp.kube.problems import KubeError, Reason
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DURATION_S = 6
 LOOK_S = 1.5
 
 
-class LeaseFeed:
+class KubeLeaseFeed:
     """Holds a Lease when it is free.
 
     Args:
@@ -90,9 +90,9 @@ class LeaseFeed:
         except KubeError as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-            await self._api.send("POST", self._path, self._body(LeaseSpec(), {}))
+            await self._api.send("POST", self._path, self._body(KubeLeaseSpec(), {}))
             return True
-        found = msgspec.json.decode(content, type=Lease)
+        found = msgspec.json.decode(content, type=KubeLease)
         version, spec = found.metadata.resource_version, found.spec
         if version != self._seen:
             self._seen, self._seen_s = version, now_s
@@ -102,7 +102,7 @@ class LeaseFeed:
         await self._api.send("PUT", f"{self._path}/{self._name}", body)
         return True
 
-    def _body(self, before: LeaseSpec, metadata: dict[str, str]) -> dict[str, Any]:
+    def _body(self, before: KubeLeaseSpec, metadata: dict[str, str]) -> dict[str, Any]:
         taken = before.holder_identity != self._holder
         wall = datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {

@@ -203,17 +203,17 @@ class EndpointSlice(Named, frozen=True):
     ports: list[SlicePort] | None = None
 
 
-class LeaseSpec(_Object, frozen=True):
+class KubeLeaseSpec(_Object, frozen=True):
     """`spec` of a Lease."""
 
     holder_identity: str | None = None
     lease_transitions: int | None = None
 
 
-class Lease(Named, frozen=True):
+class KubeLease(Named, frozen=True):
     """A Lease."""
 
-    spec: LeaseSpec = LeaseSpec()
+    spec: KubeLeaseSpec = KubeLeaseSpec()
 
 
 class ListMeta(_Object, frozen=True):

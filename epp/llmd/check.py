@@ -32,7 +32,7 @@ class Refusal(msgspec.Struct, frozen=True):
     fix: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CheckedConfig(msgspec.Struct, frozen=True):
     """Say what becomes of one configuration.
 
     Attributes:
@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True):
     refused: tuple[Refusal, ...] = ()
 
 
-def check_text(text: str | bytes, source: str) -> list[Verdict]:
+def check_text(text: str | bytes, source: str) -> list[CheckedConfig]:
     """Check every `EndpointPickerConfig` of a file, also within the texts of a ConfigMap or a values file.
 
     Returns:
@@ -81,17 +81,17 @@ def picker_configs(value: object, place: str) -> Iterator[tuple[str, str]]:
             yield from picker_configs(part, f"{place}: {name}")
 
 
-def _verdict(text: str, source: str) -> Verdict:
+def _verdict(text: str, source: str) -> CheckedConfig:
     try:
         found = translate(read_flags(_FLAGS), text, {}, source)
         policy = found.config.policy
         create(policy.name, policy.params, source=source)
     except ConfigError as error:
         return refused(source, error)
-    return Verdict(source, "mapped" if found.warnings else "accepted", policy.name, found.warnings)
+    return CheckedConfig(source, "mapped" if found.warnings else "accepted", policy.name, found.warnings)
 
 
-def refused(source: str, error: ConfigError) -> Verdict:
+def refused(source: str, error: ConfigError) -> CheckedConfig:
     """Make a verdict of errors."""
     parts = tuple(Refusal(each.source, each.key, each.problem, each.fix) for each in error.errors)
-    return Verdict(source, "refused", refused=parts)
+    return CheckedConfig(source, "refused", refused=parts)

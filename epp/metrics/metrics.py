@@ -268,7 +268,7 @@ class RequestMetrics:
 
     def decided(self, decision: Decision) -> None:
         """Count a request that was given an endpoint."""
-        request, fleet, chosen = decision.request, decision.fleet, decision.chosen
+        request, snapshot, chosen = decision.request, decision.snapshot, decision.chosen
         models, priority = models_of(request), request.priority
         route = self._routes.get((models, priority)) or self._route(models, priority)
         key = (decision.policy, decision.basis, arm_of(decision.arm))
@@ -276,13 +276,13 @@ class RequestMetrics:
         if counted is None:
             labels = decision.policy, decision.basis.value, key[2]
             counted = self._decisions[key] = self._metrics.value("epp_decisions_total", *labels)
-        endpoint = fleet.endpoints[chosen]
+        endpoint = snapshot.endpoints[chosen]
         counted.value += 1.0
         route.total.value += 1.0
         route.running.value += 1.0
         route.attempt(endpoint)
         route.seen["size_bytes"].observe(request.body_bytes)
-        tokens, cached = request.prompt_tokens, fleet.cached_tokens.item(chosen)
+        tokens, cached = request.prompt_tokens, snapshot.cached_tokens.item(chosen)
         if tokens:
             self._hit.observe(cached / tokens)
         if endpoint not in self._outcomes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from epp.config.plan import INCUMBENT
 from epp.metrics.metrics import FAIRNESS_ID, PRIORITY
-from epp.signals.health import State
+from epp.signals.health import HealthState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from epp.regions.link import RegionLink
     from epp.request.response_sampling import Sampler
     from epp.request.tokenizers import ServedTokenizers
-    from epp.schedule.picker import Picker
-    from epp.signals.fleet import Fleet
+    from epp.schedule.scheduler import Scheduler
+    from epp.signals.datastore import Datastore
     from epp.signals.paths import PathFigures
 
     class Receiver(Protocol):
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PickerState:
-    """The picker as rows of source ``picker`` read it.
+    """The picker as rows of source ``scheduler`` read it.
 
     Attributes:
-        picker: the picker.
+        scheduler: the picker.
         mono_s: the time.
         pool: name of the pool, for llm-d's gauges of it.
         saturation: how saturated the pool is at an instant.
     """
 
-    picker: Picker
+    scheduler: Scheduler
     mono_s: Callable[[], float]
     pool: str
     saturation: Callable[[float], float]
 
     @property
-    def fleet(self) -> Fleet:
+    def datastore(self) -> Datastore:
         """The signals of the pool."""
-        return self.picker.fleet
+        return self.scheduler.datastore
 
     @property
     def slots(self) -> list[tuple[str, int]]:
         """Address and slot of each endpoint of the pool."""
-        return [(endpoint.address, slot) for slot, endpoint in self.fleet.members]
+        return [(endpoint.address, slot) for slot, endpoint in self.datastore.members]
 
     def paths(self) -> Iterable[tuple[str, PathFigures]]:
         """Describe the path to each region or endpoint."""
-        return self.fleet.paths.describe(self.fleet.rtt.rtt_ms(self.mono_s())).items()
+        return self.datastore.paths.describe(self.datastore.rtt.rtt_ms(self.mono_s())).items()
 
 
 def summary_ages(link: RegionLink) -> Samples:
@@ -81,11 +81,13 @@ def one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
     return lambda source: [((), float(value(source)))]
 
 
-def by_endpoint(column: Callable[[Fleet, float], NDArray[np.float64]]) -> Callable[[PickerState], Samples]:
+def by_endpoint(
+    column: Callable[[Datastore, float], NDArray[np.float64]],
+) -> Callable[[PickerState], Samples]:
     """Read a column of the fleet, values that are not known left out."""
 
     def read(state: PickerState) -> Samples:
-        values = column(state.fleet, state.mono_s())
+        values = column(state.datastore, state.mono_s())
         known = [(address, float(values[slot])) for address, slot in state.slots]
         return [((address,), value) for address, value in known if not math.isnan(value)]
 
@@ -95,7 +97,7 @@ def by_endpoint(column: Callable[[Fleet, float], NDArray[np.float64]]) -> Callab
 def engines(state: PickerState, row: int) -> NDArray[np.float64]:
     """Read one column of what engines report: 0 running, 1 waiting, 2 KV cache usage."""
     slots = np.array([slot for _, slot in state.slots], np.intp)
-    column: NDArray[np.float64] = state.fleet.engine.block(state.mono_s())[row, slots]
+    column: NDArray[np.float64] = state.datastore.engine.block(state.mono_s())[row, slots]
     return column
 
 
@@ -118,8 +120,8 @@ def queues(state: PickerState) -> Samples:
 
 def ready(state: PickerState) -> Samples:
     """Count the endpoints that may be picked."""
-    serves = state.fleet.health.standing(state.mono_s()).serves
-    taking = [slot for slot, endpoint in state.fleet.members if not endpoint.draining]
+    serves = state.datastore.health.standing(state.mono_s()).serves
+    taking = [slot for slot, endpoint in state.datastore.members if not endpoint.draining]
     return [((state.pool,), float(sum(map(serves, taking))))]
 
 
@@ -127,7 +129,7 @@ def load(row: int) -> Callable[[PickerState], Samples]:
     """Read a row of the ledger under llm-d's labels."""
 
     def read(state: PickerState) -> Samples:
-        values = state.fleet.ledger.block[row]
+        values = state.datastore.ledger.block[row]
         labels = "", "load-ledger", FAIRNESS_ID, PRIORITY
         return [((address, *labels), float(values[slot])) for address, slot in state.slots]
 
@@ -136,18 +138,18 @@ def load(row: int) -> Callable[[PickerState], Samples]:
 
 def unavailable(state: PickerState) -> Samples:
     """Read why endpoints get no new requests."""
-    fleet, now_s = state.fleet, state.mono_s()
-    proven = fleet.health.standing(now_s).proven
-    for slot, endpoint in list(fleet.members):
-        yield (endpoint.address, "ejected"), float(fleet.health.state(slot, now_s) is State.EJECTED)
+    datastore, now_s = state.datastore, state.mono_s()
+    proven = datastore.health.standing(now_s).proven
+    for slot, endpoint in list(datastore.members):
+        yield (endpoint.address, "ejected"), float(datastore.health.state(slot, now_s) is HealthState.EJECTED)
         yield (endpoint.address, "unproven"), float(proven is not None and not proven[slot])
         yield (endpoint.address, "draining"), float(endpoint.draining)
-        yield (endpoint.address, "retry-after"), float(fleet.retry_after.left_s(slot, now_s) > 0.0)
+        yield (endpoint.address, "retry-after"), float(datastore.retry_after.left_s(slot, now_s) > 0.0)
 
 
 def rtts(state: PickerState) -> Samples:
     """Read the round trips that are known."""
-    rtt, now_s = state.fleet.rtt, state.mono_s()
+    rtt, now_s = state.datastore.rtt, state.mono_s()
     rtts_ms = rtt.rtt_ms(now_s)
     for address, slot in state.slots:
         if not math.isnan(rtts_ms[slot]):
@@ -157,7 +159,7 @@ def rtts(state: PickerState) -> Samples:
 def rates(state: PickerState) -> Samples:
     """Read what was learned of each engine class."""
     addresses = {slot: address for address, slot in state.slots}
-    for name, known in state.fleet.rates.describe(addresses).items():
+    for name, known in state.datastore.rates.describe(addresses).items():
         for rate, value in known.rates._asdict().items():
             yield (name, rate, known.state.value), value
 
@@ -166,7 +168,7 @@ def slowness(state: PickerState) -> Samples:
     """Read how much slower endpoints are than their class."""
     addresses = {slot: address for address, slot in state.slots}
     factors = dict.fromkeys(addresses.values(), 1.0)
-    for known in state.fleet.rates.describe(addresses).values():
+    for known in state.datastore.rates.describe(addresses).values():
         factors.update(known.slow)
     return [((address,), factor) for address, factor in factors.items()]
 
@@ -193,7 +195,7 @@ def token_counters(tokenizers: ServedTokenizers) -> Samples:
 
 def weights(state: PickerState) -> Samples:
     """Read the weights of each arm."""
-    book = state.picker.weights
+    book = state.scheduler.weights
     arms = [(INCUMBENT, book.current)]
     if book.plan.trial is not None:
         arms.append((book.plan.trial.arm, book.arm_weights))
@@ -204,7 +206,7 @@ def weights(state: PickerState) -> Samples:
 
 def weights_version(state: PickerState) -> Samples:
     """Read when the weights in force were written."""
-    book = state.picker.weights
+    book = state.scheduler.weights
     return [((book.policy, book.current.version), book.plan.written_wall_s)]
 
 
@@ -218,7 +220,7 @@ def reports(receivers: Mapping[str, Receiver]) -> Samples:
 
 def peer_messages(link: Link) -> Samples:
     """Read what became of messages."""
-    counts = link.sharing.counts
+    counts = link.index_sync.counts
     results = {"sent": counts.sent, "dropped": link.dropped, "received": counts.received, "lost": counts.lost}
     results |= {f"ignored: {reason}": count for reason, count in counts.ignored.items()}
     return [((result,), float(count)) for result, count in results.items()]
@@ -226,7 +228,7 @@ def peer_messages(link: Link) -> Samples:
 
 def change_ages(link: Link) -> Samples:
     """Read quantiles of the ages of changes."""
-    ages_s = sorted(link.sharing.counts.staleness_s)
+    ages_s = sorted(link.index_sync.counts.staleness_s)
     quantiles = ("0.5", "0.99") if ages_s else ()
     return [((quantile,), ages_s[int(float(quantile) * (len(ages_s) - 1))]) for quantile in quantiles]
 

@@ -302,7 +302,7 @@ TABLE: tuple[Row, ...] = (
         "llm_d_epp_prefix_indexer_size",
         "plugin_name plugin_type",
         "Entries of the prefix index.",
-        lambda s: [(("prefix-index", "prefix-index"), float(s.fleet.index.distinct_blocks))],
+        lambda s: [(("prefix-index", "prefix-index"), float(s.datastore.index.distinct_blocks))],
     ),
     # Endpoints, ours.
     _of_picker(
@@ -334,13 +334,13 @@ TABLE: tuple[Row, ...] = (
         "epp_endpoint_engine_age_seconds",
         "endpoint",
         "Age of the engine's metrics.",
-        read.by_endpoint(lambda fleet, now_s: now_s - fleet.engine.updated_s),
+        read.by_endpoint(lambda datastore, now_s: now_s - datastore.engine.updated_s),
     ),
     _of_picker(
         "epp_endpoint_pending_uncached_tokens",
         "endpoint",
         "Uncached tokens of requests that await their first token.",
-        read.by_endpoint(lambda fleet, _: fleet.ledger.pending_uncached_tokens),
+        read.by_endpoint(lambda datastore, _: datastore.ledger.pending_uncached_tokens),
     ),
     _of_picker(
         "epp_endpoint_rtt_seconds",
@@ -352,7 +352,7 @@ TABLE: tuple[Row, ...] = (
         "epp_endpoint_hit_ratio",
         "endpoint",
         "Cached tokens that the engine had of late over those expected of it.",
-        read.by_endpoint(lambda fleet, _: fleet.calibration.hit_ratio),
+        read.by_endpoint(lambda datastore, _: datastore.calibration.hit_ratio),
     ),
     _of_picker(
         "epp_endpoint_slowness",

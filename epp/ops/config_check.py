@@ -15,7 +15,7 @@ import msgspec
 from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
 from epp.feeds.files import required_file
-from epp.llmd.check import Verdict, check_text, refused
+from epp.llmd.check import CheckedConfig, check_text, refused
 from epp.server.check import all_errors
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bad > 0)
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: CheckedConfig) -> str:
     return f"{verdict.status}, policy {verdict.policy}" if verdict.policy else "no errors"
 
 
-def _verdicts(path: Path) -> Iterator[Verdict]:
+def _verdicts(path: Path) -> Iterator[CheckedConfig]:
     """Check a file, or of a folder's files those that have a configuration of llm-d's in them."""
     if path.is_dir():
         for file in sorted(each for each in path.rglob("*") if each.suffix in (".yaml", ".yml", ".json")):
@@ -69,14 +69,14 @@ def _verdicts(path: Path) -> Iterator[Verdict]:
         yield _ours(path)
 
 
-def _llm_d(path: Path) -> list[Verdict]:
+def _llm_d(path: Path) -> list[CheckedConfig]:
     try:
         return check_text(required_file(path, "name another"), str(path))
     except ConfigError as error:
         return [refused(str(path), error)]
 
 
-def _ours(path: Path) -> Verdict:
+def _ours(path: Path) -> CheckedConfig:
     source = str(path)
     try:
         config, errors = salvage_config(
@@ -85,4 +85,4 @@ def _ours(path: Path) -> Verdict:
         raise_all(all_errors(config, path.resolve().parent, source, errors, os.environ))
     except ConfigError as error:
         return refused(source, error)
-    return Verdict(source, "accepted")
+    return CheckedConfig(source, "accepted")

@@ -23,7 +23,7 @@ from epp.errors import EppError
 from epp.records.files import Place, Tail, parse_line, read_records, record_files
 from epp.records.model_files import ModelVersions
 from epp.records.schema import MAX_WAITING, Joined, join
-from epp.records.ttca import Asked, asked_questions
+from epp.records.ttca import Question, asked_questions
 from epp.records.verify import verify
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def run_ttca(arguments: argparse.Namespace) -> int:
         if record["kind"] != "decision" or query.decision(record)
     )
     judged = [one for one in asked if one.correct is not None and one.ttca_ms > 0]
-    groups = defaultdict[tuple[str, str], list[Asked]](list)
+    groups = defaultdict[tuple[str, str], list[Question]](list)
     for one in judged:
         groups[one.policy, "any"].append(one)
         groups[one.policy, one.models[0]].append(one)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from epp.types import Floats, RequestInfo, Snapshot
 
 
-def _draws(policy: str, request: RequestInfo, fleet: Snapshot, seed: int) -> Floats:
+def _draws(policy: str, request: RequestInfo, snapshot: Snapshot, seed: int) -> Floats:
     """Draw a number in [0, 1) for each endpoint."""
     return np.array(
-        [keyed_uniform(seed, request.decision_id, f"{policy}:{name}") for name in fleet.endpoints]
+        [keyed_uniform(seed, request.decision_id, f"{policy}:{name}") for name in snapshot.endpoints]
     )
 
 
@@ -38,8 +38,8 @@ class RoundRobin(Policy):
 
     name = "round-robin"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        count = len(fleet)
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        count = len(snapshot)
         # Reduced first: the sequence is an unbounded integer and must not lose precision as a float.
         turns = ((np.arange(count) - request.sequence % count) % count).astype(np.float64)
         return {"turns": turns}
@@ -58,12 +58,12 @@ class Random(Policy):
     def rank(
         self,
         request: RequestInfo,
-        fleet: Snapshot,
+        snapshot: Snapshot,
         weights: Weights,
         seed: int,
     ) -> Ranking:
         """One keyed draw per endpoint."""
-        draws = _draws(self.name, request, fleet, seed)
+        draws = _draws(self.name, request, snapshot, seed)
         return Ranking(draws, {"draw": draws})
 
     @staticmethod
@@ -91,13 +91,13 @@ class PowerOfTwo(Policy):
     def rank(
         self,
         request: RequestInfo,
-        fleet: Snapshot,
+        snapshot: Snapshot,
         weights: Weights,
         seed: int,
     ) -> Ranking:
         """Places, with the load and the draws as terms."""
-        load = fleet.running_requests if self.load == "requests" else fleet.queued_tokens
-        draws = _draws(self.name, request, fleet, seed)
+        load = snapshot.running_requests if self.load == "requests" else snapshot.queued_tokens
+        draws = _draws(self.name, request, snapshot, seed)
         outside = places(draws) >= 2.0
         costs = places(outside, np.where(outside, draws, load))
         return Ranking(costs, {"load": load, "draw": draws})
@@ -134,11 +134,11 @@ class LeastRequest(Policy):
     # Engine metrics sharpen the count and are not needed for it.
     counts: Literal["live", "engine", "larger"] = "larger"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        engine = fleet.engine_running + fleet.engine_waiting
-        return {"running_requests": fleet.running_requests, "engine_requests": engine}
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        engine = snapshot.engine_running + snapshot.engine_waiting
+        return {"running_requests": snapshot.running_requests, "engine_requests": engine}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         live, engine = terms.values()
         return {"live": live, "engine": engine, "larger": np.maximum(live, engine)}[self.counts]
 
@@ -171,13 +171,13 @@ class LeastLoad(Policy):
     }
     queued: Literal["tokens", "requests"] = "tokens"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        requests = weights["request_weight"] * (fleet.engine_running + fleet.engine_waiting)
-        queued = fleet.queued_tokens
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        requests = weights["request_weight"] * (snapshot.engine_running + snapshot.engine_waiting)
+        queued = snapshot.queued_tokens
         if self.queued == "requests":
-            queued = fleet.running_requests - fleet.decoding_requests
+            queued = snapshot.running_requests - snapshot.decoding_requests
         return {
             "requests": requests,
-            "used": weights["used_weight"] * fleet.engine_used_tokens,
+            "used": weights["used_weight"] * snapshot.engine_used_tokens,
             "queued": weights["queued_weight"] * queued,
         }

@@ -14,7 +14,7 @@ from msgspec import Meta
 from epp.types import Ranking
 
 if TYPE_CHECKING:
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Endpoint, Floats, RequestInfo, Slots, Snapshot
 
     Terms = dict[str, Floats]
@@ -40,13 +40,13 @@ class ExtraColumns:
     headers = tokens = frozenset[str]()
 
     def columns(
-        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+        self, request: RequestInfo, datastore: Datastore, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make each column by name.
 
         Args:
             request: the request.
-            fleet: all signals.
+            datastore: all signals.
             seen: those of the candidates.
             slots: the candidates, in the snapshot's order.
             now_s: the time.
@@ -171,29 +171,29 @@ class Policy:
         return None
 
     def told_endpoints(
-        self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int
+        self, request: RequestInfo, snapshot: Snapshot, chosen: int, seed: int
     ) -> Mapping[str, str]:
         """Return endpoints that the chosen one is told of, by request header."""
         return {}
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         """Compute what the cost is made of: one column of an endpoint's values per name.
 
         Args:
             request: what is known of the request.
-            fleet: the candidates, one at least.
+            snapshot: the candidates, one at least.
             weights: exactly the keys of `weight_specs`.
         """
         raise NotImplementedError
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         """Combine the terms to one finite cost per endpoint, lower is better; by default their sum."""
         return reduce(add, terms.values())
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price every endpoint; ``seed`` keys the draws of random policies (`epp.keyed_uniform`)."""
-        terms = self.terms(request, fleet, weights)
-        return Ranking(self.combine(terms, fleet, weights), terms)
+        terms = self.terms(request, snapshot, weights)
+        return Ranking(self.combine(terms, snapshot, weights), terms)
 
     @staticmethod
     def drawn(ranking: Ranking, weights: Weights, params: Mapping[str, object]) -> Drawn | None:

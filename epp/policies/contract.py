@@ -40,37 +40,37 @@ def breaches(
     random, weights = np.random.default_rng(1), policy.default_weights()
     moved = dict.fromkeys(weights, False)
     for number in range(fleets):
-        fleet, request = _fleet(random), _request(random, number)
-        before = fleet.block.copy()
-        ranking = policy.rank(request, fleet, weights, number)
+        snapshot, request = _fleet(random), _request(random, number)
+        before = snapshot.block.copy()
+        ranking = policy.rank(request, snapshot, weights, number)
         costs = ranking.costs.copy()
         wrong = [
             name
             for name, column in {"costs": costs, **ranking.terms}.items()
-            if np.shape(column) != (len(fleet),) or not np.isfinite(column).all()
+            if np.shape(column) != (len(snapshot),) or not np.isfinite(column).all()
         ]
         if wrong:
             yield f"not one finite number per endpoint: {', '.join(wrong)}"
             continue
         if Need.PROMPT not in policy.needs:
-            unread = replace(fleet, block=np.where(_OF_PROMPTS, 0.0, fleet.block))
+            unread = replace(snapshot, block=np.where(_OF_PROMPTS, 0.0, snapshot.block))
             bare = policy.rank(replace(request, prompt_tokens=0), unread, weights, number)
             if not np.array_equal(bare.costs, costs):
                 yield "it reads the prompt, but its needs lack Need.PROMPT: served, these columns are 0"
-        if not np.array_equal(fleet.block, before):
+        if not np.array_equal(snapshot.block, before):
             yield "it changes its inputs"
-        if not np.array_equal(policy.rank(request, fleet, weights, number).costs, costs):
+        if not np.array_equal(policy.rank(request, snapshot, weights, number).costs, costs):
             yield "the same inputs give other costs"
         apart = tolerance * float(np.abs(costs).max())
-        order = random.permutation(len(fleet))
-        turned = policy.rank(request, _turned(fleet, order), weights, number).costs
+        order = random.permutation(len(snapshot))
+        turned = policy.rank(request, _turned(snapshot, order), weights, number).costs
         if not in_order and not np.allclose(turned, costs[order], rtol=0.0, atol=apart):
             yield "the order of the endpoints decides"
-        if not _stays_behind(policy, request, fleet, random, apart):
+        if not _stays_behind(policy, request, snapshot, random, apart):
             yield "a value that is not known makes an endpoint cheaper"
         for name, spec in policy.weight_specs.items():
             for value in (spec.low, spec.high):
-                tried = policy.rank(request, fleet, {**weights, name: value}, number).costs
+                tried = policy.rank(request, snapshot, {**weights, name: value}, number).costs
                 moved[name] |= not np.array_equal(tried, costs)
                 if not np.isfinite(tried).all():
                     yield f"weight {name} at {value} makes a cost that is not finite"
@@ -78,17 +78,17 @@ def breaches(
 
 
 def _stays_behind(
-    policy: Policy, request: RequestInfo, fleet: Snapshot, random: Generator, apart: float
+    policy: Policy, request: RequestInfo, snapshot: Snapshot, random: Generator, apart: float
 ) -> bool:
     """Tell whether an endpoint whose value was filled stands behind as many as with another's value."""
-    count, column = len(fleet), str(random.choice(FILLABLE_COLUMNS))
+    count, column = len(snapshot), str(random.choice(FILLABLE_COLUMNS))
     at, row = int(random.integers(count)), NUMERIC_COLUMNS.index(column)
-    others = np.delete(fleet.block[row], at)
-    known, filled = fleet.block.copy(), fleet.block.copy()
+    others = np.delete(snapshot.block[row], at)
+    known, filled = snapshot.block.copy(), snapshot.block.copy()
     known[row, at], filled[row, at] = random.choice(others), others.max()
     weights, unknown = policy.default_weights(), {column: np.arange(count) == at}
-    before = policy.rank(request, replace(fleet, block=known), weights, 1).costs
-    after = policy.rank(request, replace(fleet, block=filled, unknown=unknown), weights, 1).costs
+    before = policy.rank(request, replace(snapshot, block=known), weights, 1).costs
+    after = policy.rank(request, replace(snapshot, block=filled, unknown=unknown), weights, 1).costs
     better = (before < before[at] - apart).sum()
     return bool(after[at] >= before[at] - apart and (after < after[at] + apart).sum() >= better)
 
@@ -102,9 +102,9 @@ def _fleet(random: Generator) -> Snapshot:
     return Snapshot(names, ("",) * count, ("",) * count, block, models=names)
 
 
-def _turned(fleet: Snapshot, order: NDArray[np.int64]) -> Snapshot:
-    names = tuple(fleet.endpoints[place] for place in order)
-    return replace(fleet, endpoints=names, block=fleet.block[:, order], models=names)
+def _turned(snapshot: Snapshot, order: NDArray[np.int64]) -> Snapshot:
+    names = tuple(snapshot.endpoints[place] for place in order)
+    return replace(snapshot, endpoints=names, block=snapshot.block[:, order], models=names)
 
 
 def _request(random: Generator, number: int) -> RequestInfo:

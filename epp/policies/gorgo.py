@@ -37,9 +37,9 @@ class Gorgo(Policy):
         "queue_weight": WeightSpec(0.5, 0.0, 5.0),  # cost of one prompt token of unfinished requests
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         return {
-            "rtt": weights["rtt_weight"] * fleet.rtt_ms,
-            "prefill": weights["prefill_weight"] * fleet.uncached_tokens,
-            "queue": weights["queue_weight"] * fleet.queued_tokens,
+            "rtt": weights["rtt_weight"] * snapshot.rtt_ms,
+            "prefill": weights["prefill_weight"] * snapshot.uncached_tokens,
+            "queue": weights["queue_weight"] * snapshot.queued_tokens,
         }

@@ -61,9 +61,9 @@ class GorgoMs(Policy):
     discount_hits: bool = True
     urgency_power: NotNegative = 0.5
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price the five terms; the first three by urgency."""
-        now, full = fleet.columns(), weights["prefill_weight"]
+        now, full = snapshot.columns(), weights["prefill_weight"]
         per_token, base, running = now.prefill_ms_per_token, now.prefill_base_ms, now.running_requests
         cached, uncached = now.cached_tokens, now.uncached_tokens
         if self.discount_hits:
@@ -85,7 +85,7 @@ class GorgoMs(Policy):
             "stall": weights["stall_weight"] * own_ms * running,
             "decode": answer * (now.decode_base_ms + now.decode_ms_per_request * running),
         }
-        return Ranking(self.combine(terms, fleet, weights), terms, least_ms)
+        return Ranking(self.combine(terms, snapshot, weights), terms, least_ms)
 
     def _upload_ms(self, body_bytes: int, now: Signals[Floats]) -> Floats:
         if not self.price_cold:

@@ -27,9 +27,9 @@ TRIED_PENALTY = WeightSpec(1e6, 1.0, 1e9)
 LEAST_SUCCESS = 0.01
 
 
-def success_of(fleet: Snapshot, least: float) -> Floats:
+def success_of(snapshot: Snapshot, least: float) -> Floats:
     """Return the column ``success`` within ``least`` and 1."""
-    return np.minimum(np.maximum(fleet.success, least), 1.0)  # `clip` takes three times as long
+    return np.minimum(np.maximum(snapshot.success, least), 1.0)  # `clip` takes three times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ def models_of(models: tuple[str, ...]) -> Models:
     return Models(tuple(names.tolist()), place, order, np.searchsorted(place[order], np.arange(len(names))))
 
 
-def tried_factor(request: RequestInfo, fleet: Snapshot, penalty: float) -> Floats:
+def tried_factor(request: RequestInfo, snapshot: Snapshot, penalty: float) -> Floats:
     """``penalty`` for endpoints of a model that was tried, 1 for the others."""
-    if not request.tried_models or not fleet.models:
-        return np.ones(len(fleet))
-    models = models_of(fleet.models)
+    if not request.tried_models or not snapshot.models:
+        return np.ones(len(snapshot))
+    models = models_of(snapshot.models)
     factors = np.array([penalty if name in request.tried_models else 1.0 for name in models.names])
     return factors[models.place]
 
@@ -113,17 +113,17 @@ class Laar(GorgoMs):
     patience_s: NotNegative = 20.0
     reach: Share = 0.85
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price the attempt, another one, the penalty, and what is worth another one."""
-        attempt = GorgoMs.rank(self, request, fleet, weights, seed)
+        attempt = GorgoMs.rank(self, request, snapshot, weights, seed)
         terms = attempt.terms
-        success = success_of(fleet, self.least_success)
+        success = success_of(snapshot, self.least_success)
         per_answer = (terms["network"] + terms["prefill"] + terms["decode"]) / success
-        models = models_of(fleet.models or ("",) * len(fleet))
+        models = models_of(snapshot.models or ("",) * len(snapshot))
         least_ms = models.least(per_answer)
         again = weights["retry_weight"] * _least_untried(request, models.names, least_ms)
         retry = (1.0 - success) * again
-        tried = tried_factor(request, fleet, weights["tried_penalty"])
+        tried = tried_factor(request, snapshot, weights["tried_penalty"])
         worth = self._worth(request, models, success, per_answer, least_ms)
         extra = {"retry": retry, "tried": tried, WORTH_TERM: worth}
         return Ranking((attempt.costs + retry) * tried, {**terms, **extra})

@@ -30,11 +30,11 @@ class Lmetric(Policy):
     needs = frozenset({Need.PROMPT})
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         return {
-            "prefill_tokens": fleet.pending_uncached_tokens + fleet.uncached_tokens,
-            "requests": request_counts(fleet, self.counts) + 1.0,
+            "prefill_tokens": snapshot.pending_uncached_tokens + snapshot.uncached_tokens,
+            "requests": request_counts(snapshot, self.counts) + 1.0,
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         return terms["prefill_tokens"] * terms["requests"]

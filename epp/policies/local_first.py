@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epp.policies.base import Weights
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Flags, Floats, RequestInfo, Slots, Snapshot
 
 #: Columns: requests that an endpoint or a peer region takes before they wait, 1 for a peer region, and what a
@@ -49,13 +49,13 @@ class LocalFirst(GorgoMs):
         """Return what makes the columns of `RegionColumns`."""
         return RegionColumns()
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Price as `GorgoMs`, then put those behind that are elsewhere or full."""
-        ranking = GorgoMs.rank(self, request, fleet, weights, seed)
-        none = np.zeros(len(fleet))
-        price, room, peer = (fleet.extra.get(name, none) for name in (PRICE, ROOM, PEER))
-        costs, local, running = ranking.costs + price, self._local(fleet, peer), fleet.running_requests
-        has_room = (running == fleet.decoding_requests) & (fleet.engine_waiting == 0.0)
+        ranking = GorgoMs.rank(self, request, snapshot, weights, seed)
+        none = np.zeros(len(snapshot))
+        price, room, peer = (snapshot.extra.get(name, none) for name in (PRICE, ROOM, PEER))
+        costs, local, running = ranking.costs + price, self._local(snapshot, peer), snapshot.running_requests
+        has_room = (running == snapshot.decoding_requests) & (snapshot.engine_waiting == 0.0)
         has_room &= running < _LIGHT * (running + room)
         behind = ((peer > 0.0) & (room <= 0.0)).astype(np.float64)
         if local.any():
@@ -67,10 +67,10 @@ class LocalFirst(GorgoMs):
         terms = {**ranking.terms, "price": price, "elsewhere": elsewhere}
         return Ranking(costs + elsewhere, terms, ranking.least_first_token_ms)
 
-    def _local(self, fleet: Snapshot, peer: Floats) -> Flags:
+    def _local(self, snapshot: Snapshot, peer: Floats) -> Flags:
         own: Flags = peer == 0.0
         if self.local_region:
-            own &= np.array([region == self.local_region for region in fleet.regions])
+            own &= np.array([region == self.local_region for region in snapshot.regions])
         return own
 
 
@@ -78,13 +78,13 @@ class RegionColumns(ExtraColumns):
     """Make the columns of what peer regions differ in; without them there are no peers and no prices."""
 
     def columns(
-        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+        self, request: RequestInfo, datastore: Datastore, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make `PEER`, `PRICE` and `ROOM`."""
         peer = price = np.zeros(len(slots))
-        if fleet.remote is not None:
+        if datastore.remote is not None:
             peer = np.array([each == PEER_CLASS for each in seen.engine_classes], np.float64)
             limit, sequences = request.max_output_tokens, request.sequences
-            answer_tokens = fleet.answers.expected(request.model, limit, sequences)
-            price = fleet.remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
-        return {PEER: peer, PRICE: price, ROOM: fleet.places(slots)}
+            answer_tokens = datastore.answers.expected(request.model, limit, sequences)
+            price = datastore.remote.prices_ms(request, slots, seen.uncached_tokens, answer_tokens)
+        return {PEER: peer, PRICE: price, ROOM: datastore.places(slots)}

@@ -57,7 +57,7 @@ class Prediction:
 def predict(
     model: RewardModel,
     request: RequestInfo,
-    fleet: Snapshot,
+    snapshot: Snapshot,
     *,
     rows: Slots | None = None,
     felt: bool = False,
@@ -70,13 +70,13 @@ def predict(
     Args:
         model: predicts.
         request: the request.
-        fleet: the endpoints.
+        snapshot: the endpoints.
         rows: those to predict for, None for all.
         felt: predict the expected answer as well, at the predicted ITL.
     """
-    x = model.inputs(request, fleet)
+    x = model.inputs(request, snapshot)
     count, asked = len(x), x if rows is None else x[rows]
-    owners, guesses = _guesses(model, fleet, x, rows)
+    owners, guesses = _guesses(model, snapshot, x, rows)
     if len(owners):
         asked = np.concatenate((asked, guesses))
     price = model.congestion(x)
@@ -116,13 +116,13 @@ def _terms(
     return {**terms, "ttft_ms": heads[:, 0], "itl_ms": heads[:, 1]} if felt else terms
 
 
-def _guesses(model: RewardModel, fleet: Snapshot, x: Floats, rows: Slots | None) -> tuple[Slots, Floats]:
+def _guesses(model: RewardModel, snapshot: Snapshot, x: Floats, rows: Slots | None) -> tuple[Slots, Floats]:
     """For endpoints that lack an input that others have: their row with the values of others in it."""
-    if not fleet.unknown:
+    if not snapshot.unknown:
         return _NOBODY, x[:0]
     lacking = np.zeros((len(x), len(model.features)), np.bool_)
     for column, feature in enumerate(model.features):
-        mask = fleet.unknown.get(FILLED_COLUMNS.get(feature, ""))
+        mask = snapshot.unknown.get(FILLED_COLUMNS.get(feature, ""))
         if mask is not None and not mask.all():
             lacking[:, column] = mask
     silent = lacking.any(axis=1)
@@ -232,28 +232,28 @@ class Lodestar(Policy):
         if not isinstance(self.model, RewardModel | None):
             raise ValueError("model is read from a file: name it in policy.model_file")  # noqa: TRY004  # of a file
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Predicted milliseconds, or the heuristic's places; predictions, chances and reasons as terms."""
         model, reason = self.usable(weights)
-        ranked = partial(_HEURISTIC.rank, request, fleet, weights, seed)
+        ranked = partial(_HEURISTIC.rank, request, snapshot, weights, seed)
         if model is None:
             costs = ranked().costs
-            fallback = np.full(len(fleet), _CODE[reason])
-            return self._drawn(request, fleet, seed, costs, {"fallback": fallback})
+            fallback = np.full(len(snapshot), _CODE[reason])
+            return self._drawn(request, snapshot, seed, costs, {"fallback": fallback})
         heuristic: Floats | None = None
         rows = None
-        if len(fleet) > self.candidates:
+        if len(snapshot) > self.candidates:
             heuristic = ranked().costs
-            rows = _some(request, len(fleet), self.candidates, heuristic, seed)
-        judged = predict(model, request, fleet, rows=rows, felt=self.reward == "felt")
+            rows = _some(request, len(snapshot), self.candidates, heuristic, seed)
+        judged = predict(model, request, snapshot, rows=rows, felt=self.reward == "felt")
         if judged.outsiders:
             if heuristic is None:
                 heuristic = ranked().costs
             if not judged.inside.any():
                 terms = {**judged.terms, "fallback": _reasons(judged)}
-                return self._drawn(request, fleet, seed, heuristic, terms)
-        costs = self._costs(request, fleet, judged, heuristic)
-        return self._drawn(request, fleet, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
+                return self._drawn(request, snapshot, seed, heuristic, terms)
+        costs = self._costs(request, snapshot, judged, heuristic)
+        return self._drawn(request, snapshot, seed, costs, {**judged.terms, "fallback": _reasons(judged)})
 
     def usable(self, weights: Weights) -> tuple[RewardModel | None, str]:
         """Return the model that decides under these weights, or None and a word of `FALLBACKS`."""
@@ -271,7 +271,7 @@ class Lodestar(Policy):
     def _costs(
         self,
         request: RequestInfo,
-        fleet: Snapshot,
+        snapshot: Snapshot,
         judged: Prediction,
         heuristic: Floats | None,
     ) -> Floats:
@@ -279,7 +279,7 @@ class Lodestar(Policy):
         costs, inside = judged.predicted_ms.copy(), judged.inside
         if judged.congestion_ms is not None:
             costs += judged.congestion_ms
-        asked, kept = inside, self._kept(request, fleet)
+        asked, kept = inside, self._kept(request, snapshot)
         if kept is not None and (kept & inside).any():
             asked = kept & inside
             costs[~kept] += float(np.ptp(costs[inside])) + _AHEAD_MS
@@ -293,21 +293,21 @@ class Lodestar(Policy):
                 costs[first] = best - _AHEAD_MS
         return costs
 
-    def _kept(self, request: RequestInfo, fleet: Snapshot) -> Flags | None:
+    def _kept(self, request: RequestInfo, snapshot: Snapshot) -> Flags | None:
         """The endpoints that hold the prompt's prefix, or may be given a copy; None for all."""
-        count = len(fleet)
+        count = len(snapshot)
         if not self.k or count <= self.k or not request.prefix_key:
             return None
-        usage = fleet.engine_kv_usage
+        usage = snapshot.engine_kv_usage
         if float(usage.max()) <= self.kv_saturated or math.fsum(usage) / count <= self.kv_saturated:
             return None  # the largest is no mean, and decides most requests sooner
-        if float(fleet.cached_tokens.max()) <= self.worth_tokens:
+        if float(snapshot.cached_tokens.max()) <= self.worth_tokens:
             return None
-        return self._homes(session_places(request.prefix_key, fleet.endpoints), fleet)
+        return self._homes(session_places(request.prefix_key, snapshot.endpoints), snapshot)
 
-    def _homes(self, place: Floats, fleet: Snapshot) -> Flags:
+    def _homes(self, place: Floats, snapshot: Snapshot) -> Flags:
         """Mark who holds the prefix, and the first `k` places with room; ``place`` is changed."""
-        count, load, cached = len(fleet), fleet.running_requests, fleet.cached_tokens
+        count, load, cached = len(snapshot), snapshot.running_requests, snapshot.cached_tokens
         bound = math.ceil(self.load_factor * (math.fsum(load) + 1.0) / count)
         place[load + 1.0 > bound] += count
         kept: Flags = place <= np.partition(place, self.k - 1)[self.k - 1]
@@ -317,18 +317,18 @@ class Lodestar(Policy):
     def _drawn(
         self,
         request: RequestInfo,
-        fleet: Snapshot,
+        snapshot: Snapshot,
         seed: int,
         costs: Floats,
         terms: dict[str, Floats],
     ) -> Ranking:
         """The floor of chance under every endpoint, and what came of it."""
-        count = len(fleet)
+        count = len(snapshot)
         first = costs == costs.min()
         probability = first * ((1.0 - self.explore) / np.count_nonzero(first)) + self.explore / count
         explored = np.zeros(count)
         if self.explore and keyed_uniform(seed, request.decision_id, "lodestar:explore") < self.explore:
-            names = sorted(range(count), key=fleet.endpoints.__getitem__)
+            names = sorted(range(count), key=snapshot.endpoints.__getitem__)
             pick = names[int(keyed_uniform(seed, request.decision_id, "lodestar:which") * count)]
             terms = {**terms, "before_exploring": costs.copy()}
             costs[pick] = costs.min() - _AHEAD_MS

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 Counts = Literal["live", "engine"]
 
 
-def request_counts(fleet: Snapshot, source: Counts, *, waiting: bool = True) -> Floats:
+def request_counts(snapshot: Snapshot, source: Counts, *, waiting: bool = True) -> Floats:
     """Count unfinished requests of each endpoint; ``waiting``: whether the engine's count has its queue."""
     if source == "live":
-        return fleet.running_requests
-    return fleet.engine_running + fleet.engine_waiting if waiting else fleet.engine_running
+        return snapshot.running_requests
+    return snapshot.engine_running + snapshot.engine_waiting if waiting else snapshot.engine_running
 
 
-def match_ratios(request: RequestInfo, fleet: Snapshot) -> Floats:
+def match_ratios(request: RequestInfo, snapshot: Snapshot) -> Floats:
     """Compute the share of the prompt that each endpoint is expected to have cached, 0..1."""
     if request.prompt_tokens <= 0:
-        return np.zeros(len(fleet))
-    return np.minimum(fleet.cached_tokens / request.prompt_tokens, 1.0)
+        return np.zeros(len(snapshot))
+    return np.minimum(snapshot.cached_tokens / request.prompt_tokens, 1.0)
 
 
 def places(*keys: Floats | Flags) -> Floats:

@@ -45,17 +45,17 @@ class PrefixCache(Policy):
     counts: Counts = "live"
     longest_only: bool = False
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        counts = request_counts(fleet, self.counts, waiting=False)
-        return {"requests": counts, "match_ratio": match_ratios(request, fleet)}
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        counts = request_counts(snapshot, self.counts, waiting=False)
+        return {"requests": counts, "match_ratio": match_ratios(request, snapshot)}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         counts = terms["requests"]
         if float(counts.max() - counts.min()) > weights["imbalance_requests"]:
             return places(counts)
         mean, deviation = mean_and_deviation(counts)
         over = counts > mean + weights["sigmas"] * deviation
-        cached = fleet.cached_tokens
+        cached = snapshot.cached_tokens
         if self.longest_only:
             longest = float(cached.max())
             return places(~((cached == longest) & (longest > 0.0) & ~over), counts)

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 #: Every feature that a model may name, by name: a column of the fleet, or one number for all endpoints.
 FEATURES: Mapping[str, _Feature] = {
     # Of the instance, by its own metrics and by what this picker has sent it.
-    "engine_running": lambda _, fleet: fleet.engine_running,
-    "engine_waiting": lambda _, fleet: fleet.engine_waiting,
-    "running_requests": lambda _, fleet: fleet.running_requests,
-    "waiting_requests": lambda _, fleet: fleet.running_requests - fleet.decoding_requests,
-    "pending_uncached_tokens": lambda _, fleet: fleet.pending_uncached_tokens,
-    "decoding_tokens": lambda _, fleet: fleet.decoding_tokens,
-    "kv_usage": lambda _, fleet: fleet.engine_kv_usage,
+    "engine_running": lambda _, snapshot: snapshot.engine_running,
+    "engine_waiting": lambda _, snapshot: snapshot.engine_waiting,
+    "running_requests": lambda _, snapshot: snapshot.running_requests,
+    "waiting_requests": lambda _, snapshot: snapshot.running_requests - snapshot.decoding_requests,
+    "pending_uncached_tokens": lambda _, snapshot: snapshot.pending_uncached_tokens,
+    "decoding_tokens": lambda _, snapshot: snapshot.decoding_tokens,
+    "kv_usage": lambda _, snapshot: snapshot.engine_kv_usage,
     # Of the request there, and of the request.
     "hit_ratio": match_ratios,
-    "uncached_tokens": lambda _, fleet: fleet.uncached_tokens,
+    "uncached_tokens": lambda _, snapshot: snapshot.uncached_tokens,
     "prompt_tokens": lambda request, _: float(request.prompt_tokens),
     # What the paper leaves out: users wait for the network too.
-    "rtt_ms": lambda _, fleet: fleet.rtt_ms,
+    "rtt_ms": lambda _, snapshot: snapshot.rtt_ms,
     "body_bytes": lambda request, _: float(request.body_bytes),
     "expected_output_tokens": lambda request, _: request.expected_output_tokens,
 }
@@ -81,12 +81,14 @@ _MARGIN_OF_SIZE = 0.05
 _ZERO = np.float32(0.0)
 
 
-def inputs(request: RequestInfo, fleet: Snapshot, features: Sequence[str], classes: Sequence[str]) -> Floats:
+def inputs(
+    request: RequestInfo, snapshot: Snapshot, features: Sequence[str], classes: Sequence[str]
+) -> Floats:
     """Make a network's inputs before normalisation, ``[endpoints, features + classes]``.
 
     Args:
         request: the request.
-        fleet: the endpoints, as they were seen when the decision was made.
+        snapshot: the endpoints, as they were seen when the decision was made.
         features: names of `FEATURES`, in the model's order.
         classes: engine classes of the one-hot columns behind them; an endpoint of another class has zeros.
 
@@ -94,11 +96,11 @@ def inputs(request: RequestInfo, fleet: Snapshot, features: Sequence[str], class
         KeyError: a feature that does not exist.
     """
     count = len(features)
-    made = np.empty((count + len(classes), len(fleet)))  # columns lie together: they are what is worked on
+    made = np.empty((count + len(classes), len(snapshot)))  # columns lie together: they are what is worked on
     for row, name in enumerate(features):
-        made[row] = FEATURES[name](request, fleet)
+        made[row] = FEATURES[name](request, snapshot)
     if classes:
-        made[count:] = _one_hot(tuple(classes), fleet.engine_classes)
+        made[count:] = _one_hot(tuple(classes), snapshot.engine_classes)
     return made.T
 
 
@@ -181,9 +183,9 @@ class RewardModel:
         """Hash the version."""
         return hash(self.version)
 
-    def inputs(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def inputs(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         """Make this model's inputs, ``[endpoints, d]``."""
-        return inputs(request, fleet, self.features, self.classes)
+        return inputs(request, snapshot, self.features, self.classes)
 
     def predict(self, x: Floats) -> Floats:
         """Predict milliseconds of each head, ``[rows, h]``, from inputs ``[rows, d]``."""

@@ -39,11 +39,11 @@ class SessionAffinity(Policy):
     name = "session-affinity"
     needs = frozenset({Need.SESSION})
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Places in the session's order of endpoints, or the counts of `LeastRequest` without a session."""
         if not request.affinity_key:
-            return _WITHOUT_KEY.rank(request, fleet, weights, seed)
-        place = session_places(request.affinity_key, fleet.endpoints)
+            return _WITHOUT_KEY.rank(request, snapshot, weights, seed)
+        place = session_places(request.affinity_key, snapshot.endpoints)
         return Ranking(place, {"place": place})
 
 
@@ -83,16 +83,16 @@ class SessionAffinityBounded(Policy):
     key: Literal["session", "prefix"] = "session"
     overflow: Literal["next", "least"] = "next"
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Places, with the session's order and the room left as terms."""
         key = request.affinity_key if self.key == "session" else request.prefix_key
         if not key:
-            return _WITHOUT_KEY.rank(request, fleet, weights, seed)
-        load = fleet.running_requests
+            return _WITHOUT_KEY.rank(request, snapshot, weights, seed)
+        load = snapshot.running_requests
         total = math.fsum(load)
-        bound = math.ceil(weights["load_factor"] * (total + 1.0) / len(fleet)) + weights["slack_requests"]
+        bound = math.ceil(weights["load_factor"] * (total + 1.0) / len(snapshot)) + weights["slack_requests"]
         room = bound - load
-        place = session_places(key, fleet.endpoints)
+        place = session_places(key, snapshot.endpoints)
         full = room < 1.0
         after_home = place if self.overflow == "next" else np.where(place == 0.0, -1.0, load)
         return Ranking(places(full, after_home, place), {"place": place, "room_requests": room})

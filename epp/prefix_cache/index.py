@@ -21,7 +21,7 @@ import numpy as np
 
 from epp.prefix_cache.holdings import SlotHoldings
 from epp.prefix_cache.match import PrefixMatch
-from epp.prefix_cache.prefix import Prefix, Run
+from epp.prefix_cache.prefix import BlockRun, Prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,7 +143,7 @@ class PrefixIndex:
             row = np.array([slot])
             self._states.insert(slot, prompt, float(self.match(prompt).cached_tokens(row)[0]))
         blocks, holdings = prompt.blocks, self._holdings(slot)
-        before_tokens, known = holdings.clock_tokens, list[Run]()
+        before_tokens, known = holdings.clock_tokens, list[BlockRun]()
         holdings.clock_tokens = before_tokens + len(blocks) * prompt.block_tokens
         used_tokens = self._use(slot, None, blocks, prompt.block_tokens, known)
         if self.on_insert:
@@ -153,7 +153,7 @@ class PrefixIndex:
                 listener(slot, inserted)
         return before_tokens - used_tokens
 
-    def hold(self, slot: int, prefix: Prefix) -> bool:
+    def apply_remote(self, slot: int, prefix: Prefix) -> bool:
         """Insert what another index inserted; False, and nothing, where runs are not known here."""
         path, end = list[_Segment](), 0
         for run in prefix.known:
@@ -178,7 +178,7 @@ class PrefixIndex:
         above: _Segment | None,
         blocks: Sequence[int],
         block_tokens: float,
-        known: list[Run],
+        known: list[BlockRun],
     ) -> float:
         """Let the slot hold and use a chain of blocks now, and evict what it has no room for.
 
@@ -209,7 +209,7 @@ class PrefixIndex:
             if segment.holders & bit:
                 used_tokens = holdings.used_at_tokens(segment.key)
             self._take(slot, holdings, segment)
-            known.append(Run(segment.key, segment.hashes[-1], matched))
+            known.append(BlockRun(segment.key, segment.hashes[-1], matched))
             position += matched
             above = segment
         self._shrink(slot, holdings)
@@ -233,7 +233,9 @@ class PrefixIndex:
             if key in sent or segment is None or not segment.holders >> slot & 1:
                 continue
             path = self._path(segment)
-            known = [Run(part.key, part.hashes[-1], len(part.hashes)) for part in path if part.key in sent]
+            known = [
+                BlockRun(part.key, part.hashes[-1], len(part.hashes)) for part in path if part.key in sent
+            ]
             sent.update(part.key for part in path)
             start, blocks = sum(run.blocks for run in known), _hashes(path[len(known) :])
             yield Prefix(known, start, blocks, segment.block_tokens)
@@ -259,7 +261,7 @@ class PrefixIndex:
             return above is None and not segment.start
         return self._above(segment) is above
 
-    def _segments_of(self, run: Run) -> list[_Segment]:
+    def _segments_of(self, run: BlockRun) -> list[_Segment]:
         """Find the segments that a run of another index consists of here; none where a block is missing."""
         found, key, left = list[_Segment](), run.key, run.blocks
         while left > 0:

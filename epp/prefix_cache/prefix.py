@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from array import array
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks that follow each other, without their hashes: the first one's, the last one's, how many."""
 
     key: int
@@ -26,7 +26,7 @@ class Prefix(NamedTuple):
         block_tokens: tokens of a block.
     """
 
-    known: list[Run]
+    known: list[BlockRun]
     start: int
     blocks: array[int]
     block_tokens: float

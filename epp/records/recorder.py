@@ -20,7 +20,7 @@ import msgspec
 from epp import __version__
 from epp.errors import UnreadableError
 from epp.keyed_uniform import keyed_uniform
-from epp.records.verdicts import Verdict, verdict_record
+from epp.records.verdicts import AnswerVerdict, verdict_record
 from epp.records.writer import RecordWriter
 from epp.schedule.decision import SCHEMA_VERSION, Decision, outcome_record, to_record
 from epp.wire import unpack
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Outcome
 
     #: Bytes are lines of another picker, compressed.
-    _Subject = Decision | Outcome | Verdict | bytes
+    _Subject = Decision | Outcome | AnswerVerdict | bytes
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +221,8 @@ class FileRecorder:
         self._lost += count
         self._on_drop(count)
 
-    def _record(self, subject: Decision | Outcome | Verdict, at_wall_s: float) -> dict[str, Any]:
-        if isinstance(subject, Verdict):
+    def _record(self, subject: Decision | Outcome | AnswerVerdict, at_wall_s: float) -> dict[str, Any]:
+        if isinstance(subject, AnswerVerdict):
             return verdict_record(subject, at_wall_s)
         if not isinstance(subject, Decision):
             return outcome_record(subject, at_wall_s)
@@ -261,4 +261,4 @@ def _lines(packed: bytes) -> bytes:
 def _size(subject: _Subject) -> int:
     if isinstance(subject, bytes):
         return len(subject)
-    return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.fleet) if isinstance(subject, Decision) else 0)
+    return _RECORD_BYTES + (_ENDPOINT_BYTES * len(subject.snapshot) if isinstance(subject, Decision) else 0)

@@ -65,12 +65,12 @@ def decision_of(record: Mapping[str, Any]) -> Decision:
 
 def _decision(record: Mapping[str, Any]) -> Decision:
     request = record["request"]
-    fleet = _fleet(record)
-    costs = _column(record["costs"], len(fleet))
-    terms = {name: _column(values, len(fleet)) for name, values in record["terms"].items()}
+    snapshot = _fleet(record)
+    costs = _column(record["costs"], len(snapshot))
+    terms = {name: _column(values, len(snapshot)) for name, values in record["terms"].items()}
     chosen = record["chosen"]
-    if not 0 <= chosen < len(fleet):
-        raise ValueError(f"chosen {chosen} of {len(fleet)}")
+    if not 0 <= chosen < len(snapshot):
+        raise ValueError(f"chosen {chosen} of {len(snapshot)}")
     shares = record["shares"]
     asked = RequestInfo(
         decision_id=record["id"],
@@ -84,16 +84,16 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         basis=Basis(record["basis"]),
         policy=record["policy"],
         request=asked,
-        fleet=fleet,
+        snapshot=snapshot,
         weights=record["weights"],
         weights_version=record["weights_version"],
         seed=record["seed"],
-        tie_band=record["tie_band"],
+        tolerance=record["tie_band"],
         ranking=Ranking(costs, terms, record["least_first_token_ms"]),
-        shares=None if shares is None else _column(shares, len(fleet)),
-        legs=whole_leg(asked, fleet, chosen, tuple(record["fallbacks"])),
+        slow_start_weights=None if shares is None else _column(shares, len(snapshot)),
+        legs=whole_leg(asked, snapshot, chosen, tuple(record["fallbacks"])),
         tied=record["tied"],
-        held_back=tuple(record["held_back"]),
+        slow_start_excluded=tuple(record["held_back"]),
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
         params=record["params"],

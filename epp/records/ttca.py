@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Asked:
+class Question:
     """A question and its attempts so far.
 
     Attributes:
@@ -32,7 +32,7 @@ class Asked:
     correct: bool | None = None
 
 
-def asked_questions(records: Iterable[Mapping[str, Any]]) -> list[Asked]:
+def asked_questions(records: Iterable[Mapping[str, Any]]) -> list[Question]:
     """Join attempts to questions, in the order of their first attempts.
 
     Retries whose earlier attempts are not on file are left out.
@@ -50,10 +50,10 @@ def asked_questions(records: Iterable[Mapping[str, Any]]) -> list[Asked]:
             verdicts[name] = record["correct"]
     found = []
     #: Questions that may go on, the newest last, by prompt and models that have served them.
-    waiting = defaultdict[object, list[Asked]](list)
+    waiting = defaultdict[object, list[Question]](list)
     for _, name, prompt, tried, policy, model in sorted(attempts):
         if not tried:
-            found.append(asked := Asked(policy))
+            found.append(asked := Question(policy))
         elif waiting[prompt, tried]:
             asked = waiting[prompt, tried].pop()
         else:

@@ -23,7 +23,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluator: Annotated[str, msgspec.Meta(pattern=r"^[\w.:/@-]{0,64}$")] = ""
 
 
-class Verdict(_Body, frozen=True, kw_only=True):
+class AnswerVerdict(_Body, frozen=True, kw_only=True):
     """One verdict.
 
     Attributes:
@@ -36,7 +36,7 @@ class Verdict(_Body, frozen=True, kw_only=True):
     id: str
 
 
-def parse_verdict(decision_id: str, body: bytes) -> Verdict:
+def parse_verdict(decision_id: str, body: bytes) -> AnswerVerdict:
     """A verdict from a request.
 
     Raises:
@@ -49,10 +49,10 @@ def parse_verdict(decision_id: str, body: bytes) -> Verdict:
         told = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    return Verdict(id=decision_id, **msgspec.structs.asdict(told))
+    return AnswerVerdict(id=decision_id, **msgspec.structs.asdict(told))
 
 
-def verdict_record(verdict: Verdict, at_wall_s: float) -> dict[str, Any]:
+def verdict_record(verdict: AnswerVerdict, at_wall_s: float) -> dict[str, Any]:
     """A verdict as plain values, ready for JSON."""
     return {
         "schema": SCHEMA_VERSION,

@@ -32,7 +32,7 @@ _NO_MODELS = ModelVersions(())
 
 
 @dataclass(slots=True)
-class Verdict:
+class Verification:
     """What came of it.
 
     Attributes:
@@ -51,9 +51,9 @@ class Verdict:
         return self.identical + len(self.differences)
 
 
-def verify(records: Iterable[Mapping[str, Any]], models: ModelVersions = _NO_MODELS) -> Verdict:
+def verify(records: Iterable[Mapping[str, Any]], models: ModelVersions = _NO_MODELS) -> Verification:
     """Run the decisions among the records again, with the models that they name."""
-    verdict = Verdict()
+    verdict = Verification()
     policies: dict[tuple[str, str], Policy] = {}
     for record in records:
         if record["kind"] != "decision":
@@ -95,7 +95,7 @@ def _model_of(decision: Decision) -> str:
 
 def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> str:
     """How the two differ, ``""`` when they do not."""
-    names = recorded.fleet.endpoints
+    names = recorded.snapshot.endpoints
     found = []
     if again.chosen != recorded.chosen:
         found.append(f"chose {names[recorded.chosen]} then, {names[again.chosen]} now")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.regions.remote import RemoteRegions
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 #: Longest wait for a whole sketch.
 _ANSWER_S = 2.0
@@ -42,7 +42,7 @@ class RegionLink:
     """Tells peer regions of the own one, and hears them.
 
     Args:
-        fleet: the signals.
+        datastore: the signals.
         remote: what is known of the peers.
         bus: carries messages.
         clock: the time.
@@ -60,7 +60,7 @@ class RegionLink:
 
     def __init__(
         self,
-        fleet: Fleet,
+        datastore: Datastore,
         remote: RemoteRegions,
         bus: Bus,
         clock: Clock,
@@ -74,7 +74,7 @@ class RegionLink:
     ) -> None:
         self._remote, self._bus, self._clock, self._tells = remote, bus, clock, tells
         self.peers = peers
-        self._make = partial(Summaries, fleet, region=region, origin=origin, key_id=key_id)
+        self._make = partial(Summaries, datastore, region=region, origin=origin, key_id=key_id)
         self._summaries: Summaries | None = None
         self._all, self._sketch = f"{subject}.summary", f"{subject}.sketch"
         self._asking: set[asyncio.Task[None]] = set()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from epp.regions.summary import SketchContent
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Floats, RequestInfo, Slots
 
 #: A peer that was silent for so long is unknown.
@@ -57,7 +57,7 @@ def peer_endpoint(region: str, address: str) -> Endpoint:
 
 
 @dataclass(slots=True)
-class _Peer:
+class _PeerRegion:
     region: str
     address: str
     slot: int | None = None
@@ -85,7 +85,7 @@ class SketchMatch:
 
     __slots__ = ("_key_id", "_peers", "_prompt")
 
-    def __init__(self, prompt: RequestInfo, peers: Mapping[int, _Peer], key_id: str) -> None:
+    def __init__(self, prompt: RequestInfo, peers: Mapping[int, _PeerRegion], key_id: str) -> None:
         self._prompt, self._peers, self._key_id = prompt, peers, key_id
 
     def cached_tokens(self, slots: Slots) -> Floats:
@@ -99,10 +99,10 @@ class SketchMatch:
 
 
 class RemoteRegions:
-    """The peers of a region; `Fleet.remote`.
+    """The peers of a region; `Datastore.remote`.
 
     Args:
-        fleet: the signals.
+        datastore: the signals.
         region: the own one.
         key_id: of the index's hashes.
         peers: region -> address of the endpoint that stands for it.
@@ -112,7 +112,7 @@ class RemoteRegions:
 
     def __init__(
         self,
-        fleet: Fleet,
+        datastore: Datastore,
         *,
         region: str,
         key_id: str,
@@ -120,11 +120,11 @@ class RemoteRegions:
         prices: Mapping[str, tuple[float, float]] | None = None,
         ms_per_unit: float = 0.0,
     ) -> None:
-        self._fleet, self._region, self._key_id = fleet, region, key_id
-        self._peers = {name: _Peer(name, address) for name, address in peers.items()}
-        self._by_slot: dict[int, _Peer] = {}
+        self._datastore, self._region, self._key_id = datastore, region, key_id
+        self._peers = {name: _PeerRegion(name, address) for name, address in peers.items()}
+        self._by_slot: dict[int, _PeerRegion] = {}
         self._prices, self._ms_per_unit = prices or {}, ms_per_unit
-        fleet.use_remote(self)
+        datastore.use_remote(self)
 
     def hear(self, data: bytes, now_s: float) -> str:
         """Take a peer's summary or whole sketch.
@@ -168,11 +168,11 @@ class RemoteRegions:
         """Find the peers' slots anew; what they are believed to hold is no part of the own sketch."""
         self._by_slot.clear()
         for peer in self._peers.values():
-            peer.slot = self._fleet.slot_of(peer.address)
+            peer.slot = self._datastore.slot_of(peer.address)
             if peer.slot is not None:
                 self._by_slot[peer.slot] = peer
-                self._fleet.index.set_capacity(peer.slot, RECENT_TOKENS)
-        self._fleet.index.counted = ~sum(1 << slot for slot in self._by_slot)
+                self._datastore.index.set_capacity(peer.slot, RECENT_TOKENS)
+        self._datastore.index.counted = ~sum(1 << slot for slot in self._by_slot)
 
     def unknown(self, now_s: float) -> Collection[int]:
         """Return the slots of peers that were silent for too long, or have no engine that may serve."""
@@ -205,7 +205,7 @@ class RemoteRegions:
         peer = self._by_slot[slot]
         if peer.summary is None:
             return 0.0
-        since = float(self._promised(peer)[RUNNING] - peer.base[RUNNING])
+        since = float(self._in_flight_tokens(peer)[RUNNING] - peer.base[RUNNING])
         return max(peer.summary.room - max(since, 0.0), 0.0)
 
     def prices_ms(self, request: RequestInfo, slots: Slots, uncached: Floats, answer_tokens: float) -> Floats:
@@ -223,7 +223,7 @@ class RemoteRegions:
                 prices[row] += (own_gb * request.body_bytes + peer_gb * answer_bytes) / 1e9
         return prices * self._ms_per_unit
 
-    def _take(self, peer: _Peer, summary: Summary, now_s: float) -> bool:
+    def _take(self, peer: _PeerRegion, summary: Summary, now_s: float) -> bool:
         known = peer.summary
         if known is not None and (known.origin != summary.origin or not summary.sequence):
             known = None  # another process, or another start of its summaries
@@ -248,27 +248,29 @@ class RemoteRegions:
             self._apply(peer, peer.slot, summary, now_s)
         return True
 
-    def _apply(self, peer: _Peer, slot: int | None, summary: Summary, now_s: float) -> None:
+    def _apply(self, peer: _PeerRegion, slot: int | None, summary: Summary, now_s: float) -> None:
         """Hand a summary's figures to the stores, and note what had been promised when it was made."""
         if slot is None:
             return
-        fleet = self._fleet
+        datastore = self._datastore
         running, waiting, usage, used = summary.engine
         unknown = usage is None or used is None
         capacity = None if unknown else round((used or 0.0) / usage) if usage else 0
-        fleet.engine.update(slot, EngineSample("", running, waiting, usage, capacity), now_s)
-        own = self._promised(peer)
-        rtt_s = float(fleet.rtt.rtt_ms(now_s)[slot]) / 1e3
+        datastore.engine.update(slot, EngineSample("", running, waiting, usage, capacity), now_s)
+        own = self._in_flight_tokens(peer)
+        rtt_s = float(datastore.rtt.rtt_ms(now_s)[slot]) / 1e3
         # What it says crosses the same path as what is sent there: that takes a round trip to show.
         then_s = peer.made_s - (_RTT_S if math.isnan(rtt_s) else rtt_s)
         while peer.promises and peer.promises[0][0] < then_s:
             peer.promises.popleft()
         peer.base = peer.promises[0][1] if peer.promises else own
-        if own[QUEUED] <= 0.0 < fleet.index.tokens(slot):  # all that was forwarded is over: its sketch has it
-            fleet.index.forget(slot)
-            fleet.index.set_capacity(slot, RECENT_TOKENS)
+        if (
+            own[QUEUED] <= 0.0 < datastore.index.tokens(slot)
+        ):  # all that was forwarded is over: its sketch has it
+            datastore.index.forget(slot)
+            datastore.index.set_capacity(slot, RECENT_TOKENS)
 
-    def _restore(self, peer: _Peer, whole: SketchContent) -> bool:
+    def _restore(self, peer: _PeerRegion, whole: SketchContent) -> bool:
         known = peer.summary
         if peer.since is None or known is None or known.origin != whole.origin:
             return False
@@ -284,5 +286,5 @@ class RemoteRegions:
         peer.since = None
         return True
 
-    def _promised(self, peer: _Peer) -> Floats:
-        return self._fleet.promised(np.array([peer.slot], np.intp))[:, 0]
+    def _in_flight_tokens(self, peer: _PeerRegion) -> Floats:
+        return self._datastore.in_flight_tokens(np.array([peer.slot], np.intp))[:, 0]

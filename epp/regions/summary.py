@@ -20,7 +20,7 @@ from epp.signals.ledger import PENDING, RUNNING
 from epp.wire import read
 
 if TYPE_CHECKING:
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Floats, Slots
 
 #: Before each message; another number is another format.
@@ -124,7 +124,7 @@ class Summaries:
     """Makes the summaries of a region; of several pickers there the leading one has it.
 
     Args:
-        fleet: the signals; the log of its prefix index is taken.
+        datastore: the signals; the log of its prefix index is taken.
         region: the own one.
         origin: name of this process and start.
         key_id: of the index's hashes.
@@ -135,9 +135,9 @@ class Summaries:
         sent_bytes: their bytes.
     """
 
-    def __init__(self, fleet: Fleet, *, region: str, origin: str, key_id: str) -> None:
-        self._fleet, self._region, self._origin, self._key_id = fleet, region, origin, key_id
-        self._log = fleet.index.follow_held(STRIDE)
+    def __init__(self, datastore: Datastore, *, region: str, origin: str, key_id: str) -> None:
+        self._datastore, self._region, self._origin, self._key_id = datastore, region, origin, key_id
+        self._log = datastore.index.follow_held(STRIDE)
         self.sketch = Sketch()
         self._sequences = count()
         self._sent_s = -math.inf
@@ -150,10 +150,10 @@ class Summaries:
         if now_s - self._sent_s < 0.9 * LEAST_S:  # timers are not exact
             return None
         self._follow()
-        own = self._fleet.serving(now_s)
-        promised = self._fleet.promised(own)
+        own = self._datastore.serving(now_s)
+        promised = self._datastore.in_flight_tokens(own)
         load = promised.mean(axis=1) if len(own) else promised.sum(axis=1)
-        room = float(self._fleet.room.places(own, promised[RUNNING]).sum())
+        room = float(self._datastore.room.places(own, promised[RUNNING]).sum())
         now = room, float(load[RUNNING]), float(load[PENDING])
         if now_s - self._sent_s < EVERY_S and not self.sketch.changed and not self._moved(now):
             return None
@@ -169,8 +169,8 @@ class Summaries:
                 room=room,
                 load=_tuple(load),
                 engine=self._engine(own, now_s),
-                rates=_tuple(self._fleet.rates.block()[:, own].sum(axis=1) / max(len(own), 1)),
-                hit_ratio=float(self._fleet.calibration.hit_ratio[own].mean()) if len(own) else 1.0,
+                rates=_tuple(self._datastore.rates.block()[:, own].sum(axis=1) / max(len(own), 1)),
+                hit_ratio=float(self._datastore.calibration.hit_ratio[own].mean()) if len(own) else 1.0,
                 changes=self.sketch.changes(MAX_CHANGES),
             )
         )
@@ -189,7 +189,7 @@ class Summaries:
 
     def stop(self) -> None:
         """Follow the index no more: another picker of the region makes summaries."""
-        self._fleet.index.unfollow_held()
+        self._datastore.index.unfollow_held()
 
     def _follow(self) -> None:
         for held, blocks in self._log:
@@ -208,7 +208,7 @@ class Summaries:
         )
 
     def _engine(self, own: Slots, now_s: float) -> _Engine:
-        block = self._fleet.engine.block(now_s)[:, own]
+        block = self._datastore.engine.block(now_s)[:, own]
         known = ~np.isnan(block)
         sums, counts = np.where(known, block, 0.0).sum(axis=1), known.sum(axis=1)
         running, waiting, usage, used = (

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.extproc.messages import LB_NAMESPACE, served_endpoint
-from epp.request.director import Core
+from epp.request.director import Director
 from epp.schedule.subset import parse_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp.extproc.types import HttpRequest, Pick
+    from epp.extproc.types import Destination, HttpRequest
     from epp.schedule.decision import Decision
 
 #: The suite names endpoints by this header, in the order in which they are to be tried.
@@ -26,7 +26,7 @@ ECHO_HEADER = "x-echo-set-header"
 SERVED_HEADER = "x-conformance-test-served-endpoint"
 
 
-class SteeredCore(Core):
+class SteeredDirector(Director):
     """A core that lets the suite steer and tells it who served."""
 
     def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:
@@ -37,7 +37,7 @@ class SteeredCore(Core):
     def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:
         return self._steered(request) or super()._destinations(request, decision, last_resort=last_resort)
 
-    def _destination(self, request: HttpRequest, decision: Decision) -> Pick:
+    def _destination(self, request: HttpRequest, decision: Decision) -> Destination:
         pick = super()._destination(request, decision)
         pick.set_headers[ECHO_HEADER] = f"{SERVED_HEADER}:{pick.destination.partition(',')[0]}"
         pick.served_headers = served_headers
@@ -48,7 +48,7 @@ class SteeredCore(Core):
         named, allowed = request.headers.get(STEERING_HEADER), super()._subset(request)
         if not named:
             return None
-        steered = self.picker.filters.addresses(self._understood(parse_entries((named,))))
+        steered = self.scheduler.filters.addresses(self._understood(parse_entries((named,))))
         return steered if allowed is None else tuple(address for address in steered if address in allowed)
 
 

@@ -1,6 +1,6 @@
 """A request's way, from its bytes to the answer that sends it on or refuses it, in the API's own words.
 
-`Core.direct` is the list of its steps; what an outcome then teaches is `epp.request.outcomes`' business.
+`Director.direct` is the list of its steps; what an outcome then teaches is `epp.request.outcomes`' business.
 
 Owns the endpoint picker protocol's options: the subset hint, scores, the words of refusals
 (proposal 004; llm-d's error texts [E]), the headers that name the model that answers, and when a body is
@@ -40,20 +40,20 @@ from epp.config.relays import UNSERVED_HEADER
 from epp.config.retries import BOUND_HEADER
 from epp.errors import ClientError, NoEndpointError, NotAdmittedError
 from epp.extproc.messages import ENDPOINT_HEADER
-from epp.extproc.types import LocalReply, Pick, PickAt
+from epp.extproc.types import DecideAt, Destination, LocalReply
 from epp.feeds.model_lists import ModelLists
 from epp.feeds.resolve import Resolver
 from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_scores, error_text
 from epp.logs import REPEATED
 from epp.metrics.metrics import models_of
 from epp.policies.base import Need
-from epp.request.outcomes import EstimatedLeases, Outcomes
+from epp.request.outcomes import EstimatedReservations, Outcomes
 from epp.request.recent import RecentDecisions
 from epp.request.retries import Retries
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
-from epp.schedule.served_models import is_wrong, served_models
 from epp.schedule.subset import Entry, Subset, subset_hint
+from epp.schedule.upstream_models import is_wrong, upstream_models
 from epp.schedule.waiting import Wait
 from epp.signals.stored_responses import key_of
 from epp.types import MAX_MODEL_CHARS, RequestInfo
@@ -73,9 +73,9 @@ if TYPE_CHECKING:
     from epp.request.relays import RelayPaths
     from epp.request.tokenizers import Tokenizers
     from epp.request.tracing import Tracing
+    from epp.schedule.admission import AdmissionController
     from epp.schedule.decision import Decision, Outcome
-    from epp.schedule.picker import Picker
-    from epp.schedule.saturation import Shedding
+    from epp.schedule.scheduler import Scheduler
     from epp.tokens.estimate import EstimateCounter
     from epp.types import Endpoint
 
@@ -107,12 +107,12 @@ _MODELS = re.compile(r"(?:.*?)/v1/models(?:/+(?P<name>[^?]*[^?/]))?/*(?:\?.*)?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Core:
+class Director:
     """Decides requests and takes reports on them.
 
     Args:
         config: regions, headers, bodies and the options of the endpoint picker protocol.
-        picker: decides.
+        scheduler: decides.
         counter: counts prompt tokens.
         hasher: hashes prompts into blocks.
         metrics: counted into.
@@ -135,27 +135,27 @@ class Core:
         self,
         config: Config,
         *,
-        picker: Picker,
+        scheduler: Scheduler,
         counter: EstimateCounter,
         hasher: BlockHasher,
         metrics: Metrics,
         recorder: FileRecorder | None,
         clock: Clock,
-        admission: Shedding,
+        admission: AdmissionController,
         tokenizers: Tokenizers,
         relays: RelayPaths | None,
         regions: Regions | None,
         tracing: Tracing | None,
         observers: Sequence[Callable[[Decision], None]],
     ) -> None:
-        self.picker = picker
+        self.scheduler = scheduler
         self._observers = observers
         self._regions = regions
         self._max_body_bytes = config.request.max_body_bytes
         self.configure(config)
         self._model_rules = ModelRules()
         self.tokenizers = tokenizers
-        self._headers_read, self._session_tokens = picker.headers_read, picker.session_tokens
+        self._headers_read, self._session_tokens = scheduler.headers_read, scheduler.session_tokens
         self._admission, self._priority = admission, admission.priority
         self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
@@ -166,9 +166,9 @@ class Core:
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._decision_seconds = metrics.histogram("llm_d_epp_request_processing_duration_seconds")
         self.outcomes = Outcomes(
-            picker=picker, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
+            scheduler=scheduler, metrics=metrics, recorder=recorder, clock=clock, resolver=self.resolver
         )
-        self.leases = EstimatedLeases(picker, self.outcomes, clock)
+        self.leases = EstimatedReservations(scheduler, self.outcomes, clock)
         self.outcomes.on_outcome["core"] = self._ended
         self.outcomes.on_no_model["core"] = partial(self._refuse_model, certain=False)
         self._retries = Retries(
@@ -190,23 +190,25 @@ class Core:
             bool(config.records.folder) or self._inject_usage or any(rule.model for rule in config.regions)
         )
 
-    def pick_at(self, request: HttpRequest) -> PickAt:
+    def decide_at(self, request: HttpRequest) -> DecideAt:
         """Choose what the pick of a request waits for, by its headers."""
         if is_upgrade(request.method, request.headers):
-            return PickAt.UPGRADE
+            return DecideAt.UPGRADE
         parser = find_parser(request.method, request.path, request.headers)
         if parser is None:
-            return PickAt.HEADERS
+            return DecideAt.HEADERS
         renames = not request.headers.keys().isdisjoint(REWRITE_HEADERS)
-        return PickAt.BODY if renames or self._reads_bodies() or parser.name == RESPONSES else PickAt.EITHER
+        return (
+            DecideAt.BODY if renames or self._reads_bodies() or parser.name == RESPONSES else DecideAt.EITHER
+        )
 
     def _reads_bodies(self) -> bool:
         """Whether anyone asks what is in a body; the pool and its models may change at any time."""
-        picker = self.picker
+        scheduler = self.scheduler
         return bool(
             self._bodies_wanted
-            or _OF_BODIES & picker.policy.needs
-            or picker.filters.names_models
+            or _OF_BODIES & scheduler.policy.needs
+            or scheduler.filters.names_models
             or self._model_rules.names
         )
 
@@ -215,7 +217,7 @@ class Core:
         self._model_rules = rules
         self._metrics.requests.models.keep(rules.names)
 
-    async def direct(self, request: HttpRequest, *, since_s: float) -> Pick | LocalReply:
+    async def direct(self, request: HttpRequest, *, since_s: float) -> Destination | LocalReply:
         """Take a request from its bytes to the answer that sends it on, or that refuses it.
 
         Each step is a method of its name. Of these, the awaited ones may wait (`epp.schedule.waiting`);
@@ -234,10 +236,10 @@ class Core:
             asked, hop = self._describe(request, parsed, await self._count(parsed))
             await self._admission.admit(asked, self._clock.mono_s())
             began_s = now_s = self._clock.mono_s()
-            found = self.picker.locate(asked, now_s)
-            measured = self.picker.measure(asked, found, now_s)
-            decision = self.picker.schedule(measured, now_s, self._clock.wall_s())
-            self.picker.reserve(decision, measured, now_s)
+            found = self.scheduler.locate(asked, now_s)
+            measured = self.scheduler.measure(asked, found, now_s)
+            decision = self.scheduler.schedule(measured, now_s, self._clock.wall_s())
+            self.scheduler.reserve(decision, measured, now_s)
         except ClientError as error:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NotAdmittedError as error:
@@ -292,14 +294,14 @@ class Core:
             return replace(self._as_model(request, parsed, target), rewritten_from=model)
         if model:
             return parsed
-        only = self.picker.filters.only_model
+        only = self.scheduler.filters.only_model
         if only is None:
             raise ClientError(400, "you must provide a model parameter", "model")
         return self._as_model(request, parsed, only)
 
     async def _wait_for_model(self, parsed: ParsedRequest | None) -> None:
         """Wait while engines are asked for a model that none is known to serve (`ModelLists.wait_for`)."""
-        if parsed is None or self.picker.filters.serves(parsed.model):
+        if parsed is None or self.scheduler.filters.serves(parsed.model):
             return
         listed = self.model_lists.wait_for(parsed.model)
         if listed is not None:
@@ -382,7 +384,7 @@ class Core:
                 return False
             return allowed is None or endpoint.region in allowed
 
-        models = served_models(self.picker.fleet, self._model_rules, may_serve)
+        models = upstream_models(self.scheduler.datastore, self._model_rules, may_serve)
         if models is None:
             return None
         if name and name not in models:
@@ -396,18 +398,22 @@ class Core:
         Where it only answered 404, which may be of the path as well, its next list decides.
         """
         decision = self.recent.get(decision_id)
-        if decision is None or not decision.served_model or where not in self.model_lists.engines:
+        if decision is None or not decision.upstream_model or where not in self.model_lists.engines:
             return
-        if self.picker.filters.refuse(where, decision.served_model, certain=certain):
+        if self.scheduler.filters.refuse(where, decision.upstream_model, certain=certain):
             self.model_lists.want()
             if certain:
                 self._metrics.endpoint_event(where, "model-refused")
 
     def _compare_models(self, outcome: Outcome, asked: str) -> None:
         """Count an answer by another model than the one asked for."""
-        fleet, where, answered = self.picker.fleet, outcome.where, outcome.model
-        known = fleet.member(where)
-        if asked and known is not None and is_wrong(known[1], fleet.listed_models(known[0]), asked, answered):
+        datastore, where, answered = self.scheduler.datastore, outcome.where, outcome.model
+        known = datastore.member(where)
+        if (
+            asked
+            and known is not None
+            and is_wrong(known[1], datastore.listed_models(known[0]), asked, answered)
+        ):
             self._metrics.endpoint_event(where, "wrong-model")
             words = "endpoint %s answered a request for model %r by model %r"
             log.warning(words, where, asked, answered, extra=REPEATED)
@@ -418,7 +424,9 @@ class Core:
         if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:
             self._refuse_model(outcome.id, outcome.where, certain=True)
 
-    def _answer(self, request: HttpRequest, decision: Decision, hop: Hop | None, since_s: float) -> Pick:
+    def _answer(
+        self, request: HttpRequest, decision: Decision, hop: Hop | None, since_s: float
+    ) -> Destination:
         """Build the answer that carries a decision.
 
         Args:
@@ -434,7 +442,7 @@ class Core:
             pick.set_headers["traceparent"] = parent
         return pick
 
-    def _destination(self, request: HttpRequest, decision: Decision) -> Pick:
+    def _destination(self, request: HttpRequest, decision: Decision) -> Destination:
         """Name the endpoints of a decision as Envoy knows them, and what changes on the way there."""
         protocol, resolver, others = self._protocol, self.resolver, dict[str, str]()
         if resolver.any_aliases and protocol.subset_hint:
@@ -448,13 +456,13 @@ class Core:
             endpoints = [resolver.known_as(name) for name in endpoints]
         if others:
             endpoints = [others.get(address, address) for address in endpoints]
-        pick = Pick(",".join(endpoints), decision.id, proxy_headers=allowed)
-        for header, address in self.picker.told_endpoints(decision).items():
+        pick = Destination(",".join(endpoints), decision.id, proxy_headers=allowed)
+        for header, address in self.scheduler.told_endpoints(decision).items():
             pick.set_headers[header] = resolver.known_as(address)
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.emit_scores:
-            names = [others.get(name) or resolver.known_as(name) for name in decision.fleet.endpoints]
+            names = [others.get(name) or resolver.known_as(name) for name in decision.snapshot.endpoints]
             pick.scores = endpoint_scores(names, decision.ranking, decision.policy, decision.weights)
         if self._session_tokens:
             token = b64encode(decision.endpoint.encode()).decode()
@@ -471,7 +479,7 @@ class Core:
     def _subset(self, request: HttpRequest) -> tuple[str, ...] | None:
         """List the endpoints of the pool that the gateway's hint allows, None without one."""
         hint = subset_hint(request.metadata) if self._protocol.subset_hint else None
-        return None if hint is None else self.picker.filters.addresses(self._understood(hint))
+        return None if hint is None else self.scheduler.filters.addresses(self._understood(hint))
 
     def _destinations(self, request: HttpRequest, decision: Decision, *, last_resort: bool) -> Sequence[str]:  # noqa: ARG002
         """List the endpoint picked and its fallbacks, where asked for those of last resort behind them."""
@@ -483,7 +491,7 @@ class Core:
         hint = subset_hint(request.metadata)
         if hint is None:
             return {}
-        others, own = self.resolver.aliases_in(hint), set(self.picker.filters.addresses(hint))
+        others, own = self.resolver.aliases_in(hint), set(self.scheduler.filters.addresses(hint))
         return {address: other for address, other in others.items() if address not in own}
 
     def _understood(self, subset: Subset) -> Subset:
@@ -541,11 +549,11 @@ class Core:
     ) -> None:
         """Take response headers, of the endpoint ``served`` where the proxy names it."""
         known = self.resolver.endpoint_of(served) if served else ""
-        where = self.picker.response_started(decision_id, status, known)
+        where = self.scheduler.response_started(decision_id, status, known)
         if where:
             self.outcomes.answered(decision_id, where, status, retry_after)
         else:
-            self.outcomes.late(decision_id)
+            self.outcomes.count_late_report(decision_id)
 
 
 def _no_model(name: str) -> str:
@@ -558,13 +566,13 @@ def announced_bytes(headers: Mapping[str, str]) -> int:
     return int(length) if length.isascii() and length.isdecimal() and len(length) <= 18 else 0
 
 
-def set_models(pick: Pick, decision: Decision) -> None:
+def set_models(pick: Destination, decision: Decision) -> None:
     """Name the model that answers, and how many are left to try; not where the request names none.
 
     A pool that names no models serves any, by the name that the client writes: one that would be more than
     a header's value is left out.
     """
-    model = decision.served_model
+    model = decision.upstream_model
     if not model or _CONTROL.search(model):
         return
     untried = str(len(decision.untried_models))
@@ -577,7 +585,7 @@ USAGE_APIS = frozenset({"openai-chat", "openai-completions"})
 
 
 def rewrite_bodies(
-    pick: Pick, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
+    pick: Destination, request: HttpRequest, decision: Decision, *, inject_usage: bool = False
 ) -> None:
     """Let a pick carry the body that its engine understands.
 
@@ -589,7 +597,7 @@ def rewrite_bodies(
         decision: what was decided of it.
         inject_usage: ask for the usage of event streams.
     """
-    info, served = decision.request, decision.served_model
+    info, served = decision.request, decision.upstream_model
     public = info.model if info.rewritten_from is None else info.rewritten_from
     renamed = bool(info.model) and served != public
     usage = inject_usage and info.stream and info.api in USAGE_APIS

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from epp.extproc.modes import Modes
     from epp.extproc.stream import Output, Stream
-    from epp.extproc.types import Event, Pick
+    from epp.extproc.types import Destination, Event
     from epp.metrics.metrics import Metrics
-    from epp.request.director import Core
+    from epp.request.director import Director
     from epp.request.response_sampling import Sampler
     from epp.rpc.http2.connection import Call
     from epp.rpc.http2.messages import Message
@@ -82,13 +82,13 @@ class Exchange:
 
     Args:
         stream: the protocol machine.
-        core: decides and takes reports.
+        director: decides and takes reports.
         metrics: counted into.
         sampler: says whether the response is read.
     """
 
-    def __init__(self, stream: Stream, core: Core, metrics: Metrics, sampler: Sampler) -> None:
-        self._stream, self._core, self._metrics, self._sampler = stream, core, metrics, sampler
+    def __init__(self, stream: Stream, director: Director, metrics: Metrics, sampler: Sampler) -> None:
+        self._stream, self._director, self._metrics, self._sampler = stream, director, metrics, sampler
         self._picked_s = 0.0
         self._decision_id = self._left_id = ""
         self._watch: AnswerWatch | None = None
@@ -110,7 +110,7 @@ class Exchange:
         if not outputs or not isinstance(request := outputs[0], HttpRequest):  # which comes alone
             return self._act(outputs)
         self._metrics.requests.seen(request, observing=self._observing)
-        return self._go_on(self._core.direct(request, since_s=self._sampler.now_s()))
+        return self._go_on(self._director.direct(request, since_s=self._sampler.now_s()))
 
     def _go_on(self, steps: Steps, result: object = None) -> Answer | Coroutine[Any, Any, Any]:
         """Go on with a request's steps, until one of them waits or there is an answer."""
@@ -170,7 +170,7 @@ class Exchange:
     def unsent(self) -> None:
         """Release a request whose pick did not go out."""
         if self._left_id:
-            self._core.leases.unsent(self._left_id)
+            self._director.leases.unsent(self._left_id)
 
     def _act(self, outputs: Sequence[Output | Event]) -> Answer:
         replies: list[ProcessingResponse] = []
@@ -179,7 +179,7 @@ class Exchange:
             match output:
                 case ResponseStarted():
                     if self._decision_id:
-                        self._core.response_started(
+                        self._director.response_started(
                             self._decision_id,
                             output.status,
                             output.served,
@@ -191,9 +191,9 @@ class Exchange:
                     if self._watch is not None:
                         self._sampler.chunk()
                         if self._watch.feed(output.data, self._sampler.now_s()):
-                            self._core.outcomes.first_token(self._decision_id, Source.STREAM)
+                            self._director.outcomes.first_token(self._decision_id, Source.STREAM)
                         if response_id := self._watch.response_id():
-                            self._core.outcomes.stored(self._decision_id, response_id)
+                            self._director.outcomes.stored(self._decision_id, response_id)
                 case Cause():
                     if self._decision_id:
                         self._end(output)
@@ -203,7 +203,7 @@ class Exchange:
                     replies.append(output)
         return replies, marker
 
-    def _answer(self, answer: Pick | LocalReply) -> list[Output]:
+    def _answer(self, answer: Destination | LocalReply) -> list[Output]:
         modes = self._stream.modes
         if isinstance(answer, LocalReply):
             return self._stream.refused(answer)
@@ -211,9 +211,9 @@ class Exchange:
         self._picked_s = self._sampler.now_s()
         if modes is not None and modes.response is not BodyMode.NONE:
             self._handle_response(answer, modes)
-        return self._stream.picked(answer)
+        return self._stream.decided(answer)
 
-    def _handle_response(self, pick: Pick, modes: Modes) -> None:
+    def _handle_response(self, pick: Destination, modes: Modes) -> None:
         """Choose what becomes of a pick's response, which the proxy shows."""
         how = self._sampler.choose(self._decision_id, duplex=modes.request is BodyMode.FULL_DUPLEX_STREAMED)
         if how is Observe.READ:
@@ -236,14 +236,14 @@ class Exchange:
         at_once = self._sampler.now_s() - self._picked_s < _AT_ONCE_S
         if cause is Cause.UNOBSERVED or (cause is Cause.STREAM_END and self._stream.released and at_once):
             self._left_id = decision_id
-            self._core.leases.stream_ended(decision_id)
+            self._director.leases.stream_ended(decision_id)
             return
         if cause is Cause.CUT_OFF and watch is not None and watch.has_last_event():
             cause = Cause.COMPLETED  # its client has all that it wanted
         if watch is not None and (watch.chunks or cause is Cause.COMPLETED):
             if watch.encoded:
                 self._metrics.value("epp_compressed_answers_total").inc()
-            known = self._core.picker.observed(
+            known = self._director.scheduler.observed(
                 decision_id,
                 usage=watch.usage(),
                 chunks=watch.chunks,
@@ -254,8 +254,8 @@ class Exchange:
                 model=watch.model(),
             )
             if not known:
-                self._core.outcomes.late(decision_id)
-        self._core.outcomes.stream_ended(decision_id, cause.value)
+                self._director.outcomes.count_late_report(decision_id)
+        self._director.outcomes.stream_ended(decision_id, cause.value)
 
 
 class ProcessCall(Handler):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from epp.records.recorder import FileRecorder
     from epp.request.access_log import Attempt, Report
     from epp.schedule.decision import Decision, Outcome
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.signals.duration import Duration
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Outcomes:
     """Takes all reports on requests (it is the `Reports` of the receivers) and tells each outcome once.
 
     Args:
-        picker: holds the requests in flight.
+        scheduler: holds the requests in flight.
         metrics: counted into.
         recorder: outcomes go there, if anywhere.
         clock: the time.
@@ -90,13 +90,13 @@ class Outcomes:
     def __init__(
         self,
         *,
-        picker: Picker,
+        scheduler: Scheduler,
         metrics: Metrics,
         recorder: FileRecorder | None,
         clock: Clock,
         resolver: Resolver,
     ) -> None:
-        self._picker, self._metrics, self._recorder = picker, metrics, recorder
+        self._scheduler, self._metrics, self._recorder = scheduler, metrics, recorder
         self._clock, self._resolver = clock, resolver
         self._late_reports = metrics.value("epp_late_reports_total")
         self._waiting: dict[str, Outcome] = {}
@@ -122,14 +122,14 @@ class Outcomes:
 
         Where the stream shows answers and Envoy calls as well, the second says nothing new.
         """
-        self._picker.fleet.retry_after.answered(decision_id)
-        known = self._picker.first_token(decision_id, self._clock.mono_s(), source)
-        if not known and decision_id not in self._waiting and not self._picker.has_in_flight(decision_id):
-            self.late(decision_id)
+        self._scheduler.datastore.retry_after.answered(decision_id)
+        known = self._scheduler.first_token(decision_id, self._clock.mono_s(), source)
+        if not known and decision_id not in self._waiting and not self._scheduler.has_in_flight(decision_id):
+            self.count_late_report(decision_id)
 
     def stored(self, decision_id: str, response_id: str) -> None:
         """Note the id under which the engine stores the response to a request."""
-        self._picker.stored(decision_id, response_id, self._clock.mono_s())
+        self._scheduler.stored(decision_id, response_id, self._clock.mono_s())
 
     def answered(self, decision_id: str, where: str, status: int, retry_after: str) -> None:
         """Pause an endpoint that has no room, or end its pause.
@@ -140,9 +140,9 @@ class Outcomes:
             status: HTTP status.
             retry_after: the answer's ``Retry-After``, ``""`` without one, which stands for `FULL_PAUSE_S`.
         """
-        pauses = self._picker.fleet.retry_after
+        pauses = self._scheduler.datastore.retry_after
         if status in STATUSES:
-            slot = self._picker.fleet.slot_of(where)
+            slot = self._scheduler.datastore.slot_of(where)
             asked_s = retry_after_s(retry_after or FULL_PAUSE_S, self._clock.wall_s())
             if slot is None or asked_s <= 0.0:
                 return
@@ -158,11 +158,11 @@ class Outcomes:
         """
         now_s = self._clock.mono_s()
         blind = cause in _BLIND
-        outcome = self._picker.end(decision_id, cause, now_s, report_follows=blind)
+        outcome = self._scheduler.end(decision_id, cause, now_s, report_follows=blind)
         if outcome is not None and predicted:
             outcome = replace(outcome, sources={**outcome.sources, "e2e_ms": Source.PREDICTED})
         if outcome is None:
-            self.late(decision_id)
+            self.count_late_report(decision_id)
         elif blind:
             wait_s = FORETOLD_WAIT_S if predicted and self._reporting else REPORT_WAIT_S
             self._waiting[decision_id] = outcome
@@ -196,8 +196,8 @@ class Outcomes:
                 listener(decision_id, where)
         following = self._resolver.endpoint_of(attempt.following)
         # This answer is retried for bound requests alone, which is not known here.
-        if following and status != NO_MODEL and self._picker.has_in_flight(decision_id):
-            self._picker.served(decision_id, following)
+        if following and status != NO_MODEL and self._scheduler.has_in_flight(decision_id):
+            self._scheduler.served(decision_id, following)
 
     def finished(self, report: Report) -> None:
         """Take Envoy's report of a finished request."""
@@ -214,18 +214,18 @@ class Outcomes:
         if report.encoding:
             self._metrics.value("epp_compressed_answers_total").inc()
         if served:
-            self._picker.served(report.decision_id, served)
+            self._scheduler.served(report.decision_id, served)
         if report.response_id:
             self.stored(report.decision_id, report.response_id)
         # What is refused or comes too late goes into no outcome.
-        counted = report.usage != NO_USAGE and self._picker.usage(report.decision_id, report.usage)
+        counted = report.usage != NO_USAGE and self._scheduler.usage(report.decision_id, report.usage)
         if report.connected_anew is not None:
             told = ConnectionTiming(report.connected_anew, report.opened_ms, report.first_byte_ms)
-            self._picker.connection(report.decision_id, told)
+            self._scheduler.connection(report.decision_id, told)
         outcome = self._waiting.pop(report.decision_id, None)
         if outcome is None:
             now_s = self._clock.mono_s()
-            outcome = self._picker.end(report.decision_id, report.cause.value, now_s, report_follows=True)
+            outcome = self._scheduler.end(report.decision_id, report.cause.value, now_s, report_follows=True)
         if outcome is not None:
             outcome = self._merged(outcome, report, report.usage if counted else NO_USAGE)
         before = self._unreported.get(report.decision_id, before)
@@ -239,10 +239,10 @@ class Outcomes:
         self._reporting = True
         _remember(self._finished, report.decision_id, _REPORTED)
         self._count_honoured(outcome)
-        self._picker.settle(outcome)
+        self._scheduler.settle(outcome)
         self._publish(outcome)
 
-    def late(self, decision_id: str) -> None:
+    def count_late_report(self, decision_id: str) -> None:
         """Count what the stream or a first token reports of a request that is not in flight.
 
         In order where its outcome is new: reports come on connections of their own, and an entry that fills
@@ -254,7 +254,7 @@ class Outcomes:
     def expire(self) -> None:
         """End what outlived its lease, and stop waiting for reports that do not come."""
         now_s = self._clock.mono_s()
-        for outcome in self._picker.expire(now_s):
+        for outcome in self._scheduler.expire(now_s):
             self._metrics.value("epp_leases_lost_total", outcome.cause).inc()
             self._publish(outcome)
         while self._due and self._due[0][0] <= now_s:
@@ -274,7 +274,7 @@ class Outcomes:
         counted = self._judge_stream(outcome)
         if counted != _NOTHING:
             _remember(self._unreported, decision_id, counted)
-        self._picker.settle(outcome)
+        self._scheduler.settle(outcome)
         self._publish(outcome)
 
     def _merged(self, outcome: Outcome, report: Report, reported: Usage) -> Outcome:
@@ -313,7 +313,7 @@ class Outcomes:
         A response that the stream showed is in Envoy's report as well: counted twice, three failures would
         eject an endpoint for five.
         """
-        fleet, now_s = self._picker.fleet, self._clock.mono_s()
+        datastore, now_s = self._scheduler.datastore, self._clock.mono_s()
         tried = self._attempts.get(report.decision_id, ())
         for verdict, how in self._verdicts(report, empty=empty).items():
             where, failed = verdict
@@ -323,9 +323,9 @@ class Outcomes:
         served = self._resolver.endpoint_of(report.served)
         if report.failure is not None and report.cause is Termination.FAILED_ANSWER:
             self.answered(report.decision_id, served, report.failure.status, FULL_PAUSE_S)
-        slot = fleet.slot_of(served)
+        slot = datastore.slot_of(served)
         if slot is not None and report.connected_anew and not math.isnan(report.connect_ms):
-            fleet.rtt.connected(slot, report.connect_ms, now_s)
+            datastore.rtt.connected(slot, report.connect_ms, now_s)
 
     def _verdicts(self, report: Report, *, empty: bool) -> dict[_Verdict, str]:
         """List what a report says of which endpoint, and how it failed, for the log."""
@@ -335,7 +335,7 @@ class Outcomes:
         # A relay goes on from an engine that refused as well, and does not say.
         if report.attempts > 1 and first != report.served:
             found[picked, True] = "went on to another endpoint"
-        if self._picker.fleet.slot_of(served) is None:
+        if self._scheduler.datastore.slot_of(served) is None:
             # A relay that was not reached, or broke off: so is the way to the endpoint picked.
             if report.attempts == 1 and report.cause in _ENDPOINT_FAILED:
                 found[picked, True] = report.cause.value
@@ -369,7 +369,7 @@ class Outcomes:
             return
         self._metrics.value("epp_picks_not_honoured_total").inc()
         # A late pick of an endpoint that has left the pool is nothing to warn of.
-        if endpoint not in self._not_honoured and self._picker.fleet.slot_of(endpoint) is not None:
+        if endpoint not in self._not_honoured and self._scheduler.datastore.slot_of(endpoint) is not None:
             self._not_honoured.add(endpoint)
             log.warning(
                 "Envoy did not honour a pick of %s and used %s: it does not know that endpoint. Let it follow"
@@ -380,11 +380,11 @@ class Outcomes:
 
     def _count(self, address: str, failed: bool, how: str, now_s: float) -> None:
         """Count for an endpoint whether it failed a request; addresses outside the pool are ignored."""
-        slot, health = self._picker.fleet.slot_of(address), self._picker.fleet.health
+        slot, health = self._scheduler.datastore.slot_of(address), self._scheduler.datastore.health
         if slot is None:
             return
-        if failed and self._picker.fleet.is_peer(slot):
-            self._picker.fleet.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
+        if failed and self._scheduler.datastore.is_peer(slot):
+            self._scheduler.datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
         elif not failed:
             if health.success(slot, now_s, "outcome"):
                 log.info("endpoint %s is back", address)
@@ -420,7 +420,7 @@ def _as_streamed(outcome: Outcome) -> Outcome:
 
 
 @dataclass(slots=True)
-class _Lease:
+class _EstimatedEnd:
     """A request and its prediction; `slot` and `ended_s` once its stream has ended with its pick."""
 
     endpoint: str
@@ -434,32 +434,32 @@ class _Lease:
         return self.ended_s + lengths * self.expected.end_s
 
 
-class EstimatedLeases:
+class EstimatedReservations:
     """Ends the leases of requests whose stream ended with the pick.
 
     Args:
-        picker: holds the leases.
+        scheduler: holds the leases.
         outcomes: takes each end.
         clock: the time.
     """
 
-    def __init__(self, picker: Picker, outcomes: Outcomes, clock: Clock) -> None:
-        self._picker, self._outcomes, self._clock = picker, outcomes, clock
-        self._open: dict[str, _Lease] = {}
-        self._estimated: dict[str, _Lease] = {}
+    def __init__(self, scheduler: Scheduler, outcomes: Outcomes, clock: Clock) -> None:
+        self._scheduler, self._outcomes, self._clock = scheduler, outcomes, clock
+        self._open: dict[str, _EstimatedEnd] = {}
+        self._estimated: dict[str, _EstimatedEnd] = {}
         self._due: list[tuple[float, str]] = []
         self._any = asyncio.Event()
         outcomes.on_outcome["estimated leases"] = self._forget
 
     def decided(self, decision: Decision) -> None:
         """Remember how long a request is expected to take, until its outcome is there."""
-        rtt_s = decision.fleet.rtt_ms.item(decision.chosen) / 1e3
-        self._open[decision.id] = _Lease(decision.endpoint, rtt_s, decision.legs[-1].expected)
+        rtt_s = decision.snapshot.rtt_ms.item(decision.chosen) / 1e3
+        self._open[decision.id] = _EstimatedEnd(decision.endpoint, rtt_s, decision.legs[-1].expected)
 
     def stream_ended(self, decision_id: str) -> None:
         """Estimate the end of a request from now on."""
         lease = self._open.get(decision_id)
-        slot = None if lease is None else self._picker.fleet.slot_of(lease.endpoint)
+        slot = None if lease is None else self._scheduler.datastore.slot_of(lease.endpoint)
         if lease is None or slot is None:  # its endpoint left in the same moment
             self._outcomes.stream_ended(decision_id, Cause.UNOBSERVED.value)
             return
@@ -493,7 +493,7 @@ class EstimatedLeases:
             if lease is None:
                 continue
             if now_s < lease.at_s(1.0):
-                self._picker.fleet.ledger.first_token(decision_id, now_s)
+                self._scheduler.datastore.ledger.first_token(decision_id, now_s)
                 heapq.heappush(self._due, (lease.at_s(1.0), decision_id))
             elif now_s < lease.at_s(LONGEST) and self._borne_out(lease, now_s):
                 heapq.heappush(self._due, (now_s + TICK_S, decision_id))
@@ -502,7 +502,7 @@ class EstimatedLeases:
 
     def _free_idle(self, now_s: float) -> None:
         """End what an engine without work cannot have any more."""
-        engine = self._picker.fleet.engine
+        engine = self._scheduler.datastore.engine
         block, scraped_s = engine.block(now_s), engine.updated_s
         idle = set(np.flatnonzero(block[RUNNING] + block[WAITING] == 0.0).tolist())
         if not idle:
@@ -512,16 +512,16 @@ class EstimatedLeases:
             if lease.slot in idle and sent_s < scraped_s[lease.slot] and self._is_there(lease):
                 self._end(decision_id)
 
-    def _is_there(self, lease: _Lease) -> bool:
+    def _is_there(self, lease: _EstimatedEnd) -> bool:
         """Whether its slot is its endpoint's: another that took it says nothing of this request."""
-        return self._picker.fleet.address_of(lease.slot) == lease.endpoint
+        return self._scheduler.datastore.address_of(lease.slot) == lease.endpoint
 
-    def _borne_out(self, lease: _Lease, now_s: float) -> bool:
-        fleet, slot = self._picker.fleet, lease.slot
-        busy = fleet.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
+    def _borne_out(self, lease: _EstimatedEnd, now_s: float) -> bool:
+        datastore, slot = self._scheduler.datastore, lease.slot
+        busy = datastore.engine.block(now_s)[[RUNNING, WAITING], slot].sum()
         # False where unknown
         return self._is_there(lease) and bool(
-            busy >= fleet.promised(slice(slot, slot + 1))[PROMISED_REQUESTS, 0]
+            busy >= datastore.in_flight_tokens(slice(slot, slot + 1))[PROMISED_REQUESTS, 0]
         )
 
     def _end(self, decision_id: str) -> None:

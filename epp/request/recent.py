@@ -53,4 +53,4 @@ class RecentDecisions:
 
 
 def _bytes_of(decision: Decision) -> int:
-    return _ENDPOINT_BYTES * len(decision.fleet) + _BLOCK_BYTES * len(decision.request.blocks)
+    return _ENDPOINT_BYTES * len(decision.snapshot) + _BLOCK_BYTES * len(decision.request.blocks)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.nats_link import NatsLink
     from epp.config.schema import Config
-    from epp.extproc.types import HttpRequest, Pick
+    from epp.extproc.types import Destination, HttpRequest
     from epp.metrics.metrics import Metrics
     from epp.regions.hop import Hop
     from epp.schedule.decision import Decision
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 
 class Regions:
@@ -46,7 +46,7 @@ class Regions:
         base: folder that its paths are relative to.
         source: its name, for errors.
         clock: the time.
-        fleet: the signals.
+        datastore: the signals.
         key_id: of block size and hashing key (`BlockHasher.key_id`).
         metrics: counted into.
 
@@ -65,20 +65,20 @@ class Regions:
         source: str,
         clock: Clock,
         *,
-        fleet: Fleet,
+        datastore: Datastore,
         key_id: str,
         metrics: Metrics,
     ) -> None:
         federation = config.federation
         self._region, self._relays = federation.region, config.relays
-        self._fleet, self._metrics, self._clock, self._key_id = fleet, metrics, clock, key_id
+        self._datastore, self._metrics, self._clock, self._key_id = datastore, metrics, clock, key_id
         self._key = read_secret(base / federation.key_file, "federation.key_file", source)
         self._hops = Hops(self._region, self._key, federation.max_hops)
         addresses = federation.forwards(config.relays.regions)
         self.peers = {address: region for region, address in addresses.items()}
         self.link: RegionLink
         self._remote = RemoteRegions(
-            fleet,
+            datastore,
             region=self._region,
             key_id=key_id,
             peers=addresses,
@@ -137,7 +137,7 @@ class Regions:
             self._metrics.value("epp_region_refused_total", error.reason).inc()
             raise NoEndpointError("hop", str(error)) from error
         regions = self._hops.reachable(hop, self._relays.regions)
-        if not (hop.bound or self._fleet.has_room(self._clock.mono_s())):
+        if not (hop.bound or self._datastore.has_room(self._clock.mono_s())):
             regions -= {self._region}
         if not regions:
             self._metrics.value("epp_region_refused_total", "full").inc()
@@ -145,9 +145,9 @@ class Regions:
         self._hops.use(hop)
         return regions if allowed is None else regions & allowed, hop
 
-    def set_hop(self, pick: Pick, request: HttpRequest, decision: Decision, hop: Hop | None) -> None:
+    def set_hop(self, pick: Destination, request: HttpRequest, decision: Decision, hop: Hop | None) -> None:
         """Let a pick go to the peers that it names, under a token; ``hop`` is the one that it came by."""
-        names, rows = decision.fleet.endpoints, (decision.chosen, *decision.fallbacks)
+        names, rows = decision.snapshot.endpoints, (decision.chosen, *decision.fallbacks)
         targets = tuple(dict.fromkeys(self.peers[names[row]] for row in rows if names[row] in self.peers))
         if not targets:
             return
@@ -165,10 +165,10 @@ class Regions:
 
     def connect(self, nats: NatsLink, pool: str) -> None:
         """Tell peers of a pool of this region, over the connection to the own region's pickers."""
-        nats.sharing.share_tokens(self._hops)
+        nats.index_sync.share_tokens(self._hops)
         subject = f"epp.regions.1.{re.sub(r'[^A-Za-z0-9_-]', '_', pool)}"
         self.link = RegionLink(
-            self._fleet,
+            self._datastore,
             self._remote,
             nats.channel(subject, [key_of(self._key, b"epp regions")]),
             self._clock,
@@ -177,7 +177,7 @@ class Regions:
             region=self._region,
             origin=nats.leading.name,
             key_id=self._key_id,
-            tells=lambda: nats.connected and nats.sharing.first,
+            tells=lambda: nats.connected and nats.index_sync.first,
         )
 
     def _now_ms(self) -> int:

@@ -13,7 +13,7 @@ from epp.feeds.resolve import Resolver
 
 if TYPE_CHECKING:
     from epp.config.relays import Relays
-    from epp.extproc.types import Pick
+    from epp.extproc.types import Destination
     from epp.schedule.decision import Decision
 
 
@@ -30,13 +30,13 @@ class RelayPaths:
         self.resolver = Resolver()
         self.resolver.set_pool(address for addresses in self._addresses.values() for address in addresses)
 
-    def set_path(self, pick: Pick, decision: Decision) -> None:
+    def set_path(self, pick: Destination, decision: Decision) -> None:
         """Name a pick's relays: of its endpoints first, then of the other regions that it may go to.
 
         Each region comes once, with the connection whose turn it is: a relay that cannot be reached on one
         is not likely to be on the next, so a retry goes elsewhere.
         """
-        regions, allowed = decision.fleet.regions, decision.request.regions
+        regions, allowed = decision.snapshot.regions, decision.request.regions
         wanted = dict.fromkeys(regions[index] for index in (decision.chosen, *decision.fallbacks))
         wanted |= dict.fromkeys(region for region in self._addresses if allowed is None or region in allowed)
         path = [region for region in wanted if region in self._addresses]

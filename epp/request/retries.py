@@ -45,11 +45,11 @@ class Retries:
 
         The decision's id among them joins what Envoy reports of each attempt.
         """
-        fleet, rows = decision.fleet, (decision.chosen, *decision.fallbacks)
+        snapshot, rows = decision.snapshot, (decision.chosen, *decision.fallbacks)
         if self._relayed:
-            region = fleet.regions[decision.chosen]
-            rows = tuple(row for row in rows if fleet.regions[row] == region)
-        elif self._peers and all(fleet.engine_classes[row] == PEER_CLASS for row in rows):
+            region = snapshot.regions[decision.chosen]
+            rows = tuple(row for row in rows if snapshot.regions[row] == region)
+        elif self._peers and all(snapshot.engine_classes[row] == PEER_CLASS for row in rows):
             return {}  # what a region refuses, its own Envoy has retried
         count = min(len(rows) - 1, MAX_RETRIES)
         if not count or not self._budget.allows:
@@ -67,7 +67,7 @@ class Retries:
         None where the body is written for an engine's own name of the model, nor where one engine has the
         response that the request goes on from.
         """
-        if decision.fleet.models or decision.request.previous_response:
+        if decision.snapshot.models or decision.request.previous_response:
             return []
         known = [address for rule in _FOR_A_WHILE for address in decision.excluded.get(rule, ())]
         room = MAX_LISTED - 1 - len(decision.fallbacks)

@@ -104,7 +104,7 @@ class Tracing:
 
 def attributes(decision: Decision) -> dict[str, str | float]:
     """Describe a decision: the endpoint chosen, the cheapest other one, and the terms of both costs."""
-    ranking, names, chosen = decision.ranking, decision.fleet.endpoints, decision.chosen
+    ranking, names, chosen = decision.ranking, decision.snapshot.endpoints, decision.chosen
     found: dict[str, str | float] = {
         "epp.decision_id": decision.id,
         "epp.policy": decision.policy,
@@ -114,7 +114,7 @@ def attributes(decision: Decision) -> dict[str, str | float]:
     }
     shown = {"epp.term": chosen}
     costs = np.array(ranking.costs)
-    costs[[chosen, *decision.held_back]] = np.inf
+    costs[[chosen, *decision.slow_start_excluded]] = np.inf
     second = int(costs.argmin())
     if costs[second] < np.inf:
         found["epp.runner_up"] = names[second]

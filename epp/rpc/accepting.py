@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from epp.config.address import UNIX, join_address, split_address
 from epp.errors import ConfigError
 from epp.logs import REPEATED
-from epp.rpc.turns import Peers, address_key
+from epp.rpc.fair_queue import Clients, address_key
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from epp.rpc.seat import Seat
-    from epp.rpc.turns import Peer, Turn
+    from epp.rpc.connection_balancer import ConnectionBalancer
+    from epp.rpc.fair_queue import Client, Turn
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class Acceptor(Generic[P]):
             begun is left to be ended here. None where none is to be ended.
         end_kept: ends a connection in one of the places kept for probes; None where none are kept.
         queue: takes what waits for a turn: TLS handshakes of a peer over its budget.
-        seat: says which of several processes takes the next connection; None where there is one.
+        balancer: says which of several processes takes the next connection; None where there is one.
 
     Attributes:
         open: connections that have begun.
@@ -229,24 +229,24 @@ class Acceptor(Generic[P]):
         on_refused: Callable[[], None],
         end_idle: Callable[[Iterable[P]], P | None] | None = None,
         end_kept: Callable[[P], None] | None = None,
-        queue: Callable[[Peer, Turn], None] | None = None,
-        seat: Seat | None = None,
+        queue: Callable[[Client, Turn], None] | None = None,
+        balancer: ConnectionBalancer | None = None,
     ) -> None:
         self._new_protocol, self._most, self._tls = new_protocol, most, tls
         self._on_refused = on_refused
         self._end_idle, self._end_kept = end_idle, end_kept
-        self._queue, self._seat = queue, seat
+        self._queue, self._balancer = queue, balancer
         self._share = most if end_idle is None else most - most // 2
         self._a_turn = max(min(_A_TURN, self._share // _A_TURN_PART), 1)
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._beginning: dict[P, asyncio.Task[None]] = {}
         self._retry: asyncio.TimerHandle | None = None
-        self._peers = Peers()
+        self._clients = Clients()
         #: Who holds a place, and whose it is.
-        self._places: dict[P, Peer] = {}
+        self._places: dict[P, Client] = {}
         self.open: set[P] = set()
-        self.kept: dict[P, Peer] = {}
+        self.kept: dict[P, Client] = {}
 
     def listen(self, address: str) -> str:
         """Listen on ``host:port`` or ``unix:/path``; the same with the port that it really has.
@@ -272,22 +272,22 @@ class Acceptor(Generic[P]):
         for connection in list(self._beginning):
             self._end_beginning(connection)
 
-    def begun(self, connection: P, certificate: bytes | None = None) -> Peer | None:
+    def begun(self, connection: P, certificate: bytes | None = None) -> Client | None:
         """A connection can be spoken on; its peer, which is the ``certificate`` (DER) where there is one.
 
         None where it was ended while it began.
         """
         self._beginning.pop(connection, None)
         self.open.add(connection)
-        peer = self._places.get(connection)
-        if peer is None:
+        client = self._places.get(connection)
+        if client is None:
             return self.kept.get(connection)
         if certificate is not None:
-            del peer.connections[connection]
+            del client.connections[connection]
             key = hashlib.sha256(certificate).digest()
-            peer = self._places[connection] = self._peers.find(key, self._loop.time())
-            peer.connections[connection] = None
-        return peer
+            client = self._places[connection] = self._clients.find(key, self._loop.time())
+            client.connections[connection] = None
+        return client
 
     def gone(self, connection: P) -> None:
         """Forget a connection that is closed."""
@@ -296,8 +296,12 @@ class Acceptor(Generic[P]):
 
     def _accept(self, bound: socket.socket, *, left_over: bool = False) -> None:
         for turn in range(self._a_turn):
-            seat = self._seat
-            if seat is not None and seat.is_others_turn and (turn or not left_over or not seat.is_ready):
+            balancer = self._balancer
+            if (
+                balancer is not None
+                and balancer.is_others_turn
+                and (turn or not left_over or not balancer.is_ready)
+            ):
                 self._pause()
                 self._retry = self._loop.call_later(_OTHERS_TURN_S, self._accept_left_over)
                 return
@@ -312,17 +316,17 @@ class Acceptor(Generic[P]):
                 self._pause()
                 self._retry = self._loop.call_later(_PAUSE_S, self._go_on)
                 return
-            if seat is not None:
-                seat.took()
+            if balancer is not None:
+                balancer.took()
             now_s = self._loop.time()
-            peer = self._peers.find(address_key(address), now_s)
-            peer.units -= _CONNECT_UNITS
+            client = self._clients.find(address_key(address), now_s)
+            client.units -= _CONNECT_UNITS
             try:
                 accepted.getpeername()
             except OSError:  # reset while it waited to be taken
                 accepted.close()
                 continue
-            has_room = self._has_room(peer)
+            has_room = self._has_room(client)
             if not has_room and self._end_kept is None:
                 self._on_refused()
                 accepted.close()
@@ -331,11 +335,11 @@ class Acceptor(Generic[P]):
             accepted.setblocking(False)
             connection = self._new_protocol()
             if has_room:
-                peer.connections[connection] = None
-                self._places[connection] = peer
+                client.connections[connection] = None
+                self._places[connection] = client
             else:
-                self._keep(connection, peer)
-            connecting = self._connect(connection, accepted, peer)
+                self._keep(connection, client)
+            connecting = self._connect(connection, accepted, client)
             task = self._beginning[connection] = self._loop.create_task(connecting)
             # Cancelled before its first step, nobody else would close it.
             task.add_done_callback(partial(self._connected, connection, accepted))
@@ -346,18 +350,18 @@ class Acceptor(Generic[P]):
         for bound in self._sockets:
             self._accept(bound, left_over=True)
 
-    def _has_room(self, peer: Peer) -> bool:
+    def _has_room(self, client: Client) -> bool:
         """Whether a peer may have one more place, after an idle connection was ended where none was left."""
-        if len(peer.connections) >= self._share:
-            return self._make_room((peer,))
-        return len(self._places) < self._most or self._make_room(self._peers.by_connections())
+        if len(client.connections) >= self._share:
+            return self._make_room((client,))
+        return len(self._places) < self._most or self._make_room(self._clients.by_connections())
 
-    def _make_room(self, peers: Iterable[Peer]) -> bool:
+    def _make_room(self, peers: Iterable[Client]) -> bool:
         """End an idle connection of the first of these peers that has one; whether there was one."""
         if self._end_idle is None:
             return False
-        for peer in peers:
-            ended = self._end_idle(peer.connections)
+        for client in peers:
+            ended = self._end_idle(client.connections)
             if ended in self._beginning:
                 self._end_beginning(ended)
                 return True
@@ -366,9 +370,9 @@ class Acceptor(Generic[P]):
                 return True
         return False
 
-    def _keep(self, connection: P, peer: Peer) -> None:
+    def _keep(self, connection: P, client: Client) -> None:
         """Give a connection one of the places kept for probes."""
-        self.kept[connection] = peer
+        self.kept[connection] = client
         if len(self.kept) <= _KEPT:
             return
         oldest = next(iter(self.kept))
@@ -386,15 +390,15 @@ class Acceptor(Generic[P]):
 
     def _release(self, connection: P) -> None:
         self.kept.pop(connection, None)
-        peer = self._places.pop(connection, None)
-        if peer is not None:
-            del peer.connections[connection]
+        client = self._places.pop(connection, None)
+        if client is not None:
+            del client.connections[connection]
 
-    async def _connect(self, connection: P, accepted: socket.socket, peer: Peer) -> None:
+    async def _connect(self, connection: P, accepted: socket.socket, client: Client) -> None:
         handshake_s = _HANDSHAKE_S if self._tls else None
-        if self._queue is not None and self._tls is not None and peer.is_over_budget(self._loop.time()):
+        if self._queue is not None and self._tls is not None and client.is_over_budget(self._loop.time()):
             turn = asyncio.Event()
-            self._queue(peer, turn.set)
+            self._queue(client, turn.set)
             await turn.wait()
         try:
             await self._loop.connect_accepted_socket(
@@ -404,7 +408,7 @@ class Acceptor(Generic[P]):
             log.debug("a connection came to nothing", exc_info=True)
         finally:
             if self._tls is not None:
-                peer.units -= _HANDSHAKE_UNITS  # only now: one that stalls has cost nothing
+                client.units -= _HANDSHAKE_UNITS  # only now: one that stalls has cost nothing
 
     def _connected(self, connection: P, accepted: socket.socket, _: asyncio.Task[None]) -> None:
         self._beginning.pop(connection, None)

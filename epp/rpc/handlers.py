@@ -1,6 +1,6 @@
 """What serves a gRPC call, whatever the transport under it.
 
-Owns the contract between the transports (`epp.rpc.rpc_server`, `epp.rpc.grpcio_server`) and the
+Owns the contract between the transports (`epp.rpc.server`, `epp.rpc.grpcio_server`) and the
 services. Rules for a handler:
 
 * Its methods are called from the event loop, in order, and may answer at once, on the call itself. None of

@@ -103,7 +103,7 @@ class Decision(Struct, frozen=True):
         basis: whether the policy or plain balancing chose.
         policy: name of the policy that ranked.
         request: what it knew of the request.
-        fleet: what it knew of the endpoints.
+        snapshot: what it knew of the endpoints.
         weights: values used.
         weights_version: their digest.
         seed: seed of the draws.
@@ -124,16 +124,16 @@ class Decision(Struct, frozen=True):
     basis: Basis
     policy: str
     request: RequestInfo
-    fleet: Snapshot
+    snapshot: Snapshot
     weights: Mapping[str, float]
     weights_version: str
     seed: int
-    tie_band: float
+    tolerance: float
     ranking: Ranking
-    shares: Floats | None
+    slow_start_weights: Floats | None
     legs: tuple[Leg, ...]
     tied: int
-    held_back: tuple[int, ...] = ()
+    slow_start_excluded: tuple[int, ...] = ()
     arm: str = ""
     excluded: Mapping[str, tuple[str, ...]] = {}
     params: Mapping[str, object] = {}
@@ -155,9 +155,9 @@ class Decision(Struct, frozen=True):
         return self.legs[-1].fallbacks
 
     @property
-    def served_model(self) -> str:
+    def upstream_model(self) -> str:
         """What the pick's engine calls the model, its public name unless told otherwise."""
-        return self.fleet.models[self.chosen] if self.fleet.models else self.request.model
+        return self.snapshot.models[self.chosen] if self.snapshot.models else self.request.model
 
     @property
     def untried_models(self) -> frozenset[str]:
@@ -165,21 +165,21 @@ class Decision(Struct, frozen=True):
 
         All are worth it unless the policy tells of some that they are not.
         """
-        names = self.fleet.models
+        names = self.snapshot.models
         worth = self.ranking.terms.get(WORTH_TERM)
         if worth is not None:
             names = tuple(name for name, share in zip(names, worth.tolist(), strict=True) if share)
-        return frozenset(names).difference(self.request.tried_models, (self.served_model,))
+        return frozenset(names).difference(self.request.tried_models, (self.upstream_model,))
 
     @property
     def endpoint(self) -> str:
         """Address of the pick."""
-        return self.fleet.endpoints[self.chosen]
+        return self.snapshot.endpoints[self.chosen]
 
     @property
     def destination(self) -> str:
         """The pick and its fallbacks as the ordered comma list that Envoy is sent."""
-        names = self.fleet.endpoints
+        names = self.snapshot.endpoints
         return ",".join((names[self.chosen], *(names[index] for index in self.fallbacks)))
 
     def probabilities(self) -> Floats:
@@ -190,13 +190,13 @@ class Decision(Struct, frozen=True):
         """
         told = draws(self.policy)
         drawn = None if told is None else told(self.ranking, self.weights, self.params)
-        costs, band = self.ranking.costs, self.tie_band
-        return propensities(costs, tie_band=band, held_back=self.held_back, drawn=drawn)
+        costs, band = self.ranking.costs, self.tolerance
+        return propensities(costs, tie_band=band, slow_start_excluded=self.slow_start_excluded, drawn=drawn)
 
     @property
     def uncached_tokens(self) -> int:
         """Prompt tokens that the pick is expected to prefill."""
-        return round(float(self.fleet.uncached_tokens[self.chosen]))
+        return round(float(self.snapshot.uncached_tokens[self.chosen]))
 
 
 def whole_leg(
@@ -218,7 +218,7 @@ def to_record(
         block_tokens: tokens from one of these to the next.
         prompt_id: keyed id of the whole prompt, ``""`` without one.
     """
-    fleet = decision.fleet
+    snapshot = decision.snapshot
     request = decision.request
     return {
         "schema": SCHEMA_VERSION,
@@ -233,7 +233,7 @@ def to_record(
         "weights": dict(decision.weights),
         "weights_version": decision.weights_version,
         "seed": decision.seed,
-        "tie_band": decision.tie_band,
+        "tie_band": decision.tolerance,
         "request": {name: getattr(request, name) for name in ASKED},
         "stream": request.stream,
         "session": request.session,
@@ -241,14 +241,16 @@ def to_record(
         "blocks": blocks,
         "block_tokens": block_tokens,
         "text_bytes": request.text_bytes,
-        "endpoints": fleet.endpoints,
-        "regions": fleet.regions,
-        "engine_classes": fleet.engine_classes,
-        "signals": dict(zip(NUMERIC_COLUMNS, fleet.block.tolist(), strict=True)),
-        "unknown": {name: mask.nonzero()[0].tolist() for name, mask in fleet.unknown.items() if mask.any()},
-        "rtt_sources": _rtt_sources(fleet),
-        "shares": None if decision.shares is None else decision.shares.tolist(),
-        "held_back": decision.held_back,
+        "endpoints": snapshot.endpoints,
+        "regions": snapshot.regions,
+        "engine_classes": snapshot.engine_classes,
+        "signals": dict(zip(NUMERIC_COLUMNS, snapshot.block.tolist(), strict=True)),
+        "unknown": {
+            name: mask.nonzero()[0].tolist() for name, mask in snapshot.unknown.items() if mask.any()
+        },
+        "rtt_sources": _rtt_sources(snapshot),
+        "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
+        "held_back": decision.slow_start_excluded,
         "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
         "costs": decision.ranking.costs.tolist(),
         "least_first_token_ms": decision.ranking.least_first_token_ms,
@@ -257,20 +259,24 @@ def to_record(
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
-        **({"extra": {name: column.tolist() for name, column in fleet.extra.items()}} if fleet.extra else {}),
+        **(
+            {"extra": {name: column.tolist() for name, column in snapshot.extra.items()}}
+            if snapshot.extra
+            else {}
+        ),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
-        "served_model": decision.served_model,
-        "served_models": fleet.models,
+        "served_model": decision.upstream_model,
+        "served_models": snapshot.models,
     }
 
 
-def _rtt_sources(fleet: Snapshot) -> dict[str, list[int]]:
+def _rtt_sources(snapshot: Snapshot) -> dict[str, list[int]]:
     """Rows of endpoints by where their round trips come from; those that are not known are left out."""
-    if fleet.rtt_sources is None:
+    if snapshot.rtt_sources is None:
         return {}
     rows: dict[str, list[int]] = {}
-    for row, source in enumerate(fleet.rtt_sources.tolist()):
+    for row, source in enumerate(snapshot.rtt_sources.tolist()):
         if source:
             rows.setdefault(RTT_SOURCES[source], []).append(row)
     return rows
@@ -279,7 +285,7 @@ def _rtt_sources(fleet: Snapshot) -> dict[str, list[int]]:
 def _probabilities(decision: Decision) -> list[float]:
     if decision.tied == 1 and draws(decision.policy) is None:
         # The usual case, and the general one is dear.
-        certain = [0.0] * len(decision.fleet)
+        certain = [0.0] * len(decision.snapshot)
         certain[decision.chosen] = 1.0
         return certain
     told: list[float] = decision.probabilities().tolist()
@@ -449,22 +455,22 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         tie_band: relative band of equals of another policy that has one; the same one's is the decision's.
     """
     if policy.name == decision.policy:
-        weights, band = decision.weights, decision.tie_band
+        weights, band = decision.weights, decision.tolerance
     else:
         weights, band = policy.default_weights(), tie_band if policy.ties is Ties.BAND else 0.0
-    ranking = policy.rank(decision.request, decision.fleet, weights, decision.seed)
+    ranking = policy.rank(decision.request, decision.snapshot, weights, decision.seed)
     selection = select(
         ranking.costs,
-        decision.shares,
-        decision.fleet.endpoints,
+        decision.slow_start_weights,
+        decision.snapshot.endpoints,
         tie_band=band,
         fallbacks=len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
-        served_models=decision.fleet.models,
+        upstream_models=decision.snapshot.models,
     )
-    if PEER_CLASS in decision.fleet.engine_classes:
-        selection = with_local(selection, ranking.costs, decision.fleet)
+    if PEER_CLASS in decision.snapshot.engine_classes:
+        selection = with_local(selection, ranking.costs, decision.snapshot)
     return replace(
         decision,
         policy=policy.name,
@@ -472,7 +478,7 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         weights=weights,
         tie_band=band,
         ranking=ranking,
-        legs=whole_leg(decision.request, decision.fleet, selection.chosen, selection.fallbacks),
+        legs=whole_leg(decision.request, decision.snapshot, selection.chosen, selection.fallbacks),
         tied=selection.tied,
-        held_back=selection.held_back,
+        held_back=selection.slow_start_excluded,
     )

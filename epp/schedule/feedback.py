@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from epp.apis.failure import AnswerFailure
     from epp.schedule.decision import Decision, Leg
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
 
@@ -141,7 +141,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
 def sent_of(leg: Leg, decision: Decision, seen: Signals[float], idle: int) -> Sent:
     """Record what stands before and beside a leg where it is sent."""
     return Sent(
-        rtt_ms=math.nan if _unknown(decision.fleet, "rtt_ms", leg.index) else seen.rtt_ms,
+        rtt_ms=math.nan if _unknown(decision.snapshot, "rtt_ms", leg.index) else seen.rtt_ms,
         pending_requests=seen.running_requests - seen.decoding_requests,
         pending_uncached_tokens=seen.pending_uncached_tokens,
         running_requests=seen.running_requests,
@@ -150,8 +150,8 @@ def sent_of(leg: Leg, decision: Decision, seen: Signals[float], idle: int) -> Se
     )
 
 
-def _unknown(fleet: Snapshot, column: str, index: int) -> bool:
-    mask = fleet.unknown.get(column)
+def _unknown(snapshot: Snapshot, column: str, index: int) -> bool:
+    mask = snapshot.unknown.get(column)
     return mask is not None and bool(mask[index])
 
 
@@ -167,22 +167,22 @@ _LEAST = 0.1
 _LEAST_ANSWER = 8
 
 
-def is_absurd(entry: InFlight, usage: Usage, fleet: Fleet) -> bool:
+def is_absurd(entry: InFlight, usage: Usage, datastore: Datastore) -> bool:
     """Tell whether an engine's counts cannot be: below 0, or more than the model's context holds.
 
     Each of several choices may be as long as the context. The counts of several prompts are sums, and so are
     those of a server-side loop of tools (OpenAI responses): only `_ABSURD_TOKENS` bounds them, as it does
     where the context is not known.
     """
-    slot = fleet.slot_of(entry.where) if entry.request.api in _ONE_PROMPT else None
-    limit = (None if slot is None else fleet.context_tokens(slot)) or _ABSURD_TOKENS
+    slot = datastore.slot_of(entry.where) if entry.request.api in _ONE_PROMPT else None
+    limit = (None if slot is None else datastore.context_tokens(slot)) or _ABSURD_TOKENS
     prompt, answers, cached = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.cached_tokens or 0
     if min(prompt, answers, cached) < 0:
         return True
     return max(prompt, cached) > limit or answers > limit * entry.request.answers
 
 
-def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
+def with_cached(slot: int, api: str, usage: Usage, datastore: Datastore) -> Usage:
     """What an engine told, with the cached tokens that it leaves out where they are 0.
 
     vLLM and SGLang do that, and not to tell them at all is the default of both: left out is none from a
@@ -190,21 +190,21 @@ def with_cached(slot: int, api: str, usage: Usage, fleet: Fleet) -> Usage:
     """
     if usage.prompt_tokens is None:
         return usage
-    cached = fleet.calibration.cached_or_left_out(slot, api, usage.cached_tokens)
+    cached = datastore.calibration.cached_or_left_out(slot, api, usage.cached_tokens)
     if cached == usage.cached_tokens:
         return usage
     return Usage(usage.prompt_tokens, usage.completion_tokens, cached)
 
 
 def learn_from(
-    entry: InFlight, outcome: Outcome, fleet: Fleet, learn: Callable[[RequestInfo, int], None] | None
+    entry: InFlight, outcome: Outcome, datastore: Datastore, learn: Callable[[RequestInfo, int], None] | None
 ) -> None:
     """Hand what is known of a finished request to whoever learns from it.
 
     Args:
         entry: the request.
         outcome: how it ended.
-        fleet: its signals learn.
+        datastore: its signals learn.
         learn: told of the request and the engine's count of tokens.
     """
     request, usage = entry.request, outcome.usage
@@ -213,38 +213,38 @@ def learn_from(
     # SGLang's own API counts the prompt anew for each choice.
     if usage.prompt_tokens is not None and request.text_bytes and request.choices == 1 and learn is not None:
         learn(request, usage.prompt_tokens)
-    slot = fleet.slot_of(outcome.where)
+    slot = datastore.slot_of(outcome.where)
     if slot is None or outcome.cause not in DONE or (outcome.status or 0) >= FIRST_ERROR:
         return
-    usage = with_cached(slot, request.api, usage, fleet)
+    usage = with_cached(slot, request.api, usage, datastore)
     answer, counted = _answer(outcome), request.prompt_tokens
     if answer is not None:
-        fleet.answers.observe(request.model, answer)
+        datastore.answers.observe(request.model, answer)
     as_picked = outcome.where == entry.leg.endpoint
     if as_picked and outcome.attempts in {None, 1}:  # of several tries nobody knows which one it was of
         sent, timing = entry.leg.state, entry.connection
         if timing is not None:
             body_bytes = request.body_bytes
-            fleet.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
+            datastore.paths.observe(slot, sent.idle, timing, rtt_ms=sent.rtt_ms, body_bytes=body_bytes)
         if outcome.streamed:
-            _rates(slot, entry, outcome, usage, fleet)
+            _rates(slot, entry, outcome, usage, datastore)
     if usage.cached_tokens is not None and as_picked and request.tells_hits:
         whole = counted if usage.prompt_tokens is None else usage.prompt_tokens
         expected = entry.leg.cached_tokens * whole / counted
-        fleet.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
+        datastore.calibration.observe(slot, expected, float(min(usage.cached_tokens, whole)))
 
 
-def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fleet) -> None:
+def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, datastore: Datastore) -> None:
     """How long the first token and the answer took, against what stood before and beside them."""
     sent, answer = entry.leg.state, _answer(outcome)
     ttft_ms, e2e_ms = outcome.sent_ttft_ms, outcome.sent_e2e_ms  # without its client's upload
     ended_s = entry.picked_s + e2e_ms / 1e3
     if not math.isnan(ttft_ms) and not math.isnan(sent.rtt_ms):
-        fleet.rates.observe_prefill(
+        datastore.rates.observe_prefill(
             slot,
             ended_s=ended_s,
             requests=prefills(sent.pending_requests),
-            tokens=_uncached(entry, usage, fleet, slot) + sent.pending_uncached_tokens,
+            tokens=_uncached(entry, usage, datastore, slot) + sent.pending_uncached_tokens,
             ttft_ms=max(ttft_ms - _network_ms(entry, sent), _LEAST * ttft_ms),
             busy=sent.running_requests,
         )
@@ -253,7 +253,7 @@ def _rates(slot: int, entry: InFlight, outcome: Outcome, usage: Usage, fleet: Fl
         itl_ms = (e2e_ms - ttft_ms) / (answer - 1)
     if answer is not None and answer >= _LEAST_ANSWER and not math.isnan(itl_ms):
         beside = sent.running_requests + entry.request.sequences - 1
-        fleet.rates.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
+        datastore.rates.observe_decode(slot, ended_s=ended_s, beside=beside, itl_ms=itl_ms)
 
 
 def _network_ms(entry: InFlight, sent: Sent) -> float:
@@ -277,10 +277,10 @@ def _answer(outcome: Outcome) -> int | None:
     return None if told is None else told // outcome.answers
 
 
-def _uncached(entry: InFlight, usage: Usage, fleet: Fleet, slot: int) -> float:
+def _uncached(entry: InFlight, usage: Usage, datastore: Datastore, slot: int) -> float:
     """The prompt's uncached tokens as the engine told them, else as believed."""
     prompt_tokens = entry.request.prompt_tokens
     if usage.cached_tokens is not None and entry.request.tells_hits:
         whole = usage.prompt_tokens or prompt_tokens
         return prompt_tokens * max(1.0 - usage.cached_tokens / whole, 0.0) if whole else 0.0
-    return fleet.calibration.to_prefill(slot, prompt_tokens, entry.leg.cached_tokens)
+    return datastore.calibration.to_prefill(slot, prompt_tokens, entry.leg.cached_tokens)

@@ -47,7 +47,7 @@ class ModelWatch:
     def seen(self, decision: Decision) -> None:
         """Take a decision: the model's inputs of the endpoint that was picked."""
         if self._model is not None:
-            self._rows.append(self._model.inputs(decision.request, decision.fleet)[decision.chosen])
+            self._rows.append(self._model.inputs(decision.request, decision.snapshot)[decision.chosen])
 
     def withdrawn(self, wall_s: float) -> Literal["", "stale", "mismatch"]:
         """Return why the model may not be used, ``""`` if it may."""

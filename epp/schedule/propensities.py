@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from epp.policies.base import Explored, Pair, Softmax
-from epp.schedule.select import band_limit
+from epp.schedule.select import tolerance_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def propensities(
-    costs: Floats, *, tie_band: float, held_back: Sequence[int] = (), drawn: Drawn | None = None
+    costs: Floats, *, tie_band: float, slow_start_excluded: Sequence[int] = (), drawn: Drawn | None = None
 ) -> Floats:
     """Compute the chance of each endpoint to be chosen; they sum to 1.
 
@@ -34,12 +34,12 @@ def propensities(
         drawn: what the policy drew among; None for a policy that did not, whose costs say it all.
     """
     admitted = np.ones(len(costs))
-    admitted[list(held_back)] = 0.0
+    admitted[list(slow_start_excluded)] = 0.0
     match drawn:
         case Softmax(before, width):
             least = float(before[admitted > 0.0].min())
             # Where the noise is lost in what counts as rounding, all are equal and the last draw decides.
-            if width <= band_limit(least, 0.0) - least:
+            if width <= tolerance_limit(least, 0.0) - least:
                 return _cheapest(before, admitted, tie_band)
             rates = np.where(admitted > 0.0, (least - before) / width, -np.inf)
             weights = np.array([math.exp(rate) for rate in rates.tolist()])  # as the noise: the same anywhere
@@ -50,7 +50,7 @@ def propensities(
         case Explored(before, explore):
             # One drawn evenly from all is taken where it is admitted; where not, the cheapest of the others.
             cheapest = _cheapest(before, admitted, tie_band)
-            taken = admitted + len(held_back) * cheapest
+            taken = admitted + len(slow_start_excluded) * cheapest
             mixed: Floats = (1.0 - explore) * cheapest + explore / len(cheapest) * taken
             return mixed
     return _cheapest(costs, admitted, tie_band)
@@ -58,7 +58,7 @@ def propensities(
 
 def _cheapest(costs: Floats, admitted: Floats, tie_band: float) -> Floats:
     costs = np.where(admitted > 0.0, costs, np.inf)
-    tied = (costs <= band_limit(float(costs.min()), tie_band)).astype(np.float64)
+    tied = (costs <= tolerance_limit(float(costs.min()), tie_band)).astype(np.float64)
     chance: Floats = tied / tied.sum()
     return chance
 

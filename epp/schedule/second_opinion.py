@@ -36,5 +36,5 @@ def ask(decision: Decision, policy: Policy, tie_band: float) -> tuple[int, float
         learned rates.
     """
     chosen = rerun(decision, policy, tie_band).chosen
-    costs = _BY_RATES.rank(decision.request, decision.fleet, _AS_MEASURED, decision.seed).costs
+    costs = _BY_RATES.rank(decision.request, decision.snapshot, _AS_MEASURED, decision.seed).costs
     return chosen, costs.item(chosen) - costs.item(decision.chosen)

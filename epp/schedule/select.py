@@ -51,24 +51,24 @@ class Selection(Struct, frozen=True):
     chosen: int
     fallbacks: tuple[int, ...]
     tied: int
-    held_back: tuple[int, ...]
+    slow_start_excluded: tuple[int, ...]
 
 
-def band_limit(best: float, tie_band: float) -> float:
+def tolerance_limit(best: float, tie_band: float) -> float:
     """Highest cost that counts as equal to ``best``."""
     return best + max(tie_band * abs(best), ROUNDING * max(1.0, abs(best)))
 
 
 def select(
     costs: Floats,
-    shares: Floats | None,
+    slow_start_weights: Floats | None,
     names: Sequence[str],
     *,
     tie_band: float,
     fallbacks: int,
     seed: int,
     key: str,
-    served_models: Sequence[str] = (),
+    upstream_models: Sequence[str] = (),
 ) -> Selection:
     """Choose among endpoints.
 
@@ -82,25 +82,25 @@ def select(
         key: decision id.
         served_models: what each one's engine calls the model; empty when all use one name.
     """
-    if shares is None and not served_models and len(costs) <= _FEW:
+    if slow_start_weights is None and not upstream_models and len(costs) <= _FEW:
         return _select_few(costs.tolist(), tie_band=tie_band, fallbacks=fallbacks, seed=seed, key=key)
     held_back: tuple[int, ...] = ()
     admitted_costs = costs
-    if shares is not None:
-        admitted = _admit(shares, names, seed, key)
+    if slow_start_weights is not None:
+        admitted = _admit(slow_start_weights, names, seed, key)
         if not admitted.all():
             held_back = tuple(np.flatnonzero(~admitted).tolist())
             admitted_costs = np.where(admitted, costs, np.inf)
-            costs = np.where(shares > 0.0, costs, np.inf)  # the last fallbacks
-    limit = band_limit(float(admitted_costs.min()), tie_band)
+            costs = np.where(slow_start_weights > 0.0, costs, np.inf)  # the last fallbacks
+    limit = tolerance_limit(float(admitted_costs.min()), tie_band)
     tied = np.flatnonzero(admitted_costs <= limit)
     chosen = int(tied[0])
     if len(tied) > 1:
         chosen = int(tied[int(keyed_uniform(seed, key, "tie") * len(tied))])
     order: tuple[int, ...] = ()
-    if fallbacks and served_models:
-        name = served_models[chosen]
-        rows = np.array([row for row, other in enumerate(served_models) if other == name], dtype=np.intp)
+    if fallbacks and upstream_models:
+        name = upstream_models[chosen]
+        rows = np.array([row for row, other in enumerate(upstream_models) if other == name], dtype=np.intp)
         place = int(np.searchsorted(rows, chosen))
         near = _cheapest(admitted_costs[rows], costs[rows], place, fallbacks)
         order = tuple(int(rows[index]) for index in near)
@@ -109,23 +109,23 @@ def select(
     return Selection(chosen, order, len(tied), held_back)
 
 
-def with_local(selection: Selection, costs: Floats, fleet: Snapshot) -> Selection:
+def with_local(selection: Selection, costs: Floats, snapshot: Snapshot) -> Selection:
     """Let the fallbacks of a peer region name a local endpoint, if any may serve."""
-    models = fleet.models or ("",) * len(costs)
+    models = snapshot.models or ("",) * len(costs)
     local = {
         row
-        for row, engine_class in enumerate(fleet.engine_classes)
+        for row, engine_class in enumerate(snapshot.engine_classes)
         if engine_class != PEER_CLASS and models[row] == models[selection.chosen]
     }
     if not local or not local.isdisjoint((selection.chosen, *selection.fallbacks)):
         return selection
-    cheapest = min(local, key=lambda row: (row in selection.held_back, costs[row]))
+    cheapest = min(local, key=lambda row: (row in selection.slow_start_excluded, costs[row]))
     return replace(selection, fallbacks=(*selection.fallbacks[:-1], cheapest))
 
 
 def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:
     """The same for few endpoints that all may be chosen and have one name for the model."""
-    limit = band_limit(min(costs), tie_band)
+    limit = tolerance_limit(min(costs), tie_band)
     tied = [index for index, cost in enumerate(costs) if cost <= limit]
     chosen = tied[0] if len(tied) == 1 else tied[int(keyed_uniform(seed, key, "tie") * len(tied))]
     order: list[int] = []

@@ -1,6 +1,6 @@
 """Let the steps of a request wait without knowing how.
 
-A request's way (`epp.request.director.Core.direct`) is a coroutine that most often ends without having
+A request's way (`epp.request.director.Director.direct`) is a coroutine that most often ends without having
 waited. It yields nothing but `Wait`s, so that it needs no task and no event loop until then; whoever runs it
 does the waiting.
 """

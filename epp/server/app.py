@@ -23,17 +23,17 @@ from epp.metrics.read import PickerState
 from epp.metrics.table import TABLE
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
-from epp.request.conformance import SteeredCore
-from epp.request.director import Core
+from epp.request.conformance import SteeredDirector
+from epp.request.director import Director
 from epp.request.first_token import FirstTokenReceiver
 from epp.request.relays import RelayPaths
 from epp.request.response_sampling import Sampler, section_of
 from epp.request.routed_reports import RoutedReports
 from epp.request.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.rpc.accepting import allowed_connections, located
+from epp.schedule.admission import AdmissionController
 from epp.schedule.decision import to_record
-from epp.schedule.picker import Picker, PickerSettings, fleet_of
-from epp.schedule.saturation import Shedding
+from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.weights import WeightBook
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
@@ -110,7 +110,7 @@ class App:
         self._recorder = self._build_recorder(hasher)
         self._index = index_of(config.prefix, hasher)
         counter, optional = EstimateCounter(), OptionalParts()
-        self.picker = self._build_picker(source, hasher, counter, optional)
+        self.scheduler = self._build_picker(source, hasher, counter, optional)
         models = load_models(config.tokens, base, source)
         served = ServedTokenizers(models, config.tokens, clock.mono_s)
         self._tokenizers = Tokenizers(
@@ -120,19 +120,19 @@ class App:
             block_bytes=config.prefix.block_bytes,
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
-        shedding = Shedding(self.picker.fleet, config.saturation, self._priority)
+        admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
         self._regions = regions = self._build_regions(hasher)
         self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
         self._learning, self._tracing = self._build_learning(), self._build_tracing()
-        self.core = (SteeredCore if config.protocol.conformance else Core)(
+        self.director = (SteeredDirector if config.protocol.conformance else Director)(
             config,
-            picker=self.picker,
+            scheduler=self.scheduler,
             counter=counter,
             hasher=hasher,
             metrics=self.metrics,
             recorder=self._recorder,
             clock=clock,
-            admission=shedding,
+            admission=admission,
             tokenizers=self._tokenizers,
             relays=self._relays,
             regions=regions,
@@ -141,10 +141,12 @@ class App:
         )
         self._pool = PoolFeed(
             config,
-            picker=self.picker,
-            resolver=self.core.resolver,
-            lists=self.core.model_lists,
-            sink=SignalFeed(self.picker.fleet, self.metrics, self._index.process_started, served.look_for),
+            scheduler=self.scheduler,
+            resolver=self.director.resolver,
+            lists=self.director.model_lists,
+            sink=SignalFeed(
+                self.scheduler.datastore, self.metrics, self._index.process_started, served.look_for
+            ),
             tasks=self.tasks,
             metrics=self.metrics,
             clock=clock,
@@ -152,20 +154,20 @@ class App:
             regions=regions,
         )
         self._cluster = self._build_cluster()
-        self._reports: Reports = self.core.outcomes
+        self._reports: Reports = self.director.outcomes
         self._peers, self._lead = self._build_peers(hashers)
         self._restore = self._build_restore(hasher)
-        self._reload = Reload(config, source, self.picker, self.core, shedding)
+        self._reload = Reload(config, source, self.scheduler, self.director, admission)
         self._files = self._watched_files()
         self._tls, self._sampler = Certificates(base, source), Sampler(section_of(config.observe), clock)
         self._build_listeners()
-        self._show_state(shedding, served)
+        self._show_state(admission, served)
 
-    def _show_state(self, shedding: Shedding, served: ServedTokenizers) -> None:
+    def _show_state(self, admission: AdmissionController, served: ServedTokenizers) -> None:
         """Let Prometheus read the state of the parts."""
         kubernetes = self._config.pool.kubernetes
         pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
-        state = PickerState(self.picker, self._clock.mono_s, pool, shedding.saturation)
+        state = PickerState(self.scheduler, self._clock.mono_s, pool, admission.saturation)
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
@@ -184,14 +186,14 @@ class App:
         self._grpc = GrpcServer(
             config,
             self._tls,
-            self.core,
+            self.director,
             self.metrics,
             self._source,
             reports=reports,
             first_tokens=self._first_tokens,
             sampler=self._sampler,
             max_connections=most,
-            seat=host.seat,
+            balancer=host.balancer,
         )
         self._health = HealthThread(
             config.listen,
@@ -208,7 +210,7 @@ class App:
             return None
         from epp.feeds.learned import Learning  # noqa: PLC0415  # only where it is configured
 
-        return Learning(config, self.picker, self.metrics, self._clock, self._source, base=self._base)
+        return Learning(config, self.scheduler, self.metrics, self._clock, self._source, base=self._base)
 
     def _build_tracing(self) -> Tracing | None:
         if not self._config.tracing:
@@ -231,7 +233,7 @@ class App:
             base=self._base,
             source=self._source,
             pool=self._pool,
-            use_rules=self.core.use_model_rules,
+            use_rules=self.director.use_model_rules,
             metrics=self.metrics,
             clock=self._clock,
         )
@@ -241,9 +243,9 @@ class App:
             return None
         from epp.request.regions import Regions  # noqa: PLC0415  # only where it is configured
 
-        config, source, clock, fleet = self._config, self._source, self._clock, self.picker.fleet
+        config, source, clock, datastore = self._config, self._source, self._clock, self.scheduler.datastore
         key_id, metrics = hasher.key_id, self.metrics
-        return Regions(config, self._base, source, clock, fleet=fleet, key_id=key_id, metrics=metrics)
+        return Regions(config, self._base, source, clock, datastore=datastore, key_id=key_id, metrics=metrics)
 
     def _build_peers(self, hashers: Sequence[BlockHasher]) -> tuple[Link | None, LeadFeed | None]:
         config = self._config
@@ -257,7 +259,7 @@ class App:
             return Group(own, config.policy.name, hasher.key_id)
 
         if not config.cluster.url:
-            return self._host.link(lambda: group(hashers[0]), self.picker.fleet, self._clock), None
+            return self._host.link(lambda: group(hashers[0]), self.scheduler.datastore, self._clock), None
         try:
             from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
         except ImportError:
@@ -270,7 +272,7 @@ class App:
         link = NatsLink(
             config.cluster,
             group(hashers[0]),
-            self.picker.fleet,
+            self.scheduler.datastore,
             self._clock,
             base=self._base,
             source=self._source,
@@ -294,7 +296,7 @@ class App:
         return link, feed
 
     def _decision_json(self, decision_id: str) -> bytes:
-        found = self.core.recent.find(decision_id)
+        found = self.director.recent.find(decision_id)
         return b"" if found is None else msgspec.json.encode(to_record(found))
 
     def _priority(self, objective: str) -> int:
@@ -302,7 +304,7 @@ class App:
 
     def _build_picker(
         self, source: str, hasher: BlockHasher, counter: EstimateCounter, optional: OptionalParts
-    ) -> Picker:
+    ) -> Scheduler:
         section = self._config.policy
         policy = create(section.name, section.params, source=source)
         weights = WeightBook(
@@ -312,12 +314,12 @@ class App:
             bounds=section.bounds,
             source=source,
         )
-        return Picker(
-            fleet=fleet_of(self._config, self._index),
+        return Scheduler(
+            datastore=datastore_of(self._config, self._index),
             policy=policy,
             balance=create("least-request"),
             weights=weights,
-            settings=PickerSettings.of(self._config),
+            settings=SchedulerSettings.of(self._config),
             new_id=self._decision_ids,
             name_block=hasher.export_id,
             learn=partial(_learn_tokens, counter, optional),
@@ -347,13 +349,13 @@ class App:
         return IndexRestore(
             self._base / records.folder,
             index=self._index,
-            fleet=self.picker.fleet,
+            datastore=self.scheduler.datastore,
             key_id=hasher.key_id,
             clock=self._clock,
         )
 
     def _watched_files(self) -> list[WatchedFile]:
-        config, metrics, weights = self._config, self.metrics, self.picker.weights
+        config, metrics, weights = self._config, self.metrics, self.scheduler.weights
         files: list[WatchedFile] = []
         if self._cluster is None:
             failed = partial(metrics.file_failed, "endpoints")
@@ -389,7 +391,7 @@ class App:
         if config.capability.file:
             path = self._base / config.capability.file
             parse = partial(read_chances, source=str(path))
-            apply, kept = self.picker.fleet.capability.replace, "the last good table stays"
+            apply, kept = self.scheduler.datastore.capability.replace, "the last good table stays"
             files.append(AppliedFile(path, "capability", metrics, parse=parse, apply=apply, kept=kept))
         return files if self._learning is None else files + self._learning.files(self._lead)
 
@@ -411,7 +413,7 @@ class App:
             return "no endpoints known"
         if self._restore is not None and self._restore.pending:
             return "rebuilding the prefix index"
-        if self._peers is not None and self._peers.sharing.joining:
+        if self._peers is not None and self._peers.index_sync.joining:
             return "asking another picker for the prefix index"
         return ""
 
@@ -427,7 +429,7 @@ class App:
         listen, source = self._config.listen, self._source
         for file in self._files:
             file.check()
-        self.tasks.start("resolve names", self.core.resolver.run())
+        self.tasks.start("resolve names", self.director.resolver.run())
         await self._pool.start()
         routes = build_app(
             health=self._health,
@@ -439,7 +441,7 @@ class App:
             elsewhere=None if self._peers is None else self._peers.find,
         )
         if listen.serves_ui:
-            live = Live(self.picker, self.core.recent, self._clock, self._peers, self._learning)
+            live = Live(self.scheduler, self.director.recent, self._clock, self._peers, self._learning)
             LivePage(live).add_to(routes)
         routes.middlewares.extend(self._host.middlewares)
         self._host.listen()
@@ -455,8 +457,8 @@ class App:
         if self._cluster is not None:
             self.tasks.start("follow the cluster", self._cluster.run())
         self.tasks.start("housekeeping", self._housekeeping())
-        self.tasks.start("estimated leases", self.core.leases.run())
-        self.tasks.start("ask for models", self.core.model_lists.run())
+        self.tasks.start("estimated leases", self.director.leases.run())
+        self.tasks.start("ask for models", self.director.model_lists.run())
         if self._peers is not None:
             self._keep("share with peers", self._peers.run)
         if self._regions is not None:
@@ -487,7 +489,7 @@ class App:
     async def _housekeeping(self) -> None:
         while True:
             self._sampler.tick()
-            self.core.outcomes.expire()
+            self.director.outcomes.expire()
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _show_readiness(self, reason: str) -> None:
@@ -495,7 +497,7 @@ class App:
         self._health.publish(reason)
 
     def _beat(self) -> None:
-        self.picker.weights.note(self._clock.wall_s())
+        self.scheduler.weights.note(self._clock.wall_s())
         reason = self.not_ready()
         others = self._host.beat(ready=not reason)
         self._show_readiness("" if others and not self._draining else reason)
@@ -512,7 +514,7 @@ class App:
         await asyncio.sleep(accept_s)
         await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()
-        self.core.outcomes.close()
+        self.director.outcomes.close()
         await self._health.stop()
         if self._recorder is not None:
             self._recorder.close()  # while the leader can still be sent what it writes

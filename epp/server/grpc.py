@@ -1,7 +1,7 @@
 """The gRPC face: ext_proc, access log and health on one listener.
 
 Owns which transport serves (`listen.transport`), limits, and the order of a stop; the transports are
-`epp.rpc.rpc_server`, the picker's own, and `epp.rpc.grpcio_server`. A stream that ends in any way -
+`epp.rpc.server`, the picker's own, and `epp.rpc.grpcio_server`. A stream that ends in any way -
 closed, reset, cancelled, failed - ends its exchange exactly once.
 """
 
@@ -17,7 +17,7 @@ from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.request.ext_proc import BODILESS, PROCESS, Exchange, ProcessCall
 from epp.request.first_token import TOLD
 from epp.rpc.accepting import located
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 from epp.server.health import HealthState, health_service
 from epp.server.process import allowed_held_bytes
 from epp.server.tls import GRPC_SECTION
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from epp.extproc.body_budget import Share
     from epp.metrics.metrics import Metrics
     from epp.request.access_log import Reports
-    from epp.request.director import Core
+    from epp.request.director import Director
     from epp.request.first_token import FirstTokenReceiver
     from epp.request.response_sampling import Sampler
+    from epp.rpc.connection_balancer import ConnectionBalancer
     from epp.rpc.grpcio_server import GrpcioServer
     from epp.rpc.handlers import Serve
     from epp.rpc.http2.messages import Room
-    from epp.rpc.seat import Seat
     from epp.server.tls import Certificates
 
 _ENVELOPE_BYTES = 1024 * 1024
@@ -53,14 +53,14 @@ class GrpcServer:
     Args:
         config: listener, TLS and body limit.
         tls: makes what the listener presents.
-        core: decides.
+        director: decides.
         metrics: counted into.
         source: name of the configuration file, for errors.
         reports: takes what Envoy's access log says.
         first_tokens: takes what Envoy says while answers run.
         sampler: says which responses are read.
         max_connections: at once; those beyond are closed as they come.
-        seat: this process's part among several that listen; None where there is one.
+        balancer: this process's part among several that listen; None where there is one.
 
     Raises:
         ConfigError: a TLS file cannot be read.
@@ -70,7 +70,7 @@ class GrpcServer:
         self,
         config: Config,
         tls: Certificates,
-        core: Core,
+        director: Director,
         metrics: Metrics,
         source: str,
         *,
@@ -78,10 +78,10 @@ class GrpcServer:
         first_tokens: FirstTokenReceiver,
         sampler: Sampler,
         max_connections: int,
-        seat: Seat | None = None,
+        balancer: ConnectionBalancer | None = None,
     ) -> None:
-        self._config, self._core, self._metrics, self._source = config, core, metrics, source
-        self._sampler, self._seat = sampler, seat
+        self._config, self._director, self._metrics, self._source = config, director, metrics, source
+        self._sampler, self._balancer = sampler, balancer
         self._max_body_bytes = config.request.max_body_bytes
         longest = max(self._max_body_bytes, _LONGEST_PIECE_BYTES) + _ENVELOPE_BYTES
         max_send_bytes = min(longest, LONGEST_MESSAGE_BYTES)
@@ -123,7 +123,7 @@ class GrpcServer:
                 bodiless=BODILESS,
                 on_closed=lambda reason: metrics.value("epp_connections_closed_total", "grpc", reason).inc(),
                 on_throttled=metrics.value("epp_connections_throttled_seconds_total").inc,
-                seat=seat,
+                balancer=balancer,
             )
 
     async def start(self) -> str:
@@ -162,17 +162,17 @@ class GrpcServer:
     @property
     def _in_flight(self) -> float:
         """Count requests in flight: other workers' may be reported here."""
-        own = self._core.picker.in_flight
-        return own if self._seat is None else self._seat.in_flight(own)
+        own = self._director.scheduler.in_flight
+        return own if self._balancer is None else self._balancer.in_flight(own)
 
     def _new_exchange(self, room: Room) -> Exchange:
         stream = Stream(
             self._max_body_bytes,
-            self._core.refuse_unread,
-            pick_at=self._core.pick_at,
+            self._director.refuse_unread,
+            pick_at=self._director.decide_at,
             bodies=cast("Share", room),
         )
-        return Exchange(stream, self._core, self._metrics, self._sampler)
+        return Exchange(stream, self._director, self._metrics, self._sampler)
 
 
 def grpc_methods(

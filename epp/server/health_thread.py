@@ -25,7 +25,7 @@ from epp.config.address import is_ip
 from epp.metrics.metrics import CONTENT_TYPE
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.rpc.accepting import located, watching
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 from epp.server.health import HealthState, health_service
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from epp.config.listen import Listen
     from epp.metrics.metrics import Metrics
-    from epp.records.verdicts import Verdict
+    from epp.records.verdicts import AnswerVerdict
     from epp.rpc.accepting import Acceptor, Watched
     from epp.server.tls import Certificates
 
@@ -309,7 +309,7 @@ def build_app(
     metrics: Metrics,
     decision: Callable[[str], bytes],
     decided: Callable[[str], bool],
-    verdict: Callable[[Verdict, float], None] | None = None,
+    verdict: Callable[[AnswerVerdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
     """The routes.

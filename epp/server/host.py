@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from epp.cluster.link import Link
     from epp.cluster.messages import Group
     from epp.request.access_log import Reports
-    from epp.rpc.seat import Seat
+    from epp.rpc.connection_balancer import ConnectionBalancer
     from epp.server.process import DecisionIds
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 
 class Host:
@@ -30,12 +30,12 @@ class Host:
     """
 
     index = 0
-    seat: Seat | None = None
+    balancer: ConnectionBalancer | None = None
     http = ""
     middlewares: Sequence[Middleware] = ()
     one_signal_s = 0.0
 
-    def link(self, group: Callable[[], Group], fleet: Fleet, clock: Clock) -> Link | None:  # noqa: ARG002  # of a worker
+    def link(self, group: Callable[[], Group], datastore: Datastore, clock: Clock) -> Link | None:  # noqa: ARG002  # of a worker
         """Make what shares with the others."""
         return None
 

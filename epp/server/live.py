@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from epp.cluster.link import Link
     from epp.feeds.learned import Learning
     from epp.request.recent import RecentDecisions
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Live:
     """A picker as its live page sees it. Made on the picker's loop.
 
     Attributes:
-        picker: the picker.
+        scheduler: the picker.
         recent: its newest decisions.
         clock: the time.
         link: the way to other pickers, None without any.
@@ -30,7 +30,7 @@ class Live:
         one_opinion: held while one is: each takes a thread for seconds.
     """
 
-    picker: Picker
+    scheduler: Scheduler
     recent: RecentDecisions
     clock: Clock
     link: Link | None
@@ -47,4 +47,4 @@ class Live:
     def ignore(self, reason: str) -> None:
         """Count a message of another picker that is not taken."""
         if self.link is not None:
-            self.link.sharing.counts.ignored[reason] += 1
+            self.link.index_sync.counts.ignored[reason] += 1

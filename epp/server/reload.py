@@ -16,9 +16,9 @@ from epp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epp.request.director import Core
-    from epp.schedule.picker import Picker
-    from epp.schedule.saturation import Shedding
+    from epp.request.director import Director
+    from epp.schedule.admission import AdmissionController
+    from epp.schedule.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +47,24 @@ class Reload:
     Args:
         config: in force.
         source: name of the file, for errors and the log.
-        picker: takes weights and the settings of its choice.
-        core: takes how requests are read and answered.
-        shedding: takes the thresholds of saturation.
+        scheduler: takes weights and the settings of its choice.
+        director: takes how requests are read and answered.
+        admission: takes the thresholds of saturation.
 
     Attributes:
         config: in force: as started, but for the keys of `LIVE`.
     """
 
-    def __init__(self, config: Config, source: str, picker: Picker, core: Core, shedding: Shedding) -> None:
+    def __init__(
+        self,
+        config: Config,
+        source: str,
+        scheduler: Scheduler,
+        director: Director,
+        admission: AdmissionController,
+    ) -> None:
         self.config, self._source = config, source
-        self._picker, self._core, self._shedding = picker, core, shedding
+        self._scheduler, self._director, self._admission = scheduler, director, admission
         self._seen: Config | None = None
 
     def parse(self, text: bytes | None) -> Config:
@@ -69,7 +76,7 @@ class Reload:
         if text is None:
             raise ConfigError(self._source, "", "the file is gone")
         found = parse_config(text, self._source, os.environ)
-        self._picker.weights.check_configured(found.policy.weights, self._source)
+        self._scheduler.weights.check_configured(found.policy.weights, self._source)
         return found
 
     def apply(self, found: Config) -> None:
@@ -84,9 +91,9 @@ class Reload:
             else:
                 log.warning("%s: %s has changed, which takes effect at a restart", self._source, key)
         if before is not found:
-            self._picker.configure(self.config)
-            self._core.configure(self.config)
-            self._shedding.settings = self.config.saturation
+            self._scheduler.configure(self.config)
+            self._director.configure(self.config)
+            self._admission.settings = self.config.saturation
 
 
 def changed(before: Config, after: Config) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from aiohttp import web
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.config.address import UNIX
 from epp.request.routed_reports import RoutedReports
-from epp.rpc.seat import Seat
+from epp.rpc.connection_balancer import ConnectionBalancer
 from epp.server.host import Host
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from epp.request.access_log import Reports
     from epp.server.process import DecisionIds
     from epp.server.workers import Worker
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 #: Kind of datagrams (`Mailbox`) with a report.
 _REPORT = b"R"
@@ -59,7 +59,7 @@ class Siblings(Host):
     def __init__(self, worker: Worker) -> None:
         self._worker, self.index = worker, worker.index
         self._mailbox = Mailbox(worker.folder, worker.index, worker.count)
-        self.seat: Seat = Seat(worker.board, worker.index)
+        self.balancer: ConnectionBalancer = ConnectionBalancer(worker.board, worker.index)
         self.http = f"{UNIX}{self._http(worker.index)}"
         self.middlewares = (self._with_others,)
         self._orphaned = False
@@ -67,9 +67,9 @@ class Siblings(Host):
     def _http(self, index: int) -> Path:
         return self._worker.folder / f"{index}.http"
 
-    def link(self, group: Callable[[], Group], fleet: Fleet, clock: Clock) -> Link:
+    def link(self, group: Callable[[], Group], datastore: Datastore, clock: Clock) -> Link:
         """Make what shares with the others."""
-        return HostLink(self._mailbox, group(), fleet, clock)
+        return HostLink(self._mailbox, group(), datastore, clock)
 
     def route(self, own: Reports, ids: DecisionIds) -> Reports:
         """Make what takes Envoy's reports, of which ``own`` takes this worker's."""
@@ -92,7 +92,7 @@ class Siblings(Host):
         if os.getppid() != self._worker.parent and not self._orphaned:
             self._orphaned = True
             os.kill(os.getpid(), signal.SIGTERM)
-        return self.seat.beat(ready=ready)
+        return self.balancer.beat(ready=ready)
 
     def close(self) -> None:
         """Hear them no more."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from epp.errors import ConfigError
 from epp.feeds.lead import is_led
 from epp.rpc.accepting import close_early, located, open_early
-from epp.rpc.seat import BEATS, Board
+from epp.rpc.connection_balancer import BEATS, WorkerBoard
 from epp.server.process import stop_signals
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Worker:
     index: int
     count: int
     folder: Path
-    board: Board
+    board: WorkerBoard
     parent: int
 
 
@@ -91,7 +91,7 @@ class Workers:
         self._addresses = _open(config.listen, source)
         self.config = replace(config, listen=replace(config.listen, **self._addresses))
         self._on_ready: Callable[[dict[str, str]], None] | None = on_ready
-        self._board, self._folder = Board(count), Path(tempfile.mkdtemp(prefix="epp-workers-"))
+        self._board, self._folder = WorkerBoard(count), Path(tempfile.mkdtemp(prefix="epp-workers-"))
         self._processes: dict[int, _Process] = {}
         self._not_before_s: dict[int, float] = {}
         self._most_still = math.ceil(config.listen.stall_limit_s / LOOK_S) + 2  # it ends by itself, mostly

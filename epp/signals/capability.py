@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from epp.types import Cell, Chances, length_bucket
+from epp.types import SuccessCell, SuccessRates, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,14 +71,14 @@ class Capability:
     """The table in force; empty until `replace`."""
 
     def __init__(self) -> None:
-        self._chances = Chances({})
+        self._success_rates = SuccessRates({})
         self._tasks: frozenset[str] = frozenset()
-        self._memory: dict[tuple[tuple[str, ...], tuple[str, ...], Cell], Success] = {}
+        self._memory: dict[tuple[tuple[str, ...], tuple[str, ...], SuccessCell], Success] = {}
 
-    def replace(self, chances: Chances) -> None:
+    def replace(self, success_rates: SuccessRates) -> None:
         """Put another table in force; one without models knows nothing."""
-        self._chances = chances
-        self._tasks = frozenset(cell.task for cells in chances.by_model.values() for cell in cells)
+        self._success_rates = success_rates
+        self._tasks = frozenset(cell.task for cells in success_rates.by_model.values() for cell in cells)
         self._memory.clear()
 
     def task(self, name: str) -> str:
@@ -93,11 +93,11 @@ class Capability:
             models: what each one's engine calls the model, empty when all use its public name.
             count: of the candidates.
         """
-        known = self._chances.by_model
+        known = self._success_rates.by_model
         if not request.prompt_tokens or not known:
             return None
         models = models or (request.model,) * count
-        cell = Cell(request.language, length_bucket(request.prompt_tokens), self.task(request.task))
+        cell = SuccessCell(request.language, length_bucket(request.prompt_tokens), self.task(request.task))
         tried = tuple(name for name in request.tried_models if name in known)
         key = (models, tried, cell)
         found = self._memory.get(key)
@@ -107,12 +107,12 @@ class Capability:
             found = self._memory[key] = self._column(models, tried, cell)
         return found
 
-    def _column(self, models: Sequence[str], tried: Sequence[str], cell: Cell) -> Success:
+    def _column(self, models: Sequence[str], tried: Sequence[str], cell: SuccessCell) -> Success:
         names = list({*models, *tried})
         chances = np.array([self._chance(model, cell) for model in names], np.float64)
         failed = np.isin(names, tried) & ~np.isnan(chances)
-        if failed.any() and self._chances.ease_spread:
-            chances = after_failures(chances, failed, self._chances.ease_spread)
+        if failed.any() and self._success_rates.ease_spread:
+            chances = after_failures(chances, failed, self._success_rates.ease_spread)
         by_model = dict(zip(names, chances.tolist(), strict=True))
         values = np.array([by_model[model] for model in models], np.float64)
         unknown = np.isnan(values)
@@ -121,9 +121,9 @@ class Capability:
         values[unknown] = 1.0 if unknown.all() else np.nanmin(values)
         return Success(values, unknown)
 
-    def _chance(self, model: str, cell: Cell) -> float:
-        cells = self._chances.by_model.get(model, {})
+    def _chance(self, model: str, cell: SuccessCell) -> float:
+        cells = self._success_rates.by_model.get(model, {})
         chance = cells.get(cell)
         if chance is None and cell.task:
-            chance = cells.get(Cell(cell.language, cell.bucket_tokens))
+            chance = cells.get(SuccessCell(cell.language, cell.bucket_tokens))
         return float("nan") if chance is None else chance

@@ -29,15 +29,15 @@ class Duration(Struct, frozen=True):
     end_s: float
 
 
-def predict_duration(request: RequestInfo, fleet: Snapshot, chosen: int) -> Duration:
+def predict_duration(request: RequestInfo, snapshot: Snapshot, chosen: int) -> Duration:
     """Predict when the first token and the end of the answer come from a candidate.
 
     Args:
         request: as it was decided.
-        fleet: as it was when it was.
+        snapshot: as it was when it was.
         chosen: index of the endpoint it goes to.
     """
-    seen = fleet.at(chosen)
+    seen = snapshot.at(chosen)
     running = seen.running_requests
     pending = max(running - seen.decoding_requests, 0.0)
     hits = seen.hit_ratio * seen.cached_tokens

@@ -50,7 +50,7 @@ _PANIC_SHARE = 0.8
 _PROOF_INTERVALS = 3.0
 
 
-class State(Enum):
+class HealthState(Enum):
     """Of an endpoint."""
 
     HEALTHY = "healthy"
@@ -191,7 +191,7 @@ class HealthTracker:
     def eject_until(self, slot: int, until_s: float, now_s: float) -> None:
         """Eject an endpoint that another picker has ejected; it is tried again as any other."""
         health = self._slots.get(slot)
-        if health is not None and self.state(slot, now_s) is not State.EJECTED:
+        if health is not None and self.state(slot, now_s) is not HealthState.EJECTED:
             self._keep_out(slot, health, "probe", until_s)
 
     def standing(self, now_s: float) -> Standing:
@@ -201,11 +201,11 @@ class HealthTracker:
             standing = self._standing = self._stand(now_s)
         return standing
 
-    def state(self, slot: int, now_s: float) -> State:
+    def state(self, slot: int, now_s: float) -> HealthState:
         """Return the state of an admitted slot."""
         if not self._slots[slot].out:
-            return State.HEALTHY
-        return State.EJECTED if now_s < self._until_s[slot] else State.TRIAL
+            return HealthState.HEALTHY
+        return HealthState.EJECTED if now_s < self._until_s[slot] else HealthState.TRIAL
 
     def returned_at_s(self, now_s: float) -> Floats:
         """Return when the last trial of each slot began, minus infinity for none and for the ejected."""

@@ -31,7 +31,7 @@ _MAX_LEASES = 100_000
 
 
 @dataclass(slots=True)
-class _Lease:
+class _Reservation:
     slot: int
     prompt_tokens: int
     uncached_tokens: int
@@ -50,7 +50,7 @@ class LoadLedger:
 
     def __init__(self, ttl_s: float = 1800.0) -> None:
         self._ttl_s = ttl_s
-        self._leases: dict[str, _Lease] = {}  # in order of expiry: renewal moves to the end
+        self._leases: dict[str, _Reservation] = {}  # in order of expiry: renewal moves to the end
         #: Called with a slot whose counters change, and the uncached tokens promised now.
         self.on_change: dict[str, Callable[[int, int], None]] = {}
         #: By slot, ``[5, capacity]``, not to be written: prompt tokens of unfinished requests, uncached
@@ -97,7 +97,7 @@ class LoadLedger:
             sequences: as how many requests it counts.
         """
         answer, expires_at_s = round(answer_tokens), now_s + self._ttl_s
-        lease = _Lease(slot, prompt_tokens, uncached_tokens, answer, sequences, False, expires_at_s)
+        lease = _Reservation(slot, prompt_tokens, uncached_tokens, answer, sequences, False, expires_at_s)
         self._leases[lease_id] = lease
         self._count(lease, 1.0)
 
@@ -173,7 +173,7 @@ class LoadLedger:
         for listener in self.on_change.values():
             listener(slot, promised_tokens)
 
-    def _count(self, lease: _Lease, sign: float) -> None:
+    def _count(self, lease: _Reservation, sign: float) -> None:
         """Add a lease to its slot's sums, or take it off."""
         slot, block = lease.slot, self.block
         if slot == _NOWHERE:

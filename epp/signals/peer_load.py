@@ -58,7 +58,7 @@ class PeerLoad:
             for address, row in gauges.items():
                 self._add(address, row)
 
-    def promised(self, rows: Rows, own: Floats) -> Floats:
+    def in_flight_tokens(self, rows: Rows, own: Floats) -> Floats:
         """Return what the others have promised these slots, or are expected to.
 
         Args:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from epp.signals.line import Learned, Line
+from epp.signals.linear_fit import Learned, LinearFit
 from epp.signals.slots import grown, rows_of
 
 if TYPE_CHECKING:
@@ -249,8 +249,8 @@ class _Class:
     """The two lines of one engine class."""
 
     def __init__(self, prior: Rates) -> None:
-        self.prefill = Line(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
-        self.decode = Line(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
+        self.prefill = LinearFit(prior.prefill_base_ms, prior.prefill_ms_per_token, _PREFILL_DESIGN)
+        self.decode = LinearFit(prior.decode_base_ms, prior.decode_ms_per_request, _DECODE_DESIGN)
         self.last = 0  # samples of the whole fleet at its last one
         self.set_slots([])
 
@@ -262,7 +262,7 @@ class _Class:
         return Rates(self.prefill.base, self.prefill.slope, self.decode.base, self.decode.slope)
 
 
-class State(Enum):
+class RateState(Enum):
     """What a class' rates rest on."""
 
     PRIORS = "priors"  # nothing was measured yet
@@ -280,7 +280,7 @@ class ClassRates(NamedTuple):
     """
 
     rates: Rates
-    state: State
+    state: RateState
     slow: Mapping[str, float]
 
 
@@ -391,9 +391,9 @@ class RateTable:
         for name, known in self._classes.items():
             if not known.slots:
                 continue
-            state = State.MEASURED if known.prefill.samples + known.decode.samples else State.PRIORS
+            state = RateState.MEASURED if known.prefill.samples + known.decode.samples else RateState.PRIORS
             if known.prefill.at_bound or known.decode.at_bound:
-                state = State.AT_BOUND
+                state = RateState.AT_BOUND
             factors = self._slow.factors
             slow = {addresses[slot]: float(factors[slot]) for slot in known.slots if factors[slot] > 1.0}
             rows[name] = ClassRates(known.rates, state, slow)

@@ -62,7 +62,7 @@ class Room:
 
         Args:
             rows: the slots.
-            promised: unfinished requests of each (`Fleet.promised`).
+            promised: unfinished requests of each (`Datastore.promised`).
         """
         largest = self._largest[rows]
         return np.where(np.isnan(largest), UNLIMITED, np.maximum(BATCHES * largest - promised, 0.0))

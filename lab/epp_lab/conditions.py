@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epp_lab.compare.fleets import FLEETS, calibrated
-from epp_lab.compare.plan import Cell, Source
+from epp_lab.compare.plan import PlanCell, Source
 from epp_lab.workloads.registry import PUBLISHED_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Load:
     calibrated: bool = False
     limited: bool = True
 
-    def on(self, name: str, fleet: FleetSpec) -> tuple[Cell, FleetSpec]:
+    def on(self, name: str, fleet: FleetSpec) -> tuple[PlanCell, FleetSpec]:
         """Return the load as a cell, and the fleet as this load has it."""
         source = Source(workload=self.workload, until_s=WINDOW_S / self.time_scale)
         limit = PUBLISHED_IN_FLIGHT if self.limited else None
-        cell = Cell(name, source, time_scale=self.time_scale, max_in_flight=limit)
+        cell = PlanCell(name, source, time_scale=self.time_scale, max_in_flight=limit)
         return cell, calibrated(fleet) if self.calibrated else fleet
 
 
@@ -52,7 +52,7 @@ _FLEETS: Mapping[str, str] = {"three regions": "paper-exact", "mixed": "mixed"}
 CELLS = tuple(f"{load} / {fleet} / steady" for load in LOADS for fleet in _FLEETS)
 
 
-def condition(name: str) -> tuple[Cell, FleetSpec]:
+def condition(name: str) -> tuple[PlanCell, FleetSpec]:
     """Return the load and the fleet of a name of `CELLS`."""
     load_name, fleet_name, _ = name.split(" / ")
     return LOADS[load_name].on(name, FLEETS[_FLEETS[fleet_name]][1])

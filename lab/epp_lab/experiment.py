@@ -68,12 +68,12 @@ class Experiment:
     events: Sequence[str] = ()
     ranges: Sequence[str] = ()
     minutes: float = math.nan
-    summary: Callable[[Sequence[Run]], str] | None = None
-    plots: Callable[[Sequence[Run]], Sequence[str]] | None = None
+    summary: Callable[[Sequence[CellRun]], str] | None = None
+    plots: Callable[[Sequence[CellRun]], Sequence[str]] | None = None
     takes_fleet: bool = False
 
 
-class Run(msgspec.Struct, frozen=True):
+class CellRun(msgspec.Struct, frozen=True):
     """The figures of one cell, entry and seed, NaN where a run has none; and the CPU time that it took."""
 
     cell: str
@@ -111,7 +111,7 @@ def execute(
     kept: Path,
     cells: Sequence[str] = (),
     entries: Sequence[str] = (),
-) -> list[Run]:
+) -> list[CellRun]:
     """Make the runs that ``kept`` lacks and return all that were asked for, in order.
 
     Args:
@@ -136,25 +136,25 @@ def execute(
         for number, (at, (figures, cpu_s)) in enumerate(completed(work, missing, workers=jobs)):
             key = missing[at]
             floats: dict[str, float | None] = {name: float(value) for name, value in figures.items()}
-            done[key] = run = Run(*key, commit, floats, round(cpu_s, 2))
+            done[key] = run = CellRun(*key, commit, floats, round(cpu_s, 2))
             with kept.open("ab") as file:
                 file.write(msgspec.json.encode(run) + b"\n")
             step(title, number + 1, len(missing))
     return [done[key] for key in keys]
 
 
-def read_kept(path: Path) -> list[Run]:
+def read_kept(path: Path) -> list[CellRun]:
     """Read kept runs, without a line that a killed process left unfinished."""
-    runs: list[Run] = []
+    runs: list[CellRun] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            runs.append(msgspec.json.decode(line, type=Run))
+            runs.append(msgspec.json.decode(line, type=CellRun))
         except msgspec.DecodeError:
             continue
     return runs
 
 
-def table(experiment: Experiment, runs: Sequence[Run]) -> str:
+def table(experiment: Experiment, runs: Sequence[CellRun]) -> str:
     """Write a Markdown table: a row for each cell and entry, means and paired ratios to the baseline.
 
     Intervals are of 95 %, from a bootstrap over the seeds; of fewer than five, the least and the most.

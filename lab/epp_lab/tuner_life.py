@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from epp_lab.sim.results import SimResult
     from epp_lab.sim.scenario import FleetSpec
     from epp_lab.tuner.samples import Sample
-    from epp_lab.tuner.state import Event, State
+    from epp_lab.tuner.state import Event, TunerState
 
-    Rehearsing = Callable[[State, float, Sequence[TraceRequest]], Proposed | NothingBetter]
+    Rehearsing = Callable[[TunerState, float, Sequence[TraceRequest]], Proposed | NothingBetter]
 
 OPEN = WindowOptions(closed_loop=False)
 #: Time between two looks of the tuner at its records.
@@ -94,7 +94,7 @@ class Stretch(FleetSim):
     @property
     def book(self) -> WeightBook:
         """Return the weights in force."""
-        return self._picker.weights
+        return self._scheduler.weights
 
     @property
     def now_wall_s(self) -> float:
@@ -153,10 +153,10 @@ class Life:
     policy: str
     fleet: Callable[[int], FleetSpec]
     load: Callable[[int], Sequence[TraceRequest]]
-    state: State
+    state: TunerState
     rules: Rules
     rehearse: Rehearsing
-    stop: Callable[[State], bool] = field(default=lambda _: False)
+    stop: Callable[[TunerState], bool] = field(default=lambda _: False)
     seed: int = 0
     now_wall_s: float = BEGIN_WALL_S
     notes: list[Note] = field(default_factory=list)
@@ -250,7 +250,7 @@ class Rehearsals:
     _stage: Stage | None = None
 
     def __call__(
-        self, state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+        self, state: TunerState, now_wall_s: float, requests: Sequence[TraceRequest]
     ) -> Proposed | NothingBetter:
         """Return a candidate, or that there is none."""
         trace = tuple(requests[-self.recorded :])
@@ -299,7 +299,7 @@ _OFF = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LifeCell:
     """A load on a fleet.
 
     Attributes:
@@ -339,14 +339,14 @@ _LOADS = {
     "short prompts": (SHORT, 2.8),
 }
 CELLS = {
-    f"{load} / {name}": Cell(fleet, traffic, rate_rps)
+    f"{load} / {name}": LifeCell(fleet, traffic, rate_rps)
     for load, (traffic, rate_rps) in _LOADS.items()
     for name, fleet in _FLEETS.items()
 }
 HOME = CELLS["chat / three regions"]
 
 
-def life(cell: Cell, policy: str, weights: Mapping[str, float], seed: int, rehearse: Rehearsing) -> Life:
+def life(cell: LifeCell, policy: str, weights: Mapping[str, float], seed: int, rehearse: Rehearsing) -> Life:
     """Return a tuner in a cell, with weights in force."""
     rules = rules_of(policy)
     return Life(
@@ -372,7 +372,7 @@ def weights_off(policy: str, seed: int) -> dict[str, float]:
     }
 
 
-def held_out(cell: Cell, policy: str, weights: Mapping[str, float]) -> dict[str, float]:
+def held_out(cell: LifeCell, policy: str, weights: Mapping[str, float]) -> dict[str, float]:
     """Measure weights on loads that nothing was searched on: geometric means of the loads' p95.
 
     What is sent in a load's first window warms the fleet, and does not count.

@@ -12,7 +12,7 @@ import pytest
 from epp.cli import main
 from epp.errors import EppError
 from epp.extproc.stream import Stream
-from epp.extproc.types import Abort, HttpRequest, Pick, ResponseData
+from epp.extproc.types import Abort, Destination, HttpRequest, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp_lab.bench import cluster, command, core, index, recorded, server
 from epp_lab.bench.figures import GOALS, Figures, load
@@ -48,7 +48,7 @@ def test_every_mode_is_a_conversation_that_asks_for_one_pick(mode: Mode) -> None
                 assert not isinstance(output, Abort), output
                 if isinstance(output, HttpRequest):
                     asked.append(output)
-                    waiting += stream.picked(Pick("10.0.0.1:8000", "d-1"))
+                    waiting += stream.decided(Destination("10.0.0.1:8000", "d-1"))
                 elif isinstance(output, ProcessingResponse):
                     replies += 1
                 elif isinstance(output, ResponseData):

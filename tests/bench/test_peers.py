@@ -9,7 +9,7 @@ import pytest
 
 from epp_lab.bench import peers
 from epp_lab.bench.peers import ALONE, COST, IDLE, MEASURES, OURS
-from epp_lab.experiment import Run
+from epp_lab.experiment import CellRun
 
 DIRECT = "direct"
 
@@ -19,8 +19,8 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         found: int = free.getsockname()[1]
     cells = {
-        "chat": peers.Cell(1, partial(peers.chat, seconds=0.5), quiet_s=0.2),
-        "one dies": peers.Cell(2, partial(peers.chat, seconds=1.0), slowdown=0.0),
+        "chat": peers.RivalCell(1, partial(peers.chat, seconds=0.5), quiet_s=0.2),
+        "one dies": peers.RivalCell(2, partial(peers.chat, seconds=1.0), slowdown=0.0),
     }
     monkeypatch.setattr(peers, "CELLS", cells)
     monkeypatch.setattr(peers, "FIRST_PORT", found)
@@ -48,9 +48,9 @@ def test_where_a_replica_dies_the_others_serve(port: int) -> None:
 
 
 def test_ours_is_held_against_the_best_of_the_others() -> None:
-    def runs(entry: str, ttft_ms: float, cost_ms: float, failed: int) -> list[Run]:
+    def runs(entry: str, ttft_ms: float, cost_ms: float, failed: int) -> list[CellRun]:
         return [
-            Run(
+            CellRun(
                 cell,
                 entry,
                 seed,

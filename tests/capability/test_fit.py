@@ -12,10 +12,10 @@ import pytest
 
 from epp.config.capability import parse_capability
 from epp.errors import EppError
-from epp.records.verdicts import Verdict, verdict_record
+from epp.records.verdicts import AnswerVerdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.signals.capability import after_failures
-from epp.types import Cell
+from epp.types import SuccessCell
 from epp_lab.capability.fit import fit
 from epp_lab.capability.results import Row, read_rows
 from tests.kit.records import command, decided
@@ -50,10 +50,10 @@ def answers(questions: int = 100, seed: int = 1, models: tuple[str, ...] = ("slo
     ]
 
 
-def by_cell(parsed: CapabilityFile) -> Mapping[tuple[str, Cell], ChanceEntry]:
+def by_cell(parsed: CapabilityFile) -> Mapping[tuple[str, SuccessCell], ChanceEntry]:
     """Entries by model and cell."""
     return {
-        (model, Cell(entry.language, entry.bucket_tokens, entry.task)): entry
+        (model, SuccessCell(entry.language, entry.bucket_tokens, entry.task)): entry
         for model, entries in parsed.models.items()
         for entry in entries
     }
@@ -107,9 +107,9 @@ def test_nothing_is_told_beyond_what_was_seen() -> None:
     lengths = {language: [c.bucket_tokens for m, c in entries if (m, c.language) == ("slope", language)]
                for language in LANGUAGES}  # fmt: skip
     assert lengths == {"en": list(LENGTHS), "ja": list(LENGTHS), "zh": [4096, 8192]}
-    hole = entries["slope", Cell("ja", 8192)]
+    hole = entries["slope", SuccessCell("ja", 8192)]
     assert hole.rows == 0
-    around = entries["slope", Cell("ja", 4096)]
+    around = entries["slope", SuccessCell("ja", 4096)]
     assert hole.high - hole.low > around.high - around.low
 
 
@@ -128,7 +128,7 @@ def judged_folder(folder: Path, *, decision: dict[str, Any], feedback: dict[str,
     records = [to_record(taken) for taken, _ in decided(2, "laar")]
     records[1]["request"]["language"] = "en"
     records[1] |= decision
-    records.append(verdict_record(Verdict(id=records[1]["id"], correct=True), 1.0) | feedback)
+    records.append(verdict_record(AnswerVerdict(id=records[1]["id"], correct=True), 1.0) | feedback)
     path = folder / "records-20260101T000000.000000Z-1-00000000.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -157,7 +157,7 @@ def test_the_last_verdict_on_a_recorded_answer_counts(tmp_path: Path) -> None:
     path = judged_folder(tmp_path, decision={"served_model": "m"}, feedback={"correct": False})
     with path.open("a") as file:
         for name, correct in (("id-1", True), ("unknown", True)):
-            file.write(json.dumps(verdict_record(Verdict(id=name, correct=correct), 2.0)) + "\n")
+            file.write(json.dumps(verdict_record(AnswerVerdict(id=name, correct=correct), 2.0)) + "\n")
     (row,) = read_rows(tmp_path)
     assert (row.model, row.language, row.correct, row.tried_models) == ("m", "en", True, ())
 

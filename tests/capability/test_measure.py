@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from epp.cli import main
-from epp.types import Cell, length_bucket
+from epp.types import SuccessCell, length_bucket
 from epp_lab.capability.fit import fit
 from epp_lab.capability.results import Row, read_rows
 from epp_lab.sim.lookup import Lookup
@@ -93,7 +93,7 @@ class Engine:
 
 async def test_replicas_are_measured_as_right_as_they_are(tmp_path: Path) -> None:
     chances = {
-        name: {Cell(language, tokens): chance for language in ("en", "ja") for tokens in (1024, 2048)}
+        name: {SuccessCell(language, tokens): chance for language in ("en", "ja") for tokens in (1024, 2048)}
         for name, chance in (("never", 0.0), ("often", 0.7), ("always", 1.0))
     }
     configs = [

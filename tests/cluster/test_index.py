@@ -57,14 +57,14 @@ def test_indexes_stay_sound_and_without_losses_equal(loss: float, seed: int) -> 
         while sent:
             number, slot, prefix = sent.pop()
             for other, index in enumerate(indexes):
-                if other != number and random.random() >= loss and not index.hold(slot, prefix):
+                if other != number and random.random() >= loss and not index.apply_remote(slot, prefix):
                     whole = indexes[number].whole(prefix)
-                    assert whole is None or index.hold(slot, whole)
+                    assert whole is None or index.apply_remote(slot, whole)
         if step % 50 == 49:
             for index in indexes:
                 sound(index)
                 copy = PrefixIndex(capacity_tokens=40_000)
-                assert all(copy.hold(0, prefix) for prefix in index.prefixes(0))
+                assert all(copy.apply_remote(0, prefix) for prefix in index.prefixes(0))
                 assert copy.match(asked).cached_tokens(SLOTS)[0] == index.match(asked).cached_tokens(SLOTS)[0]
                 assert copy.tokens(0) == index.tokens(0)
                 index.forget(step % 3)

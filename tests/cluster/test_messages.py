@@ -26,7 +26,7 @@ from epp.cluster.messages import (
 from epp.console.page import packed, unpacked
 from epp.errors import UnreadableError
 from epp.prefix_cache.index import PrefixIndex
-from epp.prefix_cache.prefix import Prefix, Run
+from epp.prefix_cache.prefix import BlockRun, Prefix
 from epp.regions import summary
 from epp.wire import read, unpack
 
@@ -41,7 +41,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(), inner, max_size=5),
     max_leaves=40,
 )
-FACTS = [*facts_of("a:1", 0.0, Prefix([Run(1, 2, 2)], 2, array("Q", range(9)), 64.0))]
+FACTS = [*facts_of("a:1", 0.0, Prefix([BlockRun(1, 2, 2)], 2, array("Q", range(9)), 64.0))]
 MESSAGE = Message(
     Group("pool", "gorgo", "key"), "a", 7, facts=FACTS, lead=Lead(3, "b", 1.7e9), changed_s=1.7e9
 )
@@ -76,9 +76,9 @@ def test_whatever_is_changed_in_a_message_is_read_or_raises_the_one_error(
         found = take(bytes(spoilt))
     except UnreadableError:
         return
-    for fact in found.facts if isinstance(found, Message) else ():
-        assert len(fact.prefix().blocks) <= MAX_BLOCKS
-        assert fact.block_tokens >= LEAST_BLOCK_TOKENS
+    for delta in found.facts if isinstance(found, Message) else ():
+        assert len(delta.prefix().blocks) <= MAX_BLOCKS
+        assert delta.block_tokens >= LEAST_BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -166,7 +166,7 @@ def test_a_bomb_of_zlib_is_not_unpacked() -> None:
 _HASHES = st.lists(st.integers(0, 15), max_size=10)
 _PREFIXES = st.builds(
     lambda known, blocks, start: Prefix(
-        [Run(*run) for run in known],
+        [BlockRun(*run) for run in known],
         sum(run[2] for run in known) if start is None else start,
         array("Q", blocks),
         64.0,
@@ -181,10 +181,10 @@ _PREFIXES = st.builds(
 def test_hashes_that_are_no_chain_leave_an_index_that_works(told: list[tuple[int, Prefix]]) -> None:
     index = PrefixIndex(capacity_tokens=1500)
     for slot, prefix in told:
-        index.hold(slot, prefix)
+        index.apply_remote(slot, prefix)
         index.whole(prefix)
         assert index.tokens(slot) <= 1500
     for slot in range(3):
         copy = PrefixIndex(capacity_tokens=1500)
         for prefix in index.prefixes(slot):
-            copy.hold(slot, prefix)
+            copy.apply_remote(slot, prefix)

@@ -16,10 +16,10 @@ import uvloop
 from msgspec.structs import replace
 
 from epp.cluster.answers import ALL_S
+from epp.cluster.index_sync import ALONE_S, JOIN_S, JOURNAL, MAX_PEERS, SILENT_S, WHOLE_S, IndexSync
 from epp.cluster.leading import TERM_STEP, Leading
-from epp.cluster.messages import MAX_BLOCKS, MAX_FACTS, Fact, Group, Lead, Message, decode, encode
+from epp.cluster.messages import MAX_BLOCKS, MAX_FACTS, Group, IndexDelta, Lead, Message, decode, encode
 from epp.cluster.nats_link import NatsLink
-from epp.cluster.sharing import ALONE_S, JOIN_S, JOURNAL, MAX_PEERS, SILENT_S, WHOLE_S, Sharing
 from epp.config.schema import Cluster
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
@@ -40,15 +40,15 @@ class Bus:
     """Pickers, their links, and messages on their way; `run` lets time pass."""
 
     clock: ManualClock = field(default_factory=ManualClock)
-    links: dict[str, Sharing] = field(default_factory=dict)
+    links: dict[str, IndexSync] = field(default_factory=dict)
     pickers: dict[str, Any] = field(default_factory=dict)
     sent: list[tuple[str, str, bytes]] = field(default_factory=list)
     #: What a message passes; False loses it.
     passes: Callable[[str, str], bool] = lambda *_: True
     _due: list[tuple[float, int, str]] = field(default_factory=list)
 
-    def join(self, name: str, **options: Any) -> Sharing:
-        picker = self.pickers[name] = picker_of(prefix=name)
+    def join(self, name: str, **options: Any) -> IndexSync:
+        scheduler = self.pickers[name] = picker_of(prefix=name)
 
         def publish(to: str, data: bytes) -> None:
             self.sent.append((name, to, data))
@@ -60,7 +60,7 @@ class Bus:
             heapq.heappush(self._due, (self.clock.mono_s() + in_s, len(self._due), name))
 
         group = options.pop("group", GROUP)
-        link = Sharing(picker.fleet, group, name, self.clock, publish=publish, wake=wake, **options)
+        link = IndexSync(scheduler.datastore, group, name, self.clock, publish=publish, wake=wake, **options)
         self.links[name] = link
         wake(0.0)
         return link
@@ -125,7 +125,7 @@ def test_promises_and_prefixes_of_one_are_seen_by_all(bus: Bus) -> None:
         assert bus.cached(name, 1)[at] == 2560.0
     longer = bus.pick("b", 1, blocks=60)
     assert longer.endpoint == decision.endpoint
-    assert longer.fleet.running_requests[at] == 1.0, "a decision sees what others promised"
+    assert longer.snapshot.running_requests[at] == 1.0, "a decision sees what others promised"
     bus.pickers["a"].end(decision.id, "completed", bus.clock.mono_s())
     bus.run(0.1)
     assert [bus.promised(name, RUNNING)[at] for name in "abc"] == [1.0] * 3, "the longer one runs"
@@ -152,13 +152,13 @@ def test_a_timer_that_is_due_at_once_is_asked_for_again() -> None:
     """Uvloop's handle of such a timer does not know when it fires."""
 
     async def wake() -> int:
-        settings, fleet = Cluster(url="nats://127.0.0.1:1"), picker_of(prefix="a").fleet
+        settings, datastore = Cluster(url="nats://127.0.0.1:1"), picker_of(prefix="a").datastore
         options: dict[str, Any] = {"base": Path(), "source": "", "secrets": [b"s"], "decision": lambda _: b""}
-        link = NatsLink(settings, GROUP, fleet, ManualClock(), **options)
+        link = NatsLink(settings, GROUP, datastore, ManualClock(), **options)
         for in_s in (0.02, 0.0, 0.0, 0.0001):
             link._wake(in_s)
         await asyncio.sleep(0.005)
-        return link.sharing.counts.sent
+        return link.index_sync.counts.sent
 
     assert uvloop.run(wake()) == 1
 
@@ -436,7 +436,7 @@ def test_nonsense_harms_nobody(bus: Bus, spoil: Callable[[Message], bytes], reas
 
 def with_fact(message: Message, **fields: Any) -> Message:
     """A message whose fact no picker would make."""
-    told = {name: getattr(message.facts[0], name) for name in Fact.__struct_fields__} | fields
+    told = {name: getattr(message.facts[0], name) for name in IndexDelta.__struct_fields__} | fields
     return replace(message, facts=[tuple(told.values())])
 
 

@@ -16,7 +16,7 @@ from epp import __version__
 from epp.errors import EppError
 from epp_lab.compare import command, simulate, trace_stats
 from epp_lab.compare.measure import Figures, Quantiles
-from epp_lab.compare.plan import TUNING_SEED, Cell, Source
+from epp_lab.compare.plan import TUNING_SEED, PlanCell, Source
 from epp_lab.compare.report import conclusion
 from epp_lab.compare.results import compare_policies
 from epp_lab.compare.simulate import Outcome, PolicyChoice, objective, tune
@@ -196,7 +196,7 @@ class TestTuning:
     ) -> None:
         seen: set[tuple[int, Source]] = set()
 
-        def surface(cell: Cell, _: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
+        def surface(cell: PlanCell, _: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
             seen.add((seed, cell.source))
             weights = policy.weights
             far = abs(math.log(weights["queue_weight"] / 0.05)) + 0.1 * abs(weights["prefill_weight"] - 1.0)
@@ -204,7 +204,7 @@ class TestTuning:
 
         monkeypatch.setattr(simulate, "run_task", surface)
         tuning = Source(workload="demo", until_s=8.0)
-        cell = Cell("c", Source(workload="demo"), tuning=tuning)
+        cell = PlanCell("c", Source(workload="demo"), tuning=tuning)
         found = tune(cell, parse_fleet(FLEET), PolicyChoice("gorgo"), 60)
         assert found.objective < found.objective_at_defaults - 0.5
         assert found.weights["queue_weight"] == pytest.approx(0.05, rel=0.6)

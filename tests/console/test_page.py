@@ -165,13 +165,13 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
     )
     rewrite(app, tmp_path / "endpoints.yaml", "endpoints: [{address: '192.0.2.1:8000'}]")
     ask(app)
-    app.picker.weights.note(0.0)
+    app.scheduler.weights.note(0.0)
     for weight in (1.5, 2.5):
         trial = Split(id="t", weights={"stall_weight": 0.5}, valid_from_wall_s=0.0, valid_until_wall_s=1e11)
         plan = Plan(weights={"prefill_weight": weight}, policy="gorgo-ms", reason="better", trial=trial)
         rewrite(app, tmp_path / "weights.yaml", render_plan(plan))
-        app.picker.weights.note(weight)
-    shown = frame(Live(app.picker, app.core.recent, SystemClock(), None, None))
+        app.scheduler.weights.note(weight)
+    shown = frame(Live(app.scheduler, app.director.recent, SystemClock(), None, None))
     weights = {row["id"]: row for row in shown["weights"]}
     assert weights["prefill_weight"]["bounds"] == "1..12"
     assert weights["prefill_weight"]["about"] == "from tuner"

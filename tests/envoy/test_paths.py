@@ -88,9 +88,9 @@ async def test_without_a_picker_envoy_opens_what_is_open(url: str) -> None:
 
 
 def test_the_picker_opens_the_same(tmp_path: Path) -> None:
-    core = app_of(tmp_path, ManualClock(0.0), request={"open_paths": list(FURTHER)}).core
+    director = app_of(tmp_path, ManualClock(0.0), request={"open_paths": list(FURTHER)}).director
     for path, is_open in PATHS.items():
-        read = at_once(core.direct(HttpRequest("GET", path, {}, None), since_s=0.0))
+        read = at_once(director.direct(HttpRequest("GET", path, {}, None), since_s=0.0))
         assert isinstance(read, LocalReply), "there is no endpoint"
         assert (path, read.details == "path") == (path, not is_open)
         if not is_open:
@@ -99,9 +99,9 @@ def test_the_picker_opens_the_same(tmp_path: Path) -> None:
 
 
 def test_an_upgrade_opens_no_path(tmp_path: Path) -> None:
-    core = app_of(tmp_path, ManualClock(0.0)).core
+    director = app_of(tmp_path, ManualClock(0.0)).director
     upgrade = HttpRequest("GET", "/metrics", {"upgrade": "websocket"}, None, whole=False)
-    read = at_once(core.direct(upgrade, since_s=0.0))
+    read = at_once(director.direct(upgrade, since_s=0.0))
     assert isinstance(read, LocalReply)
 
 

@@ -10,7 +10,7 @@ from epp.extproc.body_budget import BodyBudget, Share
 from epp.extproc.messages import header_values, plain_bytes
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
-from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
+from epp.extproc.types import Cause, DecideAt, HttpRequest, LocalReply
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from tests.kit.conversation import (
     DUPLEX,
@@ -43,7 +43,7 @@ def budget(*arguments: Any) -> Share:
     return BodyBudget(*arguments).share()
 
 
-def sending(bodies: Share, mode: BodyMode = DUPLEX, at: PickAt = PickAt.BODY) -> Conversation:
+def sending(bodies: Share, mode: BodyMode = DUPLEX, at: DecideAt = DecideAt.BODY) -> Conversation:
     """A request whose body is to come."""
     stream = Stream(50, refuse=words, pick_at=lambda _: at, bodies=bodies)
     talk = Conversation(stream)
@@ -72,7 +72,7 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
     hint = {"endpoints": [f"10.0.0.{number}:8000" for number in range(50)]}
     bodies = budget(2 * HEAD + 5000)
     sending(bodies)
-    talk = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    talk = Conversation(Stream(pick_at=lambda _: DecideAt.BODY, bodies=bodies))
     headers = with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", hint)
     talk.send(headers)
     assert HEAD + 3500 < bodies.held_bytes - HEAD < HEAD + 5000
@@ -84,7 +84,7 @@ def test_headers_and_metadata_that_wait_count_as_they_lie_in_memory() -> None:
     assert isinstance(refusal, ProcessingResponse)
     assert refusal.immediate_response.status.code == 503
     assert bodies.held_bytes == HEAD
-    other = Conversation(Stream(pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    other = Conversation(Stream(pick_at=lambda _: DecideAt.BODY, bodies=bodies))
     long = with_modes(request_headers({":path": "/v1/chat/completions", "x-long": "x" * 6000}), DUPLEX)
     other.send(long, expect=["immediate_response", Cause.REFUSED])
     assert bodies.held_bytes == HEAD
@@ -97,7 +97,7 @@ def test_after_the_pick_a_request_keeps_its_method_and_path_alone() -> None:
         asked.append(request)
         return LocalReply(status, b"no room")
 
-    talk = Conversation(Stream(refuse=note, pick_at=lambda _: PickAt.BODY, bodies=bodies))
+    talk = Conversation(Stream(refuse=note, pick_at=lambda _: DecideAt.BODY, bodies=bodies))
     talk.send(with_metadata(with_modes(request_headers(), DUPLEX), "envoy.lb.subset_hint", {"a": 1.0}))
     talk.send(request_body(b"{}", end=True))
     talk.pick()

@@ -7,7 +7,7 @@ import pytest
 from epp.extproc.modes import BodyMode
 from epp.extproc.request_side import HELD_BYTES
 from epp.extproc.stream import Stream
-from epp.extproc.types import Cause, Finish, Observe, Pick, PickAt
+from epp.extproc.types import Cause, DecideAt, Destination, Finish, Observe
 from epp.pb.ext_proc_pb2 import CommonResponse, ProcessingResponse
 from epp.pb.processing_mode_pb2 import ProcessingMode
 from tests.kit.conversation import (
@@ -24,7 +24,7 @@ NONE, STREAMED = BodyMode.NONE, BodyMode.STREAMED
 LOCKSTEP = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, STREAMED]
 
 
-def opened(mode: BodyMode, at: PickAt, response: BodyMode = NONE, *, ahead: bool = False) -> Conversation:
+def opened(mode: BodyMode, at: DecideAt, response: BodyMode = NONE, *, ahead: bool = False) -> Conversation:
     talk = Conversation(Stream(pick_at=lambda _: at))
     first = with_modes(request_headers(), mode, response)
     first.protocol_config.send_body_without_waiting_for_header_response = ahead
@@ -39,9 +39,9 @@ def headers_reply(outputs: list[object]) -> ProcessingResponse:
     return reply
 
 
-@pytest.mark.parametrize("at", [PickAt.HEADERS, PickAt.EITHER, PickAt.UPGRADE])
+@pytest.mark.parametrize("at", [DecideAt.HEADERS, DecideAt.EITHER, DecideAt.UPGRADE])
 @pytest.mark.parametrize("mode", LOCKSTEP)
-def test_the_body_is_left_with_envoy(mode: BodyMode, at: PickAt) -> None:
+def test_the_body_is_left_with_envoy(mode: BodyMode, at: DecideAt) -> None:
     talk = opened(mode, at)
     request = talk.asked()
     assert (request.body, request.whole) == (None, False)
@@ -56,9 +56,11 @@ def test_the_body_is_left_with_envoy(mode: BodyMode, at: PickAt) -> None:
 
 
 def test_full_duplex_passes_an_upload_piece_by_piece() -> None:
-    talk = opened(DUPLEX, PickAt.HEADERS, DUPLEX)
+    talk = opened(DUPLEX, DecideAt.HEADERS, DUPLEX)
     talk.send(request_body(b"before the pick"), expect=[])
-    outputs = talk.pick(Pick("a:1", "d", body=b"other", observe_response=Observe.END_STREAM_AFTER_PICK))
+    outputs = talk.pick(
+        Destination("a:1", "d", body=b"other", observe_response=Observe.END_STREAM_AFTER_PICK)
+    )
     assert streamed(outputs, "request_body") == (b"before the pick", [False])
     assert streamed(talk.send(request_body(b"x" * 70_000)), "request_body") == (b"x" * 70_000, [False, False])
     assert streamed(talk.send(request_body(b"end", end=True)), "request_body") == (b"end", [True])
@@ -67,20 +69,20 @@ def test_full_duplex_passes_an_upload_piece_by_piece() -> None:
 
 
 def test_an_upgrade_in_full_duplex_can_be_left_with_the_headers() -> None:
-    talk = opened(DUPLEX, PickAt.UPGRADE, DUPLEX)
-    outputs = talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK))
+    talk = opened(DUPLEX, DecideAt.UPGRADE, DUPLEX)
+    outputs = talk.pick(Destination("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK))
     assert outputs[1:] == [Cause.UNOBSERVED, Finish()]
 
 
 def test_full_duplex_waits_for_what_nobody_needs() -> None:
-    talk = opened(DUPLEX, PickAt.EITHER, DUPLEX)
+    talk = opened(DUPLEX, DecideAt.EITHER, DUPLEX)
     talk.send(request_body(b"{}", end=True))
     assert talk.asked().body == b"{}"
 
 
 @pytest.mark.parametrize("size", [1, 1000, HELD_BYTES, HELD_BYTES + 1])
 def test_bodies_ahead_are_held_up_to_what_every_gateway_reads(size: int) -> None:
-    talk = opened(STREAMED, PickAt.BODY, ahead=True)
+    talk = opened(STREAMED, DecideAt.BODY, ahead=True)
     talk.send(request_body(b"x" * size), expect=[] if size <= HELD_BYTES else None)
     if size <= HELD_BYTES:
         talk.send(request_body(b"", end=True))
@@ -94,7 +96,7 @@ def test_bodies_ahead_are_held_up_to_what_every_gateway_reads(size: int) -> None
 
 @pytest.mark.parametrize("end", [True, False])
 def test_a_partial_buffer_may_be_cut(end: bool) -> None:
-    talk = opened(BodyMode.BUFFERED_PARTIAL, PickAt.BODY)
+    talk = opened(BodyMode.BUFFERED_PARTIAL, DecideAt.BODY)
     talk.send(request_body(b"{}", end=end))
     request = talk.asked()
     assert (request.body, request.whole) == (b"{}", end)
@@ -113,5 +115,5 @@ def test_observing_asks_and_says_nothing(refuse: bool) -> None:
     if refuse:
         talk.refuse(expect=[Cause.REFUSED])
     else:
-        talk.pick(Pick("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK), expect=[])
+        talk.pick(Destination("a:1", "d", observe_response=Observe.END_STREAM_AFTER_PICK), expect=[])
         talk.close(expect=[Cause.STREAM_END])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Pick
+from epp.extproc.types import Destination
 from epp.request.conformance import served_headers
 from tests.kit.conversation import (
     DUPLEX,
@@ -41,7 +41,7 @@ HINT = ("envoy.lb.subset_hint", {"x-gateway-destination-endpoint-subset": ["10.0
 def test_destination_endpoint_as_header_and_metadata(mode: BodyMode, part: str, destination: str) -> None:
     """004, destination endpoint: the same value twice, fallbacks in order, IPv6 in brackets."""
     talk = asking(mode)
-    talk.pick(Pick(destination, "d-1"))
+    talk.pick(Destination(destination, "d-1"))
     reply = reply_of(talk.outputs, part)
     assert header_changes(reply)[DESTINATION] == destination.encode()
     assert metadata_of(reply)["envoy.lb"] == {DESTINATION: destination}
@@ -51,7 +51,7 @@ def test_destination_endpoint_as_header_and_metadata(mode: BodyMode, part: str, 
 def test_scores_go_as_metadata_when_there_are_any() -> None:
     """llm-d's extension of 004: scores of the endpoints beside the destination."""
     talk = asking()
-    talk.pick(Pick("10.0.0.1:8000", "d-1", scores={"10.0.0.1:8000": 6.5, "[fd00::1]:8000": -1.0}))
+    talk.pick(Destination("10.0.0.1:8000", "d-1", scores={"10.0.0.1:8000": 6.5, "[fd00::1]:8000": -1.0}))
     metadata = metadata_of(reply_of(talk.outputs, "request_headers"))
     assert metadata["envoy.lb"][SCORES] == {"10.0.0.1:8000": 6.5, "[fd00::1]:8000": -1.0}
 
@@ -66,7 +66,7 @@ def test_the_body_does_not_take_back_the_hint_of_the_headers() -> None:
 
 def answered(*, tell_served: bool, metadata: tuple[str, dict[str, object]] | None) -> Conversation:
     talk = asking(DUPLEX, DUPLEX)
-    talk.pick(Pick("10.0.0.1:8000", "d", served_headers=served_headers if tell_served else None))
+    talk.pick(Destination("10.0.0.1:8000", "d", served_headers=served_headers if tell_served else None))
     headers = response_headers()
     talk.send(headers if metadata is None else with_metadata(headers, *metadata))
     talk.send(response_trailers())

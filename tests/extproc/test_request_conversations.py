@@ -8,7 +8,7 @@ import pytest
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Stream
-from epp.extproc.types import Abort, Cause, HttpRequest, LocalReply, Pick
+from epp.extproc.types import Abort, Cause, Destination, HttpRequest, LocalReply
 from tests.kit.conversation import (
     DUPLEX,
     POST,
@@ -137,7 +137,7 @@ def test_a_last_piece_delivered_twice_is_ignored(before: bool) -> None:
     talk.close(expect=[Cause.STREAM_END])
 
 
-REPLACED = Pick("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
+REPLACED = Destination("10.0.0.1:8000", "d-1", {"x-a": "1"}, body=b"other")
 
 
 def test_a_replaced_body_brings_its_length() -> None:

@@ -10,10 +10,10 @@ from epp.extproc.modes import BodyMode
 from epp.extproc.types import (
     Abort,
     Cause,
+    Destination,
     Finish,
     HttpRequest,
     Observe,
-    Pick,
     ResponseData,
     ResponseStarted,
 )
@@ -39,11 +39,11 @@ from tests.kit.conversation import (
 STREAMED, NONE = BodyMode.STREAMED, BodyMode.NONE
 COMPLETED = Cause.COMPLETED
 STARTED = ResponseStarted(200, {":status": "200"})
-UNOBSERVED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.END_STREAM_AFTER_PICK)
-CARRIED = Pick("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
+UNOBSERVED = Destination("10.0.0.1:8000", "d-1", observe_response=Observe.END_STREAM_AFTER_PICK)
+CARRIED = Destination("10.0.0.1:8000", "d-1", observe_response=Observe.CARRY)
 
 
-def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Pick = PICK) -> Conversation:
+def answered(response: BodyMode, request: BodyMode = DUPLEX, pick: Destination = PICK) -> Conversation:
     talk = asking(request, response)
     talk.pick(pick)
     return talk

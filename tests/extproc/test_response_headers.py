@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Observe, Pick
+from epp.extproc.types import Destination, Observe
 from epp.request.conformance import served_headers
 from tests.kit.conversation import (
     DUPLEX,
@@ -27,7 +27,7 @@ class Upper:
 def test_they_are_set_in_the_reply_to_the_response_headers(
     mode: BodyMode, observe: Observe, rewritten: bool
 ) -> None:
-    pick = Pick(
+    pick = Destination(
         "a:1",
         "d",
         response_headers={"x-epp-served-model": "granite", "x-epp-untried-models": "4"},
@@ -50,7 +50,9 @@ def test_they_are_set_in_the_reply_to_the_response_headers(
 def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
     talk = asking(DUPLEX, DUPLEX)
     told = served_headers if conformance else None
-    talk.pick(Pick("a:1", "d", response_headers={"x-epp-served-model": "granite"}, served_headers=told))
+    talk.pick(
+        Destination("a:1", "d", response_headers={"x-epp-served-model": "granite"}, served_headers=told)
+    )
     forged = {
         "x-gateway-destination-endpoint-served": "evil:1",
         "x-epp-served-model": "evil",
@@ -68,6 +70,6 @@ def test_an_engines_own_reserved_headers_are_removed(conformance: bool) -> None:
 
 def test_the_decision_id_that_the_proxy_has_set_stays() -> None:
     talk = asking(DUPLEX, DUPLEX)
-    talk.pick(Pick("a:1", "d"))
+    talk.pick(Destination("a:1", "d"))
     reply = reply_of(talk.send(response_headers(headers={"x-epp-decision-id": "d"})), "response_headers")
     assert not reply.response_headers.response.HasField("header_mutation")

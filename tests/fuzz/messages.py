@@ -14,7 +14,7 @@ from collections import Counter
 
 from epp.extproc.modes import BodyMode
 from epp.extproc.stream import Output, Stream
-from epp.extproc.types import Abort, Cause, Finish, HttpRequest, LocalReply, Observe, Pick, PickAt
+from epp.extproc.types import Abort, Cause, DecideAt, Destination, Finish, HttpRequest, LocalReply, Observe
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from tests.kit import conversation as say
 from tests.kit.peer import Peer, Shape, Side
@@ -33,19 +33,19 @@ def shape(rng: random.Random) -> Shape:
     return Shape(pieces, rng.random() < 0.3)
 
 
-def answer_of(rng: random.Random, asked: HttpRequest) -> Pick | LocalReply:
+def answer_of(rng: random.Random, asked: HttpRequest) -> Destination | LocalReply:
     """A pick or a refusal."""
     if rng.random() < 0.1:
         return LocalReply(503, b"no")
     replace = asked.whole and asked.body and rng.random() < 0.3
     observe = rng.choice(list(Observe))
-    return Pick("a:1", "d", body=b"another body" * 10 if replace else None, observe_response=observe)
+    return Destination("a:1", "d", body=b"another body" * 10 if replace else None, observe_response=observe)
 
 
 def scene(rng: random.Random) -> tuple[Peer, Stream, str]:
     """Both ends of a stream, and a line that tells of them."""
     modes, ahead = (rng.choice(MODES), rng.choice(MODES)), rng.random() < 0.5
-    at, observing = rng.choice(list(PickAt)), rng.random() < 0.1
+    at, observing = rng.choice(list(DecideAt)), rng.random() < 0.1
     peer = Peer(shape(rng), shape(rng), modes, ahead=ahead, overrides=rng.random() < 0.5, observing=observing)
     story = f"{modes[0].name}/{modes[1].name} ahead={ahead} {at} observing={observing}"
     return peer, Stream(pick_at=lambda _: at), story
@@ -63,7 +63,7 @@ class Play:
         self.peer, self.stream, self.story = scene(rng)
         self.outputs: list[Output] = []
         self.asked: HttpRequest | None = None
-        self.answer: Pick | LocalReply | None = None
+        self.answer: Destination | LocalReply | None = None
         self.leases = 0
 
     def hear(self, heard: list[Output]) -> None:
@@ -94,7 +94,7 @@ class Play:
         if isinstance(self.answer, LocalReply):
             self.hear(self.stream.refused(self.answer))
         else:
-            self.hear(self.stream.picked(self.answer))
+            self.hear(self.stream.decided(self.answer))
 
     def through(self) -> None:
         """The whole exchange."""
@@ -129,14 +129,14 @@ def play(rng: random.Random) -> str:
     return "observed" if one.peer.observing else "played"
 
 
-def check(peer: Peer, answer: Pick | LocalReply | None, story: str) -> None:
+def check(peer: Peer, answer: Destination | LocalReply | None, story: str) -> None:
     """What must be true once both have said all that they have to say."""
     if peer.refused:
         return
     for side in (peer.request, peer.response):
         assert not side.waiting, f"{story}: {side.name} waits for {list(side.waiting)[:2]}"
     wanted = peer.request.shape.body
-    if isinstance(answer, Pick) and answer.body is not None and not peer.observing:
+    if isinstance(answer, Destination) and answer.body is not None and not peer.observing:
         wanted = answer.body
     assert bytes(peer.request.passed) == wanted, "the request is not what it was"
     if not peer.finished:
@@ -145,7 +145,7 @@ def check(peer: Peer, answer: Pick | LocalReply | None, story: str) -> None:
 
 def disorder(rng: random.Random) -> str:
     """Any messages in any order; how the exchange ended."""
-    stream = Stream(1000, pick_at=lambda _: rng.choice(list(PickAt)))
+    stream = Stream(1000, pick_at=lambda _: rng.choice(list(DecideAt)))
     outputs: list[Output] = []
     for number in range(rng.randint(1, 12)):
         end, data = rng.random() < 0.4, rng.randbytes(rng.choice((0, 1, 300, 2000)))
@@ -166,7 +166,7 @@ def disorder(rng: random.Random) -> str:
             say.with_modes(message, rng.choice(list(BodyMode)), rng.choice(list(BodyMode)))
         outputs += stream.receive(message)
         if rng.random() < 0.4:
-            outputs += stream.picked(say.PICK)
+            outputs += stream.decided(say.PICK)
     outputs += stream.closed(rng.random() < 0.5)
     ends = [output for output in outputs if isinstance(output, Cause)]
     assert len(ends) == 1, f"ended {len(ends)} times"

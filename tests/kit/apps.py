@@ -27,7 +27,7 @@ def ask(app: App, text: str = "hello", *, model: str = "chat", **headers: str) -
     """Have a chat decided."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    found = decide(app.core, HttpRequest("POST", "/v1/chat/completions", names, body))
+    found = decide(app.director, HttpRequest("POST", "/v1/chat/completions", names, body))
     assert isinstance(found, Decided), found
     return found
 

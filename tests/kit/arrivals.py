@@ -36,7 +36,7 @@ def burst(
         if number % scrape_every == 0:
             scraped = live.copy()
         cached = np.array([prompt_tokens if prefix in known else 0 for known in held])
-        fleet = fleet_view(
+        snapshot = fleet_view(
             endpoints,
             cached_tokens=cached,
             uncached_tokens=prompt_tokens - cached,
@@ -53,7 +53,7 @@ def burst(
             prefix_key=prefix,
             sequence=number,
         )
-        costs = policy.rank(ask, fleet, {**policy.default_weights(), **(weights or {})}, 0).costs
+        costs = policy.rank(ask, snapshot, {**policy.default_weights(), **(weights or {})}, 0).costs
         pick = int(tie.choice(np.flatnonzero(costs == costs.min())))
         live[pick] += 1
         held[pick].add(prefix)

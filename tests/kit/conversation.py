@@ -21,10 +21,10 @@ from epp.extproc.stream import Output, Stream
 from epp.extproc.types import (
     Abort,
     Cause,
+    Destination,
     Finish,
     HttpRequest,
     LocalReply,
-    Pick,
     ResponseData,
     ResponseStarted,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Expected: TypeAlias = "Output | str | Callable[[Output], bool]"
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
-PICK = Pick("10.0.0.1:8000", "d-1")
+PICK = Destination("10.0.0.1:8000", "d-1")
 REFUSAL = LocalReply(503, b'{"error":{}}', details="epp no endpoint")
 POST = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 
@@ -160,9 +160,9 @@ class Conversation:
         part = message.WhichOneof("request")
         return self._heard(f"{part}", self.stream.receive(message), expect)
 
-    def pick(self, pick: Pick = PICK, expect: Sequence[Expected] | None = None) -> list[Output]:
+    def pick(self, pick: Destination = PICK, expect: Sequence[Expected] | None = None) -> list[Output]:
         """Answer with a destination."""
-        return self._heard(f"picked {pick.destination}", self.stream.picked(pick), expect)
+        return self._heard(f"picked {pick.destination}", self.stream.decided(pick), expect)
 
     def refuse(self, refusal: LocalReply = REFUSAL, expect: Sequence[Expected] | None = None) -> list[Output]:
         """Answer the client."""

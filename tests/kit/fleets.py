@@ -51,27 +51,27 @@ def fleet_view(
     )
 
 
-def permuted(fleet: Snapshot, order: Sequence[int]) -> Snapshot:
+def permuted(snapshot: Snapshot, order: Sequence[int]) -> Snapshot:
     """The same fleet with its endpoints in another order."""
     index = list(order)
     texts: dict[str, Any] = {
-        name: tuple(getattr(fleet, name)[i] for i in index)
+        name: tuple(getattr(snapshot, name)[i] for i in index)
         for name in ("endpoints", "regions", "engine_classes", "models")
-        if getattr(fleet, name)
+        if getattr(snapshot, name)
     }
-    unknown = {name: mask[index] for name, mask in fleet.unknown.items()}
-    return replace(fleet, block=fleet.block[:, index], **texts, unknown=unknown)
+    unknown = {name: mask[index] for name, mask in snapshot.unknown.items()}
+    return replace(snapshot, block=snapshot.block[:, index], **texts, unknown=unknown)
 
 
-def with_unknown(fleet: Snapshot, column: str, index: int) -> Snapshot:
+def with_unknown(snapshot: Snapshot, column: str, index: int) -> Snapshot:
     """The same fleet with one value not known: filled with the worst of the column, and marked."""
-    values: NDArray[np.float64] = getattr(fleet, column).copy()
+    values: NDArray[np.float64] = getattr(snapshot, column).copy()
     mask = np.zeros(len(values), np.bool_)
     mask[index] = True
     values[index] = values[~mask].max(initial=0.0)
-    block = fleet.block.copy()
+    block = snapshot.block.copy()
     block[NUMERIC_COLUMNS.index(column)] = values
-    return replace(fleet, block=block, unknown={**fleet.unknown, column: mask})
+    return replace(snapshot, block=block, unknown={**snapshot.unknown, column: mask})
 
 
 def request(decision_id: str = "d-1", **fields: Any) -> RequestInfo:

@@ -124,7 +124,7 @@ class Recorded:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / file_name(begin_s, compressed=False)
         self.file.touch()
-        self._picker = picker_of(policy, tie_band=0.0)
+        self._scheduler = picker_of(policy, tie_band=0.0)
         self._random = np.random.default_rng(1)
         self.now_s = 0.0
         self._begin_s = begin_s
@@ -135,12 +135,14 @@ class Recorded:
         self._asked += 1
         self.now_s += 0.05
         ask = ask_of(int(self._random.integers(50)), blocks=int(self._random.integers(4, 60)))
-        return self._picker.pick(ask, self.now_s, self._begin_s + self.now_s)
+        return self._scheduler.decide(ask, self.now_s, self._begin_s + self.now_s)
 
     def outcome(self, decision: Decision, **fields: Any) -> Outcome:
         """Its end: TTFT follows from what it had to prefill."""
-        fleet, row = decision.fleet, decision.chosen
-        ttft_ms = 20.0 + 0.1 * float(fleet.uncached_tokens[row]) + 30.0 * float(fleet.running_requests[row])
+        snapshot, row = decision.snapshot, decision.chosen
+        ttft_ms = (
+            20.0 + 0.1 * float(snapshot.uncached_tokens[row]) + 30.0 * float(snapshot.running_requests[row])
+        )
         told: dict[str, Any] = {
             "id": decision.id,
             "endpoint": decision.endpoint,
@@ -168,7 +170,7 @@ class Recorded:
         self.append("".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def _end(self, decision: Decision) -> dict[str, Any]:
-        self._picker.end(decision.id, "completed", self.now_s)
+        self._scheduler.end(decision.id, "completed", self.now_s)
         return outcome_record(self.outcome(decision), self._begin_s + self.now_s)
 
     def append(self, content: bytes) -> None:

@@ -169,7 +169,7 @@ class Serving:
         config["listen"] = {"grpc": "127.0.0.1:0", **config.get("listen", {})}
         config["pool"] = {"warmup_s": 0}
         app = app_of(folder, clock, **config)
-        app.picker.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
+        app.scheduler.set_pool([Endpoint("10.0.0.1:8000"), Endpoint("10.0.0.2:8000")], 0.0)
         return cls(app, await app._grpc.start())
 
     async def connect(self, **settings: Any) -> RawPeer:

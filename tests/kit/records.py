@@ -21,9 +21,9 @@ from epp.records.files import read_records
 from epp.records.recorder import FileRecorder
 from epp.records.schema import join
 from epp.schedule.decision import Outcome, to_record
-from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.scheduler import Scheduler, SchedulerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint
 from tests.kit.requests import asked, measured
 
@@ -61,38 +61,38 @@ def ask_of(seed: int, blocks: int = 40, **fields: Any) -> RequestInfo:
     return asked(model="m", prompt=prompt_of(seed, blocks), body_bytes=9000, **fields)
 
 
-def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Picker:
+def picker_of(policy: str = "gorgo", *, prefix: str = "id", **settings: Any) -> Scheduler:
     """A picker over `POOL`, or another pool."""
     chosen = create(policy, settings.pop("params", None))
     numbers = count()
     learn, pool = settings.pop("learn", None), settings.pop("pool", POOL)
     index = settings.pop("index", PrefixIndex())
-    picker = Picker(
-        fleet=Fleet(index),
+    scheduler = Scheduler(
+        datastore=Datastore(index),
         policy=chosen,
         balance=create("least-request"),
         weights=WeightBook(policy=policy, specs=chosen.weight_specs, configured={}, bounds={}, source="t"),
-        settings=PickerSettings(**{"warmup_s": 0.0, **settings}),
+        settings=SchedulerSettings(**{"warmup_s": 0.0, **settings}),
         new_id=lambda: f"{prefix}-{next(numbers)}",
         name_block=HASHER.export_id,
         learn=learn,
     )
-    picker.set_pool(pool, 0.0)
+    scheduler.set_pool(pool, 0.0)
     for number, endpoint in enumerate(pool):
-        picker.fleet.assume_rtt(endpoint.address, 20.0 * (number + 1))
-    return picker
+        scheduler.datastore.assume_rtt(endpoint.address, 20.0 * (number + 1))
+    return scheduler
 
 
 def decided(number: int, policy: str = "gorgo", **settings: Any) -> list[tuple[Decision, RequestInfo]]:
     """So many decisions on eight conversations; every second request has ended by the next."""
-    picker = picker_of(policy, **settings)
+    scheduler = picker_of(policy, **settings)
     found = []
     for index in range(number):
         ask = ask_of(index % 8, 40 + index // 8)
-        decision = picker.pick(ask, float(index), WALL_S + index)
+        decision = scheduler.decide(ask, float(index), WALL_S + index)
         found.append((decision, ask))
         if index % 2:
-            picker.end(decision.id, "completed", index + 0.5)
+            scheduler.end(decision.id, "completed", index + 0.5)
     return found
 
 

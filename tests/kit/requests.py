@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from epp.extproc.types import LocalReply, Pick
+from epp.extproc.types import Destination, LocalReply
 from epp.schedule.waiting import at_once
 from epp.types import RequestInfo
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.extproc.types import HttpRequest
-    from epp.request.director import Core
+    from epp.request.director import Director
     from epp.schedule.decision import Decision
 
 
@@ -34,14 +34,14 @@ class Decided:
     """A decision and the answer that carries it."""
 
     decision: Decision
-    pick: Pick
+    pick: Destination
 
 
-def decide(core: Core, request: HttpRequest) -> Decided | LocalReply:
+def decide(director: Director, request: HttpRequest) -> Decided | LocalReply:
     """Decide a request, its tokens estimated."""
-    pick = at_once(core.direct(request, since_s=core._clock.mono_s()))
+    pick = at_once(director.direct(request, since_s=director._clock.mono_s()))
     if isinstance(pick, LocalReply):
         return pick
-    decision = core.recent.get(pick.decision_id)
+    decision = director.recent.get(pick.decision_id)
     assert decision is not None
     return Decided(decision, pick)

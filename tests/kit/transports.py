@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from epp.request.ext_proc import PROCESS
 from epp.rpc.grpcio_server import GrpcioServer
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,9 +25,9 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.records.files import file_name
 from epp.records.weight_files import WeightsPaths
 from epp.schedule.decision import SCHEMA_VERSION, Outcome, outcome_record, to_record
-from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.scheduler import Scheduler, SchedulerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint
 from epp_lab.sidecar.process import Files, process_lock
 from epp_lab.tuner.settings import Evidence, Goal, Stages, TunerSettings
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 START_WALL_S = 1_700_000_000.0
 REQUESTS_PER_S = 5
@@ -111,7 +111,7 @@ class FakeRehearsal:
     started: int = 0
     running: bool = False
 
-    def start(self, _state: State, _reason: str) -> None:
+    def start(self, _state: TunerState, _reason: str) -> None:
         self.started += 1
         if self.finds and isinstance(self.finds[0], OSError):
             raise self.finds.pop(0)  # type: ignore[misc]  # it is one
@@ -158,15 +158,15 @@ class World:
         specs = Gorgo.weight_specs
         self.book = WeightBook(policy="gorgo", specs=specs, configured={}, bounds={}, source="epp.yaml")
         ids = count()
-        self.picker = Picker(
-            fleet=Fleet(PrefixIndex()),
+        self.scheduler = Scheduler(
+            datastore=Datastore(PrefixIndex()),
             policy=Gorgo(),
             balance=create("least-request"),
             weights=self.book,
-            settings=PickerSettings(warmup_s=0.0),
+            settings=SchedulerSettings(warmup_s=0.0),
             new_id=lambda: f"d{self.wall_s:.0f}-{next(ids)}",
         )
-        self.picker.set_pool([Endpoint(f"10.0.0.{n}:8000", region=f"r{n}") for n in range(2)], 0.0)
+        self.scheduler.set_pool([Endpoint(f"10.0.0.{n}:8000", region=f"r{n}") for n in range(2)], 0.0)
         self.file = self.records / file_name(self.wall_s, compressed=False)
         self.arms: dict[str, int] = {}
         self._texts: dict[str, bytes | None] = {}
@@ -181,7 +181,7 @@ class World:
         return world
 
     @property
-    def state(self) -> State:
+    def state(self) -> TunerState:
         assert self.tuner is not None
         return self.tuner.state
 
@@ -261,8 +261,8 @@ class World:
         prompt = measured(0, 640, [number % 50 + 1, 10_000 + number], 64.0)
         wall_s = self.clock.wall_s() + keyed_uniform(1, name, "at") * 0.9
         ask = asked(model="m", prompt=prompt, session=f"s{number % 97}", body_bytes=2000)
-        decision = self.picker.pick(ask, self.clock.mono_s(), wall_s)
-        self.picker.end(decision.id, "completed", self.clock.mono_s())
+        decision = self.scheduler.decide(ask, self.clock.mono_s(), wall_s)
+        self.scheduler.end(decision.id, "completed", self.clock.mono_s())
         arm = decision.arm.split("/")[1] if decision.arm else ""
         self.arms[arm] = self.arms.get(arm, 0) + 1
         ttft_ms = self.ttft_ms(decision.weights) * (0.4 + 1.2 * keyed_uniform(2, name, "ttft"))

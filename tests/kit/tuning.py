@@ -22,7 +22,7 @@ from epp_lab.tuner.state import (
     Publish,
     Rehearse,
     Rules,
-    State,
+    TunerState,
 )
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def quick(**stages: float) -> TunerSettings:
     return TunerSettings(stages=Stages(**{**values, **stages}), evidence=Evidence(max_pairs=400))  # type: ignore[arg-type]
 
 
-def again(state: State) -> State:
+def again(state: TunerState) -> TunerState:
     """The state as it is read back."""
-    return msgspec.json.decode(msgspec.json.encode(state), type=State)
+    return msgspec.json.decode(msgspec.json.encode(state), type=TunerState)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Deployment:
     def __post_init__(self) -> None:
         self.now_wall_s = START_WALL_S
         self.rules = Rules(self.settings, BOUNDS)
-        self.state: State = start("gorgo-ms", INCUMBENT, self.rules, self.now_wall_s)
+        self.state: TunerState = start("gorgo-ms", INCUMBENT, self.rules, self.now_wall_s)
         self.plan = Plan(weights=INCUMBENT, policy="gorgo-ms")
         self.notes: list[Note] = []
         self.plans: list[Plan] = []

@@ -10,7 +10,7 @@ import pytest
 
 from epp.config.kubernetes import Kubernetes
 from epp.kube.api import KubeApi
-from epp.kube.lease import DURATION_S, LOOK_S, LeaseFeed
+from epp.kube.lease import DURATION_S, LOOK_S, KubeLeaseFeed
 from tests.kit.clock import ManualClock
 from tests.kit.kubefollow import kubeconfig, nowhere
 from tests.kit.kubereal import ADMIN, RealKube, binaries
@@ -30,8 +30,8 @@ class Holders:
         self.held: dict[str, bool | None] = {}
         self._feeds = {name: self._feed(api, name) for name in ("a", "b")}
 
-    def _feed(self, api: KubeApi, name: str) -> LeaseFeed:
-        return LeaseFeed(
+    def _feed(self, api: KubeApi, name: str) -> KubeLeaseFeed:
+        return KubeLeaseFeed(
             api,
             "default",
             self._name,

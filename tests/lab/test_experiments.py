@@ -13,7 +13,7 @@ import pytest
 
 from epp_lab import conditions
 from epp_lab.compare.learned import LEARNERS
-from epp_lab.experiment import Experiment, Run, execute
+from epp_lab.experiment import CellRun, Experiment, execute
 from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.tuner.settings import Stages, TunerSettings
@@ -100,7 +100,9 @@ def test_laars_gains_and_figures_are_of_its_runs() -> None:
         "session-affinity": 4.0,
     }
     runs = [
-        Run(cell, entry, seed, "", {"TTCA s": spent * (seed + 1), "TTCA s by 1": spent, "right by 1": 0.5})
+        CellRun(
+            cell, entry, seed, "", {"TTCA s": spent * (seed + 1), "TTCA s by 1": spent, "right by 1": 0.5}
+        )
         for cell in laar.CELLS
         for entry, spent in seconds.items()
         for seed in range(3)

@@ -10,10 +10,10 @@ import pytest
 
 from epp.errors import EppError
 from epp.policies.registry import create
-from epp.types import Cell, Chances
+from epp.types import SuccessCell, SuccessRates
 from epp_lab.compare.simulate import completed
 from epp_lab.experiments.laar import NAMES, draw_truth, fleet, requests_of, right_answers
-from epp_lab.sim.retry import Asked, Question, RetrySim
+from epp_lab.sim.retry import Question, QuestionOutcome, RetrySim
 from epp_lab.sim.scenario import WindowOptions
 
 
@@ -32,10 +32,10 @@ def ask(
     attempts: int = 10,
     patience_s: float | None = None,
     **chances: float,
-) -> list[Asked]:
+) -> list[QuestionOutcome]:
     questions = [Question("en", frozenset(names)) for names in right]
     requests = requests_of(4096)[: len(right) * 10]
-    table = {name: {Cell("en", 4096): chances.get(name.split("-")[0], 0.5)} for name in NAMES}
+    table = {name: {SuccessCell("en", 4096): chances.get(name.split("-")[0], 0.5)} for name in NAMES}
     sim = RetrySim(
         questions,
         requests[::10] if attempts == 1 else requests,
@@ -43,7 +43,7 @@ def ask(
         create(policy, None if patience_s is None else {"patience_s": patience_s}),
         attempts=attempts,
         at_once=4,
-        chances=Chances(table),
+        success_rates=SuccessRates(table),
         weights={},
         seed=1,
         options=WindowOptions(),

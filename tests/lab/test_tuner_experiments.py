@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from epp_lab.compare.trace import TraceRequest
     from epp_lab.tuner.samples import Sample
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 POLICY = "gorgo-ms"
 OTHER = {"prefill_weight": 1.0}
@@ -58,7 +58,7 @@ def life(candidates: list[dict[str, float]]) -> Life:
     rules = rules_of(POLICY, QUICK)
 
     def rehearse(
-        state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+        state: TunerState, now_wall_s: float, requests: Sequence[TraceRequest]
     ) -> Proposed | NothingBetter:
         assert requests
         assert state.thresholds is not None

@@ -46,8 +46,8 @@ def test_a_learned_policy_keeps_the_contract(policy: Lodestar) -> None:
 class Wrong(Policy):
     name = "wrong"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float]) -> Terms:  # noqa: ARG002
-        return {"rtt": -fleet.rtt_ms, "place": np.arange(len(fleet), dtype=np.float64)}
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float]) -> Terms:  # noqa: ARG002
+        return {"rtt": -snapshot.rtt_ms, "place": np.arange(len(snapshot), dtype=np.float64)}
 
 
 def test_what_is_wrong_is_told() -> None:

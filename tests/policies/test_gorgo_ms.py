@@ -22,9 +22,9 @@ RATES: dict[str, float] = {
 def _terms(policy: GorgoMs, columns: dict[str, list[float]], **asked: Any) -> dict[str, list[float]]:
     count = len(next(iter(columns.values())))
     values: dict[str, Any] = {name: [value] * count for name, value in RATES.items()} | columns
-    fleet = fleet_view(count, **values)
+    snapshot = fleet_view(count, **values)
     ask = request(**{"prompt_tokens": 4000, "body_bytes": 14_600, "expected_output_tokens": 100.0} | asked)
-    ranking = policy.rank(ask, fleet, policy.default_weights(), 0)
+    ranking = policy.rank(ask, snapshot, policy.default_weights(), 0)
     return {**{name: term.tolist() for name, term in ranking.terms.items()}, "cost": ranking.costs.tolist()}
 
 

@@ -32,24 +32,24 @@ def _fan_out(apart_s: float) -> tuple[set[str], list[float]]:
     Returns:
         Who served the siblings, and for each of them the price of a millisecond of copying the context.
     """
-    picker = picker_of(GorgoMs.name)
+    scheduler = picker_of(GorgoMs.name)
     for endpoint in POOL:
-        picker.fleet.assume_rtt(endpoint.address, 20.0)
+        scheduler.datastore.assume_rtt(endpoint.address, 20.0)
     now_s = 1.0
-    planner = picker.pick(_ask(None), now_s, WALL_S + now_s)
-    picker.first_token(planner.id, now_s + 0.5)
-    picker.end(planner.id, "completed", now_s + 1.0)
+    planner = scheduler.decide(_ask(None), now_s, WALL_S + now_s)
+    scheduler.first_token(planner.id, now_s + 0.5)
+    scheduler.end(planner.id, "completed", now_s + 1.0)
     now_s += 3.0
     served, prices = set[str](), list[float]()
     for sibling in range(SIBLINGS):
-        decision = picker.pick(_ask(sibling), now_s, WALL_S + now_s)
-        fleet, prefill = decision.fleet, decision.ranking.terms["prefill"]
-        holds, lacks = fleet.cached_tokens.argmax(), fleet.cached_tokens.argmin()
-        copied = float(fleet.cached_tokens[holds] - fleet.cached_tokens[lacks])
+        decision = scheduler.decide(_ask(sibling), now_s, WALL_S + now_s)
+        snapshot, prefill = decision.snapshot, decision.ranking.terms["prefill"]
+        holds, lacks = snapshot.cached_tokens.argmax(), snapshot.cached_tokens.argmin()
+        copied = float(snapshot.cached_tokens[holds] - snapshot.cached_tokens[lacks])
         if copied:
-            saved_ms = float(fleet.prefill_ms_per_token[lacks]) * copied
+            saved_ms = float(snapshot.prefill_ms_per_token[lacks]) * copied
             prices.append(float(prefill[lacks] - prefill[holds]) / saved_ms)
-        picker.first_token(decision.id, now_s + 0.05)
+        scheduler.first_token(decision.id, now_s + 0.05)
         served.add(decision.endpoint)
         now_s += apart_s
     return served, prices

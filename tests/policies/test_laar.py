@@ -25,21 +25,21 @@ def order(policy: Any, fleet: Any, **asked: Any) -> list[int]:
 
 @BOTH
 def test_tried_models_come_last_whatever_their_price(policy: Any) -> None:
-    for fleet in plausible_fleets(40):
+    for snapshot in plausible_fleets(40):
         for tried in (["m-0"], ["m-1", "m-3"], ["m-0", "m-1", "m-2"]):
-            again = order(policy, fleet, tried_models=tuple(tried))
+            again = order(policy, snapshot, tried_models=tuple(tried))
             failed = {int(name[-1]) for name in tried}
             assert set(again[-len(failed) :]) == failed
         everybody = ("m-0", "m-1", "m-2", "m-3")
-        assert order(policy, fleet, tried_models=everybody) == order(policy, fleet)
+        assert order(policy, snapshot, tried_models=everybody) == order(policy, snapshot)
 
 
 def test_without_chances_laar_is_gorgo_ms() -> None:
-    for fleet in plausible_fleets(10):
+    for snapshot in plausible_fleets(10):
         even = fleet_view(
             4,
-            **{name: getattr(fleet, name) for name in ("rtt_ms", "uncached_tokens", "running_requests")},
-            prefill_ms_per_token=fleet.prefill_ms_per_token,
+            **{name: getattr(snapshot, name) for name in ("rtt_ms", "uncached_tokens", "running_requests")},
+            prefill_ms_per_token=snapshot.prefill_ms_per_token,
         )
         ask = request(prompt_tokens=4000)
         weights = Laar.default_weights()
@@ -49,14 +49,14 @@ def test_without_chances_laar_is_gorgo_ms() -> None:
 
 
 def test_laar_adds_what_a_wrong_answer_costs() -> None:
-    for fleet in plausible_fleets(10):
+    for snapshot in plausible_fleets(10):
         ask = request(prompt_tokens=4000, expected_output_tokens=40.0, tried_models=("m-1",))
         weights = {**Laar.default_weights(), "tried_penalty": 1.0}
-        terms = Laar().rank(ask, fleet, weights, 0).terms
-        ranking = Laar().rank(ask, fleet, {**weights, "retry_weight": 3.0, "tried_penalty": 100.0}, 0)
+        terms = Laar().rank(ask, snapshot, weights, 0).terms
+        ranking = Laar().rank(ask, snapshot, {**weights, "retry_weight": 3.0, "tried_penalty": 100.0}, 0)
         own = terms["network"] + terms["prefill"] + terms["decode"]
-        again = min((own / fleet.success)[[0, 2, 3]])
-        costs = own + terms["waiting"] + terms["stall"] + 3.0 * again * (1.0 - fleet.success)
+        again = min((own / snapshot.success)[[0, 2, 3]])
+        costs = own + terms["waiting"] + terms["stall"] + 3.0 * again * (1.0 - snapshot.success)
         assert ranking.costs == pytest.approx(costs * [1.0, 100.0, 1.0, 1.0])
 
 
@@ -66,7 +66,7 @@ def test_laar_adds_what_a_wrong_answer_costs() -> None:
 def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
     patience_s: float, worth: list[int]
 ) -> None:
-    fleet = fleet_view(
+    snapshot = fleet_view(
         3,
         rtt_ms=[0, 0, 0],
         uncached_tokens=[64_000] * 3,
@@ -76,7 +76,7 @@ def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
     )
     ask = request(prompt_tokens=64_000, expected_output_tokens=0.0)
     policy = Laar(patience_s=patience_s)
-    terms = policy.rank(ask, fleet, policy.default_weights(), 0).terms
+    terms = policy.rank(ask, snapshot, policy.default_weights(), 0).terms
     assert terms["worth"].tolist() == worth
 
 
@@ -96,7 +96,7 @@ def test_a_retry_is_worth_it_while_a_right_answer_takes_less_than_ones_patience(
 def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_asked_for(
     reach: float, tried: tuple[str, ...], worth: list[int]
 ) -> None:
-    fleet = fleet_view(
+    snapshot = fleet_view(
         4,
         rtt_ms=[0] * 4,
         uncached_tokens=[64_000] * 4,
@@ -106,10 +106,10 @@ def test_beyond_ones_patience_models_are_worth_it_until_most_of_the_chance_was_a
     )
     ask = request(prompt_tokens=64_000, expected_output_tokens=0.0, tried_models=tried)
     policy = Laar(patience_s=1.0, reach=reach)
-    terms = policy.rank(ask, fleet, policy.default_weights(), 0).terms
+    terms = policy.rank(ask, snapshot, policy.default_weights(), 0).terms
     assert terms["worth"].tolist() == worth
     quick = Laar(patience_s=25.0, reach=reach)  # 6.4 s over 0.3
-    first, second = quick.rank(ask, fleet, quick.default_weights(), 0).terms["worth"][:2].tolist()
+    first, second = quick.rank(ask, snapshot, quick.default_weights(), 0).terms["worth"][:2].tolist()
     assert (first, second) == (1, 1)
 
 

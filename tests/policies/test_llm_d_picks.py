@@ -60,7 +60,7 @@ def snapshot(case: dict[str, Any], head: dict[str, Any], asks: Collection[str]) 
             bool(case["tier"]) and head["roles"][n] == case["tier"] for n in case["roles"]
         ],
     }
-    fleet = fleet_view(
+    snapshot = fleet_view(
         count,
         cached_tokens=cached,
         uncached_tokens=case["blocks"] * block - cached,
@@ -76,7 +76,7 @@ def snapshot(case: dict[str, Any], head: dict[str, Any], asks: Collection[str]) 
             for name in ("prefill_ms_per_token", "decode_base_ms", "decode_ms_per_request")
         },
     )
-    return replace(fleet, extra={name: np.array(extra[name], float) for name in asks if name in extra})
+    return replace(snapshot, extra={name: np.array(extra[name], float) for name in asks if name in extra})
 
 
 def test_the_same_scores_and_chances_as_llm_ds_scheduler_on_ten_thousand_snapshots() -> None:
@@ -114,7 +114,7 @@ def scored(
     rows = [row for row in range(count) if policy.admits(Endpoint("a:1", labels=labels[row]))]
     if not rows:
         return scores, chances
-    fleet = replace(
+    seen = replace(
         whole,
         endpoints=tuple(whole.endpoints[row] for row in rows),
         block=whole.block[:, rows],
@@ -122,7 +122,7 @@ def scored(
     )
     tokens = case["blocks"] * head["block_tokens"]
     try:
-        ranking = policy.rank(request(prompt_tokens=tokens), fleet, section.weights, 0)
+        ranking = policy.rank(request(prompt_tokens=tokens), seen, section.weights, 0)
     except NoEndpointError:
         return scores, chances
     score = ranking.terms.get("score", sum(section.weights.values()) - ranking.costs)

@@ -51,10 +51,10 @@ def test_a_plugin_keeps_the_contract_and_comes_back_from_a_record(kind: type[msg
 def test_the_source_of_a_kv_cache_has_most_of_the_prompt_and_a_short_queue() -> None:
     """As ``p2p-source-producer``: drawn among those within a block of the most, by ``1 / (1 + waiting)``."""
     policy = LlmDProfile(kv_source_min_tokens=512)
-    fleet = fleet_view(4, cached_tokens=[0, 640, 600, 400], engine_waiting=[0, 2, 0, 0])
+    snapshot = fleet_view(4, cached_tokens=[0, 640, 600, 400], engine_waiting=[0, 2, 0, 0])
     asked = [request(decision_id=f"d{number}", block_tokens=64.0) for number in range(400)]
-    found = [policy.told_endpoints(each, fleet, 0, 1)[KV_SOURCE_HEADER] for each in asked]
-    assert found.count(fleet.endpoints[1]) == pytest.approx(100, abs=30)
-    assert found.count(fleet.endpoints[2]) == pytest.approx(300, abs=30)
-    told = [policy.told_endpoints(each, fleet, 3, 1) for each in asked]
+    found = [policy.told_endpoints(each, snapshot, 0, 1)[KV_SOURCE_HEADER] for each in asked]
+    assert found.count(snapshot.endpoints[1]) == pytest.approx(100, abs=30)
+    assert found.count(snapshot.endpoints[2]) == pytest.approx(300, abs=30)
+    told = [policy.told_endpoints(each, snapshot, 3, 1) for each in asked]
     assert not any(told), "what is gained is too little"

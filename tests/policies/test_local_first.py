@@ -22,10 +22,10 @@ def order(
     """Two local endpoints and a peer, which is by far the cheapest; the second local one is the dearest."""
     chosen = policy or LocalFirst()
     usual = {"rtt_ms": [50.0, 90.0, 1.0], "prefill_ms_per_token": [0.1] * 3, "uncached_tokens": [9.0] * 3}
-    fleet = fleet_view(3, regions=("x", "y", "z"), **{**usual, **columns})  # type: ignore[arg-type]  # columns alone
+    snapshot = fleet_view(3, regions=("x", "y", "z"), **{**usual, **columns})  # type: ignore[arg-type]  # columns alone
     extra = {"room": np.array(room), "peer": np.array([0.0, 0.0, 1.0]), "price_ms": np.array(price)}
-    fleet = replace(fleet, extra=extra)
-    ranking = chosen.rank(RequestInfo(prompt_tokens=9), fleet, chosen.default_weights(), 0)
+    snapshot = replace(snapshot, extra=extra)
+    ranking = chosen.rank(RequestInfo(prompt_tokens=9), snapshot, chosen.default_weights(), 0)
     assert np.allclose(sum(ranking.terms.values()), ranking.costs)
     return [int(place) for place in np.argsort(ranking.costs)]
 

@@ -31,8 +31,8 @@ BY_BATCH = linear_model({"engine_running": 10.0})
 UP_TO_TEN = linear_model({"engine_running": 10.0}, low={"engine_running": 0.0}, high={"engine_running": 10.0})
 
 
-def ranked(policy: Lodestar, fleet: Snapshot, ask: RequestInfo | None = None, **weights: float) -> Ranking:
-    return policy.rank(ask or request(), fleet, {**policy.default_weights(), **weights}, 7)
+def ranked(policy: Lodestar, snapshot: Snapshot, ask: RequestInfo | None = None, **weights: float) -> Ranking:
+    return policy.rank(ask or request(), snapshot, {**policy.default_weights(), **weights}, 7)
 
 
 def best(ranking: Ranking) -> list[int]:
@@ -43,9 +43,9 @@ def reasons(ranking: Ranking) -> list[str]:
     return [FALLBACKS[int(code)] for code in ranking.terms["fallback"]]
 
 
-def heuristic(fleet: Snapshot, ask: RequestInfo | None = None) -> list[float]:
+def heuristic(snapshot: Snapshot, ask: RequestInfo | None = None) -> list[float]:
     policy = create("prefix-cache-and-load")
-    costs: list[float] = policy.rank(ask or request(), fleet, policy.default_weights(), 7).costs.tolist()
+    costs: list[float] = policy.rank(ask or request(), snapshot, policy.default_weights(), 7).costs.tolist()
     return costs
 
 
@@ -59,10 +59,10 @@ def test_the_lowest_prediction_is_picked_and_the_costs_are_the_predictions() -> 
 
 def test_felt_latency_counts_the_answer_too() -> None:
     model = linear_model({"engine_running": 10.0}, itl_weights={"engine_running": -1.0})
-    fleet = fleet_view(2, engine_running=[1, 3])
+    snapshot = fleet_view(2, engine_running=[1, 3])
     ask = request(expected_output_tokens=100.0)
-    assert best(ranked(Lodestar(model, explore=0.0), fleet, ask)) == [0]
-    felt = ranked(Lodestar(model, reward="felt", explore=0.0), fleet, ask)
+    assert best(ranked(Lodestar(model, explore=0.0), snapshot, ask)) == [0]
+    felt = ranked(Lodestar(model, reward="felt", explore=0.0), snapshot, ask)
     assert felt.costs.tolist() == [10.0 - 100.0, 30.0 - 300.0]
     assert felt.terms["ttft_ms"].tolist() == [10.0, 30.0]
     assert felt.terms["itl_ms"].tolist() == [-1.0, -3.0]
@@ -88,13 +88,13 @@ FLEET = fleet_view(3, engine_running=[4, 2, 7], running_requests=[1, 5, 3], cach
 def test_without_a_model_to_trust_the_heuristic_decides_and_says_why(
     policy: Lodestar, weights: dict[str, float], reason: str
 ) -> None:
-    fleet = FLEET
+    snapshot = FLEET
     if reason == "out-of-distribution":
-        fleet = fleet_view(
+        snapshot = fleet_view(
             3, engine_running=[40, 20, 70], running_requests=[1, 5, 3], cached_tokens=[0, 0, 9]
         )
-    ranking = ranked(replace(policy, explore=0.0), fleet, None, **weights)
-    assert ranking.costs.tolist() == heuristic(fleet)
+    ranking = ranked(replace(policy, explore=0.0), snapshot, None, **weights)
+    assert ranking.costs.tolist() == heuristic(snapshot)
     assert reasons(ranking) == [reason] * 3
 
 
@@ -102,43 +102,45 @@ class TestBounds:
     """Endpoints unlike the training's are the heuristic's to judge, one by one."""
 
     def test_one_that_the_heuristic_does_not_want_stands_behind_those_judged(self) -> None:
-        fleet = fleet_view(3, engine_running=[4, 20, 7], cached_tokens=[0, 0, 900])
-        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0), fleet, request(prompt_tokens=1000))
+        snapshot = fleet_view(3, engine_running=[4, 20, 7], cached_tokens=[0, 0, 900])
+        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0), snapshot, request(prompt_tokens=1000))
         assert best(ranking) == [0]
         assert ranking.costs.argmax() == 1
         assert reasons(ranking) == ["", "out-of-distribution", ""]
 
     def test_one_that_the_heuristic_wants_of_all_is_picked(self) -> None:
-        fleet = fleet_view(3, engine_running=[4, 20, 7], cached_tokens=[0, 900, 0])
-        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0), fleet, request(prompt_tokens=1000))
+        snapshot = fleet_view(3, engine_running=[4, 20, 7], cached_tokens=[0, 900, 0])
+        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0), snapshot, request(prompt_tokens=1000))
         assert best(ranking) == [1]
         assert ranking.terms["probability"].tolist() == [0.0, 1.0, 0.0]
         assert np.argsort(ranking.costs).tolist() == [1, 0, 2]
 
     def test_equals_of_the_heuristic_are_left_to_the_model_where_it_knows_one(self) -> None:
-        fleet = fleet_view(3, engine_running=[40, 9, 3])
-        assert heuristic(fleet) == [0.0, 0.0, 0.0]
-        assert best(ranked(Lodestar(UP_TO_TEN, explore=0.0), fleet)) == [2]
+        snapshot = fleet_view(3, engine_running=[40, 9, 3])
+        assert heuristic(snapshot) == [0.0, 0.0, 0.0]
+        assert best(ranked(Lodestar(UP_TO_TEN, explore=0.0), snapshot)) == [2]
 
     def test_a_class_never_seen_is_foreign(self) -> None:
         model = linear_model({"engine_running": 1.0}, classes={"a30": 0.0, "v100": 50.0})
-        fleet = fleet_view(3, engine_running=[5, 5, 0], engine_classes=("a30", "v100", "h100"),
+        snapshot = fleet_view(3, engine_running=[5, 5, 0], engine_classes=("a30", "v100", "h100"),
                            running_requests=[0, 0, 1])  # fmt: skip
-        ranking = ranked(Lodestar(model, explore=0.0), fleet)
+        ranking = ranked(Lodestar(model, explore=0.0), snapshot)
         assert reasons(ranking) == ["", "", "out-of-distribution"]
         assert best(ranking) == [0]
 
     @settings(max_examples=40)
     @given(ask=requests(), fleet=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
-        self, ask: RequestInfo, fleet: Snapshot
+        self, ask: RequestInfo, snapshot: Snapshot
     ) -> None:
-        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0, k=0), fleet, ask)
+        ranking = ranked(Lodestar(UP_TO_TEN, explore=0.0, near_best=0.0, k=0), snapshot, ask)
         inside = [reason == "" for reason in reasons(ranking)]
-        places = heuristic(fleet, ask)
+        places = heuristic(snapshot, ask)
         for row in best(ranking):
             if inside[row]:
-                assert fleet.engine_running[row] <= fleet.engine_running[inside].min() * (1 + 1e-6) + 1e-6
+                assert (
+                    snapshot.engine_running[row] <= snapshot.engine_running[inside].min() * (1 + 1e-6) + 1e-6
+                )
             else:
                 assert places[row] == 0.0
 
@@ -155,8 +157,8 @@ class TestSilence:
         assert best(ranking) == [2]
 
     def test_does_not_make_a_stranger_whom_the_heuristic_may_pick(self) -> None:
-        fleet = fleet_view(3, engine_running=[4, 2, 30], cached_tokens=[0, 900, 0])
-        filled = with_unknown(fleet, "engine_running", 1)  # as one that is beyond the bounds
+        snapshot = fleet_view(3, engine_running=[4, 2, 30], cached_tokens=[0, 900, 0])
+        filled = with_unknown(snapshot, "engine_running", 1)  # as one that is beyond the bounds
         ask = request(prompt_tokens=1000)
         assert heuristic(filled, ask)[1] == 0.0
         assert best(ranked(Lodestar(UP_TO_TEN, explore=0.0), filled, ask)) == [0]
@@ -186,20 +188,20 @@ class TestChance:
     @given(ask=requests(), fleet=fleets())
     @pytest.mark.parametrize("policy", [Lodestar(), Lodestar(UP_TO_TEN), Lodestar(random_model())])
     def test_is_known_of_every_endpoint_whoever_decides(
-        self, policy: Lodestar, ask: RequestInfo, fleet: Snapshot
+        self, policy: Lodestar, ask: RequestInfo, snapshot: Snapshot
     ) -> None:
-        ranking = ranked(policy, fleet, ask)
+        ranking = ranked(policy, snapshot, ask)
         chances = ranking.terms["probability"]
         assert chances.sum() == pytest.approx(1.0)
-        assert (chances >= 0.02 / len(fleet) * 0.999).all()
+        assert (chances >= 0.02 / len(snapshot) * 0.999).all()
         if not ranking.terms["explored"].any():
             (chance,) = set(chances[best(ranking)].tolist())
             assert chance == chances.max()
 
     def test_equals_share_it_also_below_zero(self) -> None:
         model = linear_model({"engine_running": 10.0}, offset=np.array([-500.0]))
-        fleet = fleet_view(3, engine_running=[0, 2, 20])
-        ranking = ranked(Lodestar(model, explore=0.0, near_best=0.1), fleet)
+        snapshot = fleet_view(3, engine_running=[0, 2, 20])
+        ranking = ranked(Lodestar(model, explore=0.0, near_best=0.1), snapshot)
         assert ranking.terms["predicted_ms"].tolist() == [-500.0, -480.0, -300.0]
         assert best(ranking) == [0, 1]
         assert ranking.terms["probability"].tolist() == [0.5, 0.5, 0.0]
@@ -268,10 +270,10 @@ class TestLargePools:
     """Where not every endpoint is asked."""
 
     def test_some_are_drawn_evenly_and_the_heuristics_own_is_among_them(self) -> None:
-        fleet = fleet_view(60, cached_tokens=[0] * 59 + [900])
+        snapshot = fleet_view(60, cached_tokens=[0] * 59 + [900])
         policy, asked = Lodestar(BY_BATCH, candidates=12, explore=0.0), np.zeros(60)
         for number in range(300):
-            ranking = ranked(policy, fleet, request(f"d-{number}", prompt_tokens=1000))
+            ranking = ranked(policy, snapshot, request(f"d-{number}", prompt_tokens=1000))
             given = np.array(reasons(ranking)) == ""
             assert 12 <= given.sum() <= 13
             assert given[59]
@@ -280,8 +282,8 @@ class TestLargePools:
         assert asked[:59] / 300 == pytest.approx(np.full(59, 0.2), abs=0.12)
 
     def test_the_best_of_those_asked_is_picked(self) -> None:
-        fleet = fleet_view(60, engine_running=range(60, 0, -1), running_requests=range(60, 0, -1))
-        ranking = ranked(Lodestar(BY_BATCH, candidates=12, explore=0.0), fleet)
+        snapshot = fleet_view(60, engine_running=range(60, 0, -1), running_requests=range(60, 0, -1))
+        ranking = ranked(Lodestar(BY_BATCH, candidates=12, explore=0.0), snapshot)
         given = np.flatnonzero(np.array(reasons(ranking)) == "")
         assert best(ranking) == [int(given.max())]
 

@@ -20,7 +20,7 @@ NO_WEIGHTS: dict[str, float] = {}
 
 
 def test_gorgo_is_the_published_sum_with_the_published_weights() -> None:
-    fleet = fleet_view(
+    snapshot = fleet_view(
         3,
         rtt_ms=[20, 102, 211],
         uncached_tokens=[18_000, 1_000, 18_000],
@@ -31,7 +31,7 @@ def test_gorgo_is_the_published_sum_with_the_published_weights() -> None:
         engine_waiting=[5, 0, 0],
     )
     policy = Gorgo()
-    ranking = policy.rank(request(), fleet, policy.default_weights(), 0)
+    ranking = policy.rank(request(), snapshot, policy.default_weights(), 0)
     expected = [
         0.276 * 20 + 1.0 * 18_000 + 0.5 * 0,
         0.276 * 102 + 1.0 * 1_000 + 0.5 * 40_000,
@@ -53,17 +53,17 @@ def test_round_robin_turns(sequence: int, expected: list[float]) -> None:
 
 
 def test_random_is_uniform_and_each_decision_draws_anew() -> None:
-    fleet = fleet_view(4)
+    snapshot = fleet_view(4)
     picks = Counter(
-        int(Random().rank(request(f"d-{i}"), fleet, NO_WEIGHTS, 0).costs.argmin()) for i in range(4000)
+        int(Random().rank(request(f"d-{i}"), snapshot, NO_WEIGHTS, 0).costs.argmin()) for i in range(4000)
     )
     # 4000 draws of chance 1/4: standard deviation 27; 150 is more than five of them.
     assert all(abs(picks[i] - 1000) < 150 for i in range(4))
 
 
-def home(key: str, fleet: Snapshot) -> str:
-    costs = SessionAffinity().rank(request(f"d-{key}", affinity_key=key), fleet, NO_WEIGHTS, 0).costs
-    return fleet.endpoints[int(costs.argmin())]
+def home(key: str, snapshot: Snapshot) -> str:
+    costs = SessionAffinity().rank(request(f"d-{key}", affinity_key=key), snapshot, NO_WEIGHTS, 0).costs
+    return snapshot.endpoints[int(costs.argmin())]
 
 
 def test_session_affinity_keeps_a_session_whatever_the_load_and_the_decision() -> None:
@@ -90,6 +90,6 @@ def test_session_affinity_spreads_sessions_and_moves_only_those_of_an_endpoint_t
 
 
 def test_without_a_session_affinity_balances() -> None:
-    fleet = fleet_view(3, running_requests=[4, 0, 2])
-    ranking = SessionAffinity().rank(request(), fleet, NO_WEIGHTS, 0)
+    snapshot = fleet_view(3, running_requests=[4, 0, 2])
+    ranking = SessionAffinity().rank(request(), snapshot, NO_WEIGHTS, 0)
     assert ranking.costs.tolist() == [4, 0, 2]

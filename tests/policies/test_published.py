@@ -45,7 +45,7 @@ def cases() -> list[Any]:
 def test_does_what_the_original_does(case: dict[str, Any]) -> None:
     policy = create(case["policy"], case.get("params"))
     columns = case["fleet"]
-    fleet = fleet_view(
+    snapshot = fleet_view(
         len(next(iter(columns.values()))),
         regions=case.get("regions", ()),
         engine_classes=case.get("engine_classes", ()),
@@ -53,7 +53,7 @@ def test_does_what_the_original_does(case: dict[str, Any]) -> None:
     )
     weights = {**policy.default_weights(), **case.get("weights", {})}
     assert weights.keys() == policy.weight_specs.keys(), "a weight that the policy does not have"
-    ranking = policy.rank(request(prompt_tokens=case.get("prompt_tokens", 0)), fleet, weights, 0)
+    ranking = policy.rank(request(prompt_tokens=case.get("prompt_tokens", 0)), snapshot, weights, 0)
     tolerance = case.get("tolerance", 1e-9)
     if "costs" in case:
         assert ranking.costs.tolist() == pytest.approx(case["costs"], abs=tolerance)

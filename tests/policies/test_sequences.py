@@ -73,23 +73,23 @@ def test_overflow_of_a_session_stays_together_or_goes_to_the_least_loaded() -> N
     order = np.argsort(SessionAffinity().rank(ask, fleet_view(4), {}, 0).costs).tolist()
     running = np.zeros(4)
     running[order] = [30, 6, 5, 4]  # the home is full; the session's next place is the busiest of the others
-    fleet = fleet_view(4, running_requests=running)
+    snapshot = fleet_view(4, running_requests=running)
     weights = SessionAffinityBounded.default_weights()
-    following = SessionAffinityBounded().rank(ask, fleet, weights, 0).costs
+    following = SessionAffinityBounded().rank(ask, snapshot, weights, 0).costs
     assert np.argsort(following).tolist() == [order[1], order[2], order[3], order[0]]
     for balancing in (SessionAffinityBounded(overflow="least"), PrefixHash()):
-        costs = balancing.rank(ask, fleet, weights, 0).costs
+        costs = balancing.rank(ask, snapshot, weights, 0).costs
         assert np.argsort(costs).tolist() == [order[3], order[2], order[1], order[0]]
-    slack = SessionAffinityBounded().rank(ask, fleet, {**weights, "slack_requests": 30.0}, 0).costs
+    slack = SessionAffinityBounded().rank(ask, snapshot, {**weights, "slack_requests": 30.0}, 0).costs
     assert int(slack.argmin()) == order[0], "slack is room"
 
 
 def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:
     policy = Dynamo()
-    fleet = fleet_view(3, uncached_tokens=[160, 160, 160], queued_tokens=[0, 160, 320])
+    snapshot = fleet_view(3, uncached_tokens=[160, 160, 160], queued_tokens=[0, 160, 320])
     weights = {**policy.default_weights(), "temperature": 0.7}
     picks = Counter(
-        int(policy.rank(request(f"d-{i}", prompt_tokens=160), fleet, weights, 0).costs.argmin())
+        int(policy.rank(request(f"d-{i}", prompt_tokens=160), snapshot, weights, 0).costs.argmin())
         for i in range(6000)
     )
     # Costs 20, 30, 40 blocks, 20 apart at most: -cost / (T * 20).
@@ -98,6 +98,6 @@ def test_dynamo_draws_from_the_softmax_of_its_costs() -> None:
     for index, share in enumerate(shares.tolist()):
         deviation = math.sqrt(6000 * share * (1 - share))
         assert abs(picks[index] - 6000 * share) < 5 * deviation
-    cold = policy.rank(request(prompt_tokens=160), fleet, policy.default_weights(), 0)
+    cold = policy.rank(request(prompt_tokens=160), snapshot, policy.default_weights(), 0)
     assert cold.costs.tolist() == [20, 30, 40]
     assert not cold.terms["noise"].any()

@@ -27,9 +27,9 @@ OTHER = random_model(5)
 
 def learned(model: RewardModel, count: int = 12, **fields: Any) -> list[Decision]:
     """Decisions of a picker that has such a model from the start."""
-    picker = picker_of("lodestar")
-    picker.replace_policy(Lodestar(model, **fields))
-    return [picker.pick(ask_of(index % 4, 40 + index), float(index), 1e9) for index in range(count)]
+    scheduler = picker_of("lodestar")
+    scheduler.replace_policy(Lodestar(model, **fields))
+    return [scheduler.decide(ask_of(index % 4, 40 + index), float(index), 1e9) for index in range(count)]
 
 
 def keep(folder: Path, *models: RewardModel) -> None:

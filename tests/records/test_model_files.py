@@ -68,7 +68,7 @@ def test_versions_lie_beside_the_file() -> None:
 
 
 def test_inputs_are_columns_of_the_view_and_numbers_of_the_request() -> None:
-    fleet = fleet_view(
+    snapshot = fleet_view(
         2,
         engine_classes=("v100", "h100"),
         running_requests=[5, 1],
@@ -79,11 +79,11 @@ def test_inputs_are_columns_of_the_view_and_numbers_of_the_request() -> None:
     )
     ask = request(prompt_tokens=1000, body_bytes=4321)
     names = ["waiting_requests", "hit_ratio", "prompt_tokens", "body_bytes", "decoding_tokens"]
-    assert inputs(ask, fleet, names, ["a30", "v100"]).tolist() == [
+    assert inputs(ask, snapshot, names, ["a30", "v100"]).tolist() == [
         [2.0, 0.5, 1000.0, 4321.0, 9000.0, 0.0, 1.0],
         [0.0, 0.0, 1000.0, 4321.0, 40.0, 0.0, 0.0],
     ]
-    assert inputs(request(), fleet, ["hit_ratio"], []).tolist() == [[0.0], [0.0]]
+    assert inputs(request(), snapshot, ["hit_ratio"], []).tolist() == [[0.0], [0.0]]
     assert set(PAPER_FEATURES) < set(DEFAULT_FEATURES) < set(FEATURES)
 
 

@@ -141,8 +141,8 @@ def test_a_picker_that_does_not_answer_is_told_with_where_to_look(
 
 
 def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None:
-    picker = picker_of(GorgoMs.name)
-    decisions = [picker.pick(ask_of(number), 0.0, 0.0) for number in range(30)]
+    scheduler = picker_of(GorgoMs.name)
+    decisions = [scheduler.decide(ask_of(number), 0.0, 0.0) for number in range(30)]
     (first, told), (last, told_later) = (
         (through_json(decision), explained(decision)) for decision in (decisions[0], decisions[-1])
     )
@@ -150,7 +150,7 @@ def test_explain_tells_how_urgent_a_request_was_where_the_policy_knows() -> None
     assert "usually" not in told, "nothing is usual yet"
     assert f"at best, usually {last['request']['usual_first_token_ms']:,.0f}\n" in told_later
     assert decision_of(last).ranking.least_first_token_ms == last["least_first_token_ms"]
-    other = picker_of("random").pick(ask_of(1), 0.0, 0.0)
+    other = picker_of("random").decide(ask_of(1), 0.0, 0.0)
     assert "first token" not in explained(other), "nor do policies that predict_duration none"
 
 

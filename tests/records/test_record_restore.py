@@ -53,9 +53,9 @@ def test_each_conversation_is_expected_where_it_was(tmp_path: Path, compress: st
     fresh = picker_of(index=index)
     step = HASHER.coarse_blocks * 64
     for decision, ask in requests[-8:]:
-        again = fresh.pick(ask, 0.0, 0.0)
-        slot = decision.fleet.endpoints.index(decision.endpoint)
-        assert again.fleet.cached_tokens[slot] >= ask.prompt_tokens // step * step
+        again = fresh.decide(ask, 0.0, 0.0)
+        slot = decision.snapshot.endpoints.index(decision.endpoint)
+        assert again.snapshot.cached_tokens[slot] >= ask.prompt_tokens // step * step
         fresh.end(again.id, "completed", 0.0)
 
 
@@ -70,7 +70,7 @@ def test_only_records_that_are_young_and_under_our_key_count(tmp_path: Path) -> 
 
 
 def test_what_never_reached_an_engine_does_not_count(tmp_path: Path) -> None:
-    picker = picker_of()
+    scheduler = picker_of()
     ends: list[dict[str, Any]] = [
         {"cause": "unreachable", "status": 503},
         {"cause": "refused", "status": None},
@@ -81,11 +81,11 @@ def test_what_never_reached_an_engine_does_not_count(tmp_path: Path) -> None:
     with recorder_to(tmp_path) as (recorder, _):
         for number, end in enumerate(ends):
             ask = ask_of(number)
-            decision = picker.pick(ask, 0.0, WALL_S)
+            decision = scheduler.decide(ask, 0.0, WALL_S)
             recorder.record(decision)
             recorder.record(outcome_of(decision, **end), WALL_S)
         pending = ask_of(99)
-        recorder.record(picker.pick(pending, 0.0, WALL_S))
+        recorder.record(scheduler.decide(pending, 0.0, WALL_S))
     seeds = read(tmp_path).seeds
     found = [seeds.take(HASHER.coarse_ids(prompt_of(number))[0]) for number in range(5)]
     assert found[:3] == [[], [], []]

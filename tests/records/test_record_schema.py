@@ -18,7 +18,7 @@ from epp.errors import EppError
 from epp.policies.registry import POLICIES, create
 from epp.records.files import read_records
 from epp.records.schema import decision_of, join
-from epp.records.verdicts import Verdict
+from epp.records.verdicts import AnswerVerdict
 from epp.records.verify import verify
 from epp.schedule.decision import Outcome, rerun, to_record
 from epp.types import NUMERIC_COLUMNS
@@ -33,12 +33,12 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
     decision = decided(1)[0][0]
     ranking = replace(decision.ranking, costs=np.array(costs))
-    fleet = with_unknown(fleet_view(3, rtt_ms=rtt_ms), "engine_waiting", 1)
-    again = decision_of(through_json(replace(decision, ranking=ranking, fleet=fleet)))
+    snapshot = with_unknown(fleet_view(3, rtt_ms=rtt_ms), "engine_waiting", 1)
+    again = decision_of(through_json(replace(decision, ranking=ranking, fleet=snapshot)))
     assert again.ranking.costs.tobytes() == ranking.costs.tobytes()
     for name in NUMERIC_COLUMNS:
-        assert getattr(again.fleet, name).tobytes() == getattr(fleet, name).tobytes()
-    assert {name: mask.tolist() for name, mask in again.fleet.unknown.items()} == {
+        assert getattr(again.snapshot, name).tobytes() == getattr(snapshot, name).tobytes()
+    assert {name: mask.tolist() for name, mask in again.snapshot.unknown.items()} == {
         "engine_waiting": [False, True, False]
     }
 
@@ -98,7 +98,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
         [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)],
     )
     with recorder_to(tmp_path) as (recorder, _):
-        recorder.record(Verdict(id="id-0", correct=True), 1.0)
+        recorder.record(AnswerVerdict(id="id-0", correct=True), 1.0)
         recorder.record(Outcome("id-0", "a:1", "completed", 200, 1.0, 2.0, NO_USAGE, answers=2), 1.0)
     documented = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(), re.MULTILINE))
     keys = set()
@@ -116,12 +116,12 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["llama-a", "llama-b"]), min_size=3, max_size=3))
 def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
     decision = decided(1)[0][0]
-    fleet, (leg,) = replace(decision.fleet, models=tuple(served)), decision.legs
-    decision = replace(decision, fleet=fleet, legs=(replace(leg, fallbacks=(0, 1, 2)),))
+    snapshot, (leg,) = replace(decision.snapshot, models=tuple(served)), decision.legs
+    decision = replace(decision, fleet=snapshot, legs=(replace(leg, fallbacks=(0, 1, 2)),))
     record = through_json(decision)
     assert record["served_model"] == served[decision.chosen]
     again = rerun(decision_of(record), create(decision.policy))
-    assert again.fleet.models == tuple(served)
+    assert again.snapshot.models == tuple(served)
     assert all(served[row] == served[again.chosen] for row in again.fallbacks)
 
 

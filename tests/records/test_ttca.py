@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from epp.apis.types import ParsedRequest
 from epp.records.files import read_records
 from epp.records.ttca import asked_questions
-from epp.records.verdicts import Verdict, verdict_record
+from epp.records.verdicts import AnswerVerdict, verdict_record
 from epp.schedule.decision import to_record
 from epp.tokens.estimate import EstimateCounter
 from epp.types import Endpoint
@@ -47,7 +47,7 @@ def attempt(
     if ms is not None:
         found.append({"schema": 2, "kind": "outcome", "id": name, "e2e_ms": ms})
     if correct is not None:
-        found.append(verdict_record(Verdict(id=name, correct=correct), at + 1.0))
+        found.append(verdict_record(AnswerVerdict(id=name, correct=correct), at + 1.0))
     return found
 
 
@@ -108,15 +108,17 @@ def test_recorded_prompts_are_one_question_when_they_are_equal_to_the_last_byte(
     tmp_path: Path, head: bytes
 ) -> None:
     pool = tuple(Endpoint(f"10.0.0.{at}:8000", served_names={"m": name}) for at, name in enumerate("ab"))
-    picker, first = picker_of("laar", pool=pool), list[str]()
+    scheduler, first = picker_of("laar", pool=pool), list[str]()
     with recorder_to(tmp_path) as (recorder, _):
         for at in range(6):
             parsed = ParsedRequest("openai-chat", "m", head + b"%d" % (at % 3), False, None, "", "", True)
             ask = HASHER.measure(parsed, EstimateCounter())
-            decision = picker.pick(replace(ask, tried_models=tuple(first[at - 3 : at - 2])), at, WALL_S + at)
-            first.append(decision.served_model)
+            decision = scheduler.decide(
+                replace(ask, tried_models=tuple(first[at - 3 : at - 2])), at, WALL_S + at
+            )
+            first.append(decision.upstream_model)
             recorder.record(decision)
-            recorder.record(Verdict(id=decision.id, correct=at > 2), WALL_S + at)
+            recorder.record(AnswerVerdict(id=decision.id, correct=at > 2), WALL_S + at)
     assert sorted(Counter(row.question for row in read_rows(tmp_path)).values()) == [2, 2, 2]
     assert [len(asked.models) for asked in asked_questions(read_records(tmp_path))] == [2, 2, 2]
 

@@ -12,7 +12,7 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.regions.link import RegionLink
 from epp.regions.remote import RemoteRegions, peer_endpoint
 from epp.regions.summary import LEAST_S
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint
 from tests.kit.clock import ManualClock
 from tests.kit.records import prompt_of
@@ -58,13 +58,13 @@ class Picker:
     """One picker of a region with one engine."""
 
     def __init__(self, wire: Wire, clock: ManualClock, region: str, peer: str, origin: str) -> None:
-        self.fleet = Fleet(PrefixIndex())
+        self.datastore = Datastore(PrefixIndex())
         self.tells = True
         self.engine = f"10.0.0.{len(region)}:8000"
-        self.fleet.apply([Endpoint(self.engine, region=region), peer_endpoint(peer, PEER)], 0.0)
-        self.remote = RemoteRegions(self.fleet, region=region, key_id="k", peers={peer: PEER})
+        self.datastore.apply([Endpoint(self.engine, region=region), peer_endpoint(peer, PEER)], 0.0)
+        self.remote = RemoteRegions(self.datastore, region=region, key_id="k", peers={peer: PEER})
         self.link = RegionLink(
-            self.fleet,
+            self.datastore,
             self.remote,
             Bus(wire),
             clock,
@@ -78,9 +78,9 @@ class Picker:
 
     def hold(self, seed: int) -> None:
         """Let its engine hold a prompt."""
-        slot = self.fleet.slot_of(self.engine)
+        slot = self.datastore.slot_of(self.engine)
         assert slot is not None
-        self.fleet.index.insert(slot, prompt_of(seed))
+        self.datastore.index.insert(slot, prompt_of(seed))
 
 
 class Pair:
@@ -101,7 +101,7 @@ class Pair:
 
     def known(self, seed: int) -> bool:
         """Whether ``us`` believes that ``eu`` holds most of a prompt."""
-        slot, prompt = self.us.fleet.slot_of(PEER), prompt_of(seed)
+        slot, prompt = self.us.datastore.slot_of(PEER), prompt_of(seed)
         cached = self.us.remote.match(prompt).cached_tokens(np.array([slot], np.intp))
         return float(cached[0]) > prompt.prompt_tokens / 2
 

@@ -10,7 +10,7 @@ import pytest
 
 from epp.config.federation import AWAY_KEY, FORWARD_HEADER, HOP_HEADER, Federation
 from epp.config.relays import Relays
-from epp.extproc.types import HttpRequest, Pick
+from epp.extproc.types import Destination, HttpRequest
 from epp.regions.hop import _read
 from epp.request.regions import Regions
 from epp.types import RequestInfo
@@ -52,7 +52,7 @@ def test_a_pick_says_whether_it_may_stay_and_its_token_who_may_have_it(
         tmp_path,
         "epp.yaml",
         ManualClock(),
-        fleet=picker_of(pool=[]).fleet,
+        datastore=picker_of(pool=[]).datastore,
         key_id="k",
         metrics=MagicMock(),
     )
@@ -65,7 +65,7 @@ def test_a_pick_says_whether_it_may_stay_and_its_token_who_may_have_it(
         endpoint=addresses[names[0]],
         request=RequestInfo(regions=None if allowed is None else frozenset(allowed)),
     )
-    pick = Pick(decision.endpoint, "d-1")
+    pick = Destination(decision.endpoint, "d-1")
     regions.set_hop(pick, HttpRequest("POST", "/", {}, b""), cast("Decision", decision), None)
     assert (AWAY_KEY in pick.metadata) == (allowed is not None and "eu" not in allowed)
     assert pick.set_headers[FORWARD_HEADER] == ",".join(name for name in names if name != "own")

@@ -32,30 +32,32 @@ class Region:
     def __init__(self, name: str, prices: Mapping[str, tuple[float, float]] | None = None) -> None:
         self.name, self.other = name, "b" if name == "a" else "a"
         engines = [Endpoint(f"{name}{number}:1", region=name) for number in (1, 2)]
-        self.picker = picker_of("local-first", prefix=name, pool=[])
-        self.picker.replace_policy(LocalFirst(margin=0.0))
+        self.scheduler = picker_of("local-first", prefix=name, pool=[])
+        self.scheduler.replace_policy(LocalFirst(margin=0.0))
         peers = {self.other: ADDRESS[self.other]}
         self.remote = RemoteRegions(
-            self.picker.fleet, region=name, key_id="k", peers=peers, prices=prices, ms_per_unit=1000.0
+            self.scheduler.datastore, region=name, key_id="k", peers=peers, prices=prices, ms_per_unit=1000.0
         )
-        self.picker.set_pool([*engines, peer_endpoint(self.other, ADDRESS[self.other])], 0.0)
-        self.picker.fleet.assume_rtt(ADDRESS[self.other], 2e3 * ONE_WAY_S)
+        self.scheduler.set_pool([*engines, peer_endpoint(self.other, ADDRESS[self.other])], 0.0)
+        self.scheduler.datastore.assume_rtt(ADDRESS[self.other], 2e3 * ONE_WAY_S)
         for engine in engines:
-            self.picker.fleet.assume_rtt(engine.address, 0.5)
+            self.scheduler.datastore.assume_rtt(engine.address, 0.5)
         self.start()
 
     def start(self) -> None:
         self.said = Summaries(
-            self.picker.fleet, region=self.name, origin=f"{self.name}{id(self)}", key_id="k"
+            self.scheduler.datastore, region=self.name, origin=f"{self.name}{id(self)}", key_id="k"
         )
 
     def scrape(self, now_s: float, *, running: float, waiting: float) -> None:
-        for slot, endpoint in self.picker.fleet.members:
+        for slot, endpoint in self.scheduler.datastore.members:
             if endpoint.region == self.name:
-                self.picker.fleet.engine.update(slot, EngineSample("", running, waiting, 0.5, 1000), now_s)
+                self.scheduler.datastore.engine.update(
+                    slot, EngineSample("", running, waiting, 0.5, 1000), now_s
+                )
 
     def pick(self, now_s: float, request: RequestInfo) -> Decision:
-        return self.picker.pick(request, now_s, now_s)
+        return self.scheduler.decide(request, now_s, now_s)
 
 
 class World:
@@ -83,10 +85,10 @@ class World:
 
     def row(self, decision: Decision) -> dict[str, float]:
         """What a's decision saw of b."""
-        at = decision.fleet.endpoints.index(ADDRESS["b"])
+        at = decision.snapshot.endpoints.index(ADDRESS["b"])
         return {
-            **decision.fleet.at(at)._asdict(),
-            **{k: float(v[at]) for k, v in decision.fleet.extra.items()},
+            **decision.snapshot.at(at)._asdict(),
+            **{k: float(v[at]) for k, v in decision.snapshot.extra.items()},
         }
 
 
@@ -185,12 +187,12 @@ def test_who_begins_to_tell_begins_a_new_sketch(origin: str) -> None:
     world.pass_s(EVERY_S)
     old = world.sent[-1]
     world.b.said.stop()
-    slots = [slot for slot, endpoint in world.b.picker.fleet.members if endpoint.region == "b"]
+    slots = [slot for slot, endpoint in world.b.scheduler.datastore.members if endpoint.region == "b"]
     for slot in slots:
-        world.b.picker.fleet.index.forget(slot)
+        world.b.scheduler.datastore.index.forget(slot)
     world.b.pick(world.now_s, ask_of(2))
     world.b.said = Summaries(
-        world.b.picker.fleet,
+        world.b.scheduler.datastore,
         region="b",
         origin=origin if origin == "another" else world.b.said._origin,
         key_id="k",
@@ -236,8 +238,8 @@ def test_what_is_forwarded_is_no_part_of_the_own_sketch() -> None:
     again = world.row(world.a.pick(world.now_s, ask_of(1, 80)))
     assert again["cached_tokens"] == 80 * 64, "it is believed to be there before the sketch says so"
     world.pass_s(EVERY_S)
-    for decision in list(world.a.picker._in_flight):
-        world.a.picker.end(decision, "completed", world.now_s)
+    for decision in list(world.a.scheduler._in_flight):
+        world.a.scheduler.end(decision, "completed", world.now_s)
     world.pass_s(EVERY_S)
     assert world.row(world.a.pick(world.now_s, ask_of(1, 80)))["cached_tokens"] == 40 * 64, (
         "it went elsewhere"
@@ -249,18 +251,18 @@ def test_a_forward_can_fall_back_on_the_best_local_endpoint() -> None:
     world.a.scrape(world.now_s, running=4.0, waiting=1.0)
     world.b.pick(world.now_s, ask_of(1))
     world.pass_s(LEAST_S)
-    world.a.picker._settings = world.a.picker._settings.__class__(warmup_s=0.0, fallbacks=1)
+    world.a.scheduler._settings = world.a.scheduler._settings.__class__(warmup_s=0.0, fallbacks=1)
     forwarded = world.a.pick(world.now_s, ask_of(1))
     assert forwarded.endpoint == ADDRESS["b"]
-    assert [forwarded.fleet.endpoints[row][0] for row in forwarded.fallbacks] == ["a"]
-    assert rerun(forwarded, world.a.picker.policy).fallbacks == forwarded.fallbacks
+    assert [forwarded.snapshot.endpoints[row][0] for row in forwarded.fallbacks] == ["a"]
+    assert rerun(forwarded, world.a.scheduler.policy).fallbacks == forwarded.fallbacks
 
 
 def test_money_counts_as_milliseconds() -> None:
     world = World(prices={"a": (2.0, 1.0), "b": (0.0, 3.0)})
     decision = world.a.pick(world.now_s, ask_of(1))
-    price = dict(zip(decision.fleet.endpoints, decision.ranking.terms["price"].tolist(), strict=True))
-    answer = world.a.picker.fleet.answers.expected("m", None)
+    price = dict(zip(decision.snapshot.endpoints, decision.ranking.terms["price"].tolist(), strict=True))
+    answer = world.a.scheduler.datastore.answers.expected("m", None)
     own = (2560 + answer) / 1e6 * 1000.0
     assert price["a1:1"] == pytest.approx(own)
     assert price[ADDRESS["b"]] == pytest.approx(3.0 * own + 2.0 * 9000 / 1e9 * 1000.0)

@@ -11,7 +11,7 @@ from epp.records.model_files import parse_reward_model, version_path
 from epp_lab.reward_model.loop import STATUS_S, Loop, decode, encode, learner_of
 from epp_lab.reward_model.rounds import Learner
 from epp_lab.reward_model.trial import POLICY, STARTING, WEIGHT, Contender
-from epp_lab.tuner.state import State
+from epp_lab.tuner.state import TunerState
 from tests.kit.clock import ManualClock
 from tests.kit.learning import LearnWorld, Traffic, settings_of
 from tests.kit.reward_models import linear_model
@@ -162,9 +162,9 @@ def test_only_the_last_versions_are_kept_and_a_withdrawn_model_is_taken_away(
     assert len(world.paths.versions()) == 2
 
 
-def searching() -> State:
+def searching() -> TunerState:
     """A machine that asks for a candidate."""
-    return State(policy=POLICY, incumbent=dict(STARTING), phase="search")
+    return TunerState(policy=POLICY, incumbent=dict(STARTING), phase="search")
 
 
 def test_it_is_proposed_when_a_model_passed_the_gate_and_only_then() -> None:

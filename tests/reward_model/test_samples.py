@@ -68,7 +68,7 @@ def test_the_training_row_is_the_snapshot_of_the_decision(recorded: Recorded) ->
         decision = recorded.decision()
     found = log_of(decision, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
-    asked = inputs(decision.request, decision.fleet, DEFAULT_FEATURES, ())
+    asked = inputs(decision.request, decision.snapshot, DEFAULT_FEATURES, ())
     assert np.array_equal(found.sample.row, asked[decision.chosen])
     assert np.array_equal(found.choice.rows, asked)
     running = DEFAULT_FEATURES.index("running_requests")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.extproc.types import HttpRequest, LocalReply, PickAt
+from epp.extproc.types import DecideAt, HttpRequest, LocalReply
 from epp.schedule.model_rules import ModelRules, Rule
 from epp.types import Endpoint
 from tests.kit.apps import app_of
@@ -54,8 +54,8 @@ def test_targets_are_drawn_by_weight_and_a_key_draws_again_what_it_drew(
 
 def app(folder: Path, *endpoints: Endpoint, rules: tuple[Rule, ...] = (), **config: Any) -> App:
     made = app_of(folder, **config)
-    made.picker.set_pool(endpoints or [Endpoint("10.0.0.1:8000")], 0.0)
-    made.core.use_model_rules(ModelRules(rules))
+    made.scheduler.set_pool(endpoints or [Endpoint("10.0.0.1:8000")], 0.0)
+    made.director.use_model_rules(ModelRules(rules))
     return made
 
 
@@ -66,7 +66,7 @@ def chat(model: str | None = "chat", headers: dict[str, str] | None = None, **fi
 
 
 def sent(made: App, request: HttpRequest) -> Decided:
-    decided = decide(made.core, request)
+    decided = decide(made.director, request)
     assert isinstance(decided, Decided), decided
     return decided
 
@@ -106,8 +106,8 @@ def test_an_endpoints_own_name_is_that_of_the_target(tmp_path: Path) -> None:
     served = Endpoint("10.0.0.1:8000", models=frozenset({"chat-v2"}), served_names={"chat-v2": "org/chat-7b"})
     made = app(tmp_path, served, rules=(Rule("alias", (), (("chat-v2", 1),)),))
     assert model_sent(made, chat("anything")) == "org/chat-7b"
-    made.core.use_model_rules(ModelRules([Rule("alias", ("anything",), (("gone", 1),))]))
-    refusal = decide(made.core, chat("anything"))
+    made.director.use_model_rules(ModelRules([Rule("alias", ("anything",), (("gone", 1),))]))
+    refusal = decide(made.director, chat("anything"))
     assert isinstance(refusal, LocalReply)
     assert refusal.status == 404
     assert b"anything" in refusal.body
@@ -136,7 +136,7 @@ def test_the_header_names_the_model_where_no_rule_does(tmp_path: Path, name: str
     assert model_sent(made, chat("ruled", {name: "by-header"})) == "by-rule"
     both = {HEADER: "newer", "x-gateway-model-name-rewrite": "older"}
     assert model_sent(made, chat("free", both)) == "newer"
-    refusal = decide(made.core, chat("free", {name: "x" * 513}))
+    refusal = decide(made.director, chat("free", {name: "x" * 513}))
     assert isinstance(refusal, LocalReply)
     assert refusal.status == 400
 
@@ -146,7 +146,7 @@ def test_a_missing_model_is_that_of_a_rule_for_any_or_of_the_header(tmp_path: Pa
     decided = sent(made, chat(None, {HEADER: "default"}))
     assert json.loads(decided.pick.body or b"")["model"] == "default"
     assert decided.pick.rewrite_response is None, "there is no name to give back"
-    made.core.use_model_rules(ModelRules([Rule("any", (), (("default", 1),))]))
+    made.director.use_model_rules(ModelRules([Rule("any", (), (("default", 1),))]))
     assert model_sent(made, chat(None)) == "default"
     native = HttpRequest("POST", "/generate", {}, b'{"text": "hello"}')
     assert sent(made, native).pick.body is None, "an API whose requests name no model"
@@ -168,7 +168,7 @@ def test_a_missing_model_is_the_only_one_that_the_pool_serves(tmp_path: Path) ->
     several = app(tmp_path, *pool, Endpoint("10.0.0.3:8000", models=frozenset({"two"})))
     for path in ("/v1/chat/completions", "/v1/embeddings"):
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
-        refusal = decide(several.core, HttpRequest("POST", path, {}, body))
+        refusal = decide(several.director, HttpRequest("POST", path, {}, body))
         assert isinstance(refusal, LocalReply)
         error = json.loads(refusal.body)["error"]
         assert (refusal.status, error["param"]) == (400, "model")
@@ -188,10 +188,10 @@ def test_a_session_keeps_its_model_and_other_requests_are_drawn_by_their_id(tmp_
 
 def test_bodies_are_read_for_rules_and_the_header_alone(tmp_path: Path) -> None:
     made = app(tmp_path, policy={"name": "round-robin"})
-    assert made.core.pick_at(chat()) is PickAt.EITHER
-    assert made.core.pick_at(chat(headers={HEADER: "m"})) is PickAt.BODY
-    made.core.use_model_rules(ModelRules([Rule("one", ("other",), (("x", 1),))]))
-    assert made.core.pick_at(chat()) is PickAt.BODY
+    assert made.director.decide_at(chat()) is DecideAt.EITHER
+    assert made.director.decide_at(chat(headers={HEADER: "m"})) is DecideAt.BODY
+    made.director.use_model_rules(ModelRules([Rule("one", ("other",), (("x", 1),))]))
+    assert made.director.decide_at(chat()) is DecideAt.BODY
 
 
 def test_pairs_that_clients_make_up_do_not_become_series_without_end(tmp_path: Path) -> None:

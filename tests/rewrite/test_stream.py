@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from epp.apis.rewrite import restorer
 from epp.extproc.modes import BodyMode
-from epp.extproc.types import Finish, HttpRequest, Observe, Pick, ResponseData
+from epp.extproc.types import Destination, Finish, HttpRequest, Observe, ResponseData
 from epp.pb.ext_proc_pb2 import ProcessingResponse
 from epp.request.director import rewrite_bodies
 from tests.kit.conversation import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BODY = b'{"id": 1, "model": "served", "choices": []}'
 RESTORED = BODY.replace(b"served", b"public")
-RESTORING = Pick("10.0.0.1:8000", "d-1", rewrite_response=partial(restorer, "public"))
+RESTORING = Destination("10.0.0.1:8000", "d-1", rewrite_response=partial(restorer, "public"))
 SHOWN = pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.BUFFERED, DUPLEX])
 
 
@@ -52,7 +52,7 @@ def headers(**values: str) -> ProcessingRequest:
     return message
 
 
-def talk(mode: BodyMode, pick: Pick = RESTORING, kind: str = "application/json") -> Conversation:
+def talk(mode: BodyMode, pick: Destination = RESTORING, kind: str = "application/json") -> Conversation:
     conversation = asking(DUPLEX, mode)
     conversation.pick(pick)
     conversation.send(headers(content_type=kind, content_length=str(len(BODY))))
@@ -100,8 +100,10 @@ def test_the_public_name_comes_back_however_the_body_is_cut(
 
 
 @SHOWN
-@pytest.mark.parametrize("pick", [Pick("10.0.0.1:8000", "d-1"), RESTORING], ids=["as it is", "not readable"])
-def test_other_answers_keep_their_bytes_and_length(mode: BodyMode, pick: Pick) -> None:
+@pytest.mark.parametrize(
+    "pick", [Destination("10.0.0.1:8000", "d-1"), RESTORING], ids=["as it is", "not readable"]
+)
+def test_other_answers_keep_their_bytes_and_length(mode: BodyMode, pick: Destination) -> None:
     conversation = talk(mode, pick, "application/json" if pick is not RESTORING else "image/png")
     outputs = conversation.send(response_body(BODY, end=True))
     assert through(mode, outputs, [BODY]) == BODY
@@ -110,7 +112,7 @@ def test_other_answers_keep_their_bytes_and_length(mode: BodyMode, pick: Pick) -
 
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, DUPLEX])
 def test_an_answer_that_must_be_changed_is_not_left(mode: BodyMode) -> None:
-    pick = Pick(
+    pick = Destination(
         "10.0.0.1:8000",
         "d-1",
         observe_response=Observe.END_STREAM_AFTER_PICK,
@@ -125,7 +127,7 @@ def test_an_answer_that_must_be_changed_is_not_left(mode: BodyMode) -> None:
 ASKED = {"model": "public", "messages": [{"role": "user", "content": "x" * 200}], "stream": True}
 
 
-def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Pick, Conversation]:
+def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Destination, Conversation]:
 
     raw = json.dumps(ASKED).encode()
     sent = {"content-type": "application/json", "accept-encoding": "gzip", "content-length": str(len(raw))}
@@ -133,10 +135,10 @@ def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Pick, Convers
     one = decided(1)[0][0]
     decision = replace(
         one,
-        fleet=replace(one.fleet, models=(served,) * len(one.fleet)),
+        fleet=replace(one.snapshot, models=(served,) * len(one.snapshot)),
         request=replace(one.request, model="public", api="openai-chat", stream=True),
     )
-    pick = Pick("10.0.0.1:8000", "d-1")
+    pick = Destination("10.0.0.1:8000", "d-1")
     rewrite_bodies(pick, request, decision, **options)
     conversation = Conversation()
     conversation.send(with_modes(request_headers(), mode, BodyMode.NONE))

@@ -15,7 +15,7 @@ from tests.kit.requests import asked, measured
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.types import RequestInfo
 
 START = 1_700_000_000.0
@@ -42,7 +42,7 @@ def book(trial: Trial | None = None, *, overrides: bytes | None = None) -> Weigh
     return weights
 
 
-def picker(weights: WeightBook) -> Picker:
+def picker(weights: WeightBook) -> Scheduler:
     made = picker_of()
     made.weights = weights
     return made
@@ -54,7 +54,7 @@ def test_a_session_keeps_its_arm_and_the_decision_says_so() -> None:
     for number in range(400):
         session = f"s{number % 100}"
         prompt = measured(1, 1000, [number], 64.0)
-        decision = serving.pick(asked(prompt=prompt, session=session), 0.0, START + number)
+        decision = serving.decide(asked(prompt=prompt, session=session), 0.0, START + number)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         assert stamp.trial == "c1-screen"
@@ -71,7 +71,7 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
     serving = picker(book(switchback()))
     by_block: dict[int, set[str]] = {}
     for second in range(0, 800, 5):
-        decision = serving.pick(asked(), 0.0, START + second)
+        decision = serving.decide(asked(), 0.0, START + second)
         stamp = read_stamp(decision.arm)
         assert stamp is not None
         by_block.setdefault(second // 40, set()).add(stamp.arm)
@@ -81,7 +81,7 @@ def test_the_whole_fleet_switches_by_the_wall_clock() -> None:
 
 
 def test_a_request_that_the_policy_does_not_price_belongs_to_no_arm() -> None:
-    decision = picker(book(switchback())).pick(asked(opaque=True), 0.0, START)
+    decision = picker(book(switchback())).decide(asked(opaque=True), 0.0, START)
     assert decision.policy == "least-request"
     assert not decision.arm
 
@@ -111,7 +111,7 @@ def test_requests_without_sessions_are_drawn_by_their_root() -> None:
     serving = picker(book(split(share=0.5)))
 
     def stamp(ask: RequestInfo) -> str:
-        return serving.pick(ask, START, START).arm
+        return serving.decide(ask, START, START).arm
 
     for number in range(150):
         stamp(asked(prompt=prompt(1, 500 + number, 2)))

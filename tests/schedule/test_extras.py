@@ -51,29 +51,29 @@ vllm:lora_requests_info{max_lora="1",running_lora_adapters="m, n",waiting_lora_a
 def test_a_picker_fills_in_what_plugins_ask_for_and_a_record_runs_again_by_it(
     policy: str, params: dict[str, Any], headers: set[str]
 ) -> None:
-    picker = picker_of(policy, params=params, pool=POOL)
-    assert picker.headers_read == frozenset(headers)
+    scheduler = picker_of(policy, params=params, pool=POOL)
+    assert scheduler.headers_read == frozenset(headers)
 
     def pick(model: str = "", **headers: str) -> Decision:
-        return picker.pick(RequestInfo(model=model, headers=headers), 1.0, 1.0)
+        return scheduler.decide(RequestInfo(model=model, headers=headers), 1.0, 1.0)
 
     first, second = pick(), pick()
     assert (first.endpoint, second.endpoint) == ("10.0.0.1:80", "10.0.0.2:80"), "who had no cold request yet"
     assert first.excluded == {"labels": ("10.0.0.3:80",)}
     third = pick()
     assert third.endpoint == "10.0.0.1:80", "whose last one is the older"
-    assert third.fleet.extra["cold_place:1024"].tolist() == [0.0, 1.0]
+    assert third.snapshot.extra["cold_place:1024"].tolist() == [0.0, 1.0]
     assert pick(**{"x-tier": "gold"}).endpoint == "10.0.0.1:80"
     for made in (first, third):
         read = decision_of(json.loads(json.dumps(to_record(made))))
         assert read.policy == "llm-d-profile"
         again = rerun(read, create(read.policy, read.params))
         assert again.ranking.costs.tolist() == made.ranking.costs.tolist()
-    picker.fleet.engine.update(1, parse_metrics(LORA), 1.0)
-    assert picker.fleet.engine.adapters(1) == Adapters(frozenset("mn"), frozenset("w"), 1)
+    scheduler.datastore.engine.update(1, parse_metrics(LORA), 1.0)
+    assert scheduler.datastore.engine.adapters(1) == Adapters(frozenset("mn"), frozenset("w"), 1)
     assert [pick(model).ranking.terms["lora"][1] for model in ("m", "w", "x")] == [1.0, 0.6, 0.0]
     with pytest.raises(NoEndpointError, match="admit"):
-        picker.pick(RequestInfo(priority=-1), 1.0, 1.0)
+        scheduler.decide(RequestInfo(priority=-1), 1.0, 1.0)
 
 
 SESSIONS = """
@@ -91,14 +91,14 @@ plugins:
 
 def test_sessions_stay_where_they_are_bound() -> None:
     found = translate(read_flags({"pool-name": "p"}), SESSIONS, {}).config.policy
-    picker = picker_of(found.name, params=found.params, pool=POOL)
-    assert picker.headers_read is not None
-    assert picker.headers_read >= {"x-id", "cookie", "x-agent", "session_id", "x-back"}
-    assert picker.session_tokens == {"x-back"}
+    scheduler = picker_of(found.name, params=found.params, pool=POOL)
+    assert scheduler.headers_read is not None
+    assert scheduler.headers_read >= {"x-id", "cookie", "x-agent", "session_id", "x-back"}
+    assert scheduler.session_tokens == {"x-back"}
 
     def pick(now_s: float, **headers: str) -> str:
         told = {name.replace("_", "-"): value for name, value in headers.items()}
-        return picker.pick(RequestInfo(headers=told), now_s, now_s).endpoint
+        return scheduler.decide(RequestInfo(headers=told), now_s, now_s).endpoint
 
     homes = {
         header: pick(1.0, **{header: value})
@@ -109,10 +109,10 @@ def test_sessions_stay_where_they_are_bound() -> None:
         assert pick(2.0, cookie="chat=b", x_agent="other") == homes["cookie"]
         assert pick(2.0, x_agent="c") == homes["x_agent"]
         assert pick(2.0, x_back=b64encode(b"10.0.0.3:80").decode()) == "10.0.0.3:80"
-    picker.set_pool([endpoint for endpoint in POOL if endpoint.address != homes["x_id"]], 3.0)
+    scheduler.set_pool([endpoint for endpoint in POOL if endpoint.address != homes["x_id"]], 3.0)
     moved = pick(3.0, x_id="a")
     assert moved != homes["x_id"]
-    picker.set_pool(POOL, 4.0)
+    scheduler.set_pool(POOL, 4.0)
     assert {pick(4.0, x_id="a") for _ in range(5)} == {moved}
     assert len({pick(100.0 + number, x_id=f"new {number}") for number in range(20)}) > 1
 
@@ -143,10 +143,10 @@ def test_endpoints_by_the_utilization_of_their_gpus(
     if plugins:
         named = {"type": "endpoint-attribute-filter", "attribute": "GPUUtilization"}
         params["filters"] = {"gpu": {**named, **plugins, **at}}
-    picker = picker_of("llm-d-profile", params=params, pool=POOL)
+    scheduler = picker_of("llm-d-profile", params=params, pool=POOL)
     for slot, utilization, read_s in ((0, 0.2, 50.0), (1, 0.9, 50.0), (2, 0.1, 10.0)):
-        picker.fleet.engine.update_gpu(slot, utilization, read_s)  # the third is stale by now
-    ranking = picker.pick(RequestInfo(), 50.0, 50.0).ranking
+        scheduler.datastore.engine.update_gpu(slot, utilization, read_s)  # the third is stale by now
+    ranking = scheduler.decide(RequestInfo(), 50.0, 50.0).ranking
     assert [cost < 1e8 for cost in ranking.costs] == kept
     if scores is not None:
         assert [round(float(score), 6) for score in ranking.terms["gpu"]] == scores

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from epp.schedule.picker import Picker
+from epp.schedule.scheduler import Scheduler
 from epp.signals.paths import NONE_IDLE, ConnectionTiming
 from epp.types import Endpoint
 from tests.kit.requests import asked, measured
@@ -15,7 +15,7 @@ from tests.schedule.test_picker import build
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision, Outcome
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
 
 TWINS = [Endpoint("a:1", region="west"), Endpoint("b:1", region="west")]
 FAR_MS = 200.0
@@ -24,50 +24,53 @@ COLD = ConnectionTiming(is_new=True, connect_ms=FAR_MS)
 WARM = ConnectionTiming(is_new=False, first_byte_ms=FAR_MS)
 
 
-def far_twins() -> Picker:
-    picker = build("gorgo-ms", TWINS)
+def far_twins() -> Scheduler:
+    scheduler = build("gorgo-ms", TWINS)
     for endpoint in TWINS:
-        picker.fleet.assume_rtt(endpoint.address, FAR_MS)
-    return picker
+        scheduler.datastore.assume_rtt(endpoint.address, FAR_MS)
+    return scheduler
 
 
-def pick(picker: Picker, now_s: float) -> Decision:
+def pick(scheduler: Scheduler, now_s: float) -> Decision:
     """A prompt of its own, so that no cache attracts it."""
     blocks = [int(now_s * 1e6) * 1_000 + number for number in range(1, 31)]
-    return picker.pick(asked(prompt=measured(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
+    return scheduler.decide(asked(prompt=measured(0, 1920, blocks, 64.0), body_bytes=BODY_BYTES), now_s, 0.0)
 
 
-def over(picker: Picker, decision: Decision, told: ConnectionTiming | None, now_s: float) -> Outcome:
-    outcome = picker.end(decision.id, "stream-end", now_s, report_follows=True)
+def over(scheduler: Scheduler, decision: Decision, told: ConnectionTiming | None, now_s: float) -> Outcome:
+    outcome = scheduler.end(decision.id, "stream-end", now_s, report_follows=True)
     assert outcome is not None
     if told is not None:
-        picker.connection(decision.id, told)
-    picker.settle(replace(outcome, attempts=1, status=200))
+        scheduler.connection(decision.id, told)
+    scheduler.settle(replace(outcome, attempts=1, status=200))
     return outcome
 
 
 def test_the_endpoint_with_an_idle_connection_gets_the_next_request() -> None:
-    picker = far_twins()
+    scheduler = far_twins()
     for number in range(20):  # what is told makes connections count at all
-        over(picker, pick(picker, number), COLD if number < 2 else WARM, number + 0.5)
+        over(scheduler, pick(scheduler, number), COLD if number < 2 else WARM, number + 0.5)
     for slot in (0, 1):
-        picker.fleet.paths.close(slot)
-    last = pick(picker, 100.0)
-    over(picker, last, COLD, 100.5)
-    assert pick(picker, 101.0).endpoint == last.endpoint
-    other = pick(picker, 101.1)
+        scheduler.datastore.paths.close(slot)
+    last = pick(scheduler, 100.0)
+    over(scheduler, last, COLD, 100.5)
+    assert pick(scheduler, 101.0).endpoint == last.endpoint
+    other = pick(scheduler, 101.1)
     assert other.endpoint != last.endpoint, "that connection is taken now, and so is a place in the batch"
 
 
 @pytest.mark.parametrize("idle", [0, 1, 2])
 def test_a_retry_takes_the_fallbacks_idle_connection_and_leaves_no_more_than_were_opened(idle: int) -> None:
-    picker = far_twins()
-    paths, slots = picker.fleet.paths, {endpoint.address: slot for slot, endpoint in picker.fleet.members}
-    decision = pick(picker, 0.0)
+    scheduler = far_twins()
+    paths, slots = (
+        scheduler.datastore.paths,
+        {endpoint.address: slot for slot, endpoint in scheduler.datastore.members},
+    )
+    decision = pick(scheduler, 0.0)
     elsewhere = next(address for address in slots if address != decision.endpoint)
     for _ in range(idle):
         paths.ended(slots[elsewhere], 0.0)
-    picker.served(decision.id, elsewhere)
-    over(picker, decision, None, 100.0)
+    scheduler.served(decision.id, elsewhere)
+    over(scheduler, decision, None, 100.0)
     found = [paths.started(slots[elsewhere], 100.5) for _ in range(3)]
     assert found == ([0, 4, NONE_IDLE] if idle == 2 else [0, NONE_IDLE, NONE_IDLE])

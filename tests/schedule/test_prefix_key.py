@@ -11,7 +11,7 @@ BLOCKS = [11, 22, 33, 44, 55, 66]
 
 
 def key(blocks: list[int], block_tokens: float) -> str:
-    return picker_of().pick(measured(1, 1000, blocks, block_tokens), 0.0, 0.0).request.prefix_key
+    return picker_of().decide(measured(1, 1000, blocks, block_tokens), 0.0, 0.0).request.prefix_key
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.kit.records import HASHER, POOL, WALL_S, picker_of
 
 if TYPE_CHECKING:
     from epp.schedule.decision import Decision
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.types import RequestInfo
 
 Body = dict[str, Any]
@@ -37,11 +37,11 @@ def info(path: str, **body: Any) -> RequestInfo:
     return HASHER.measure(parsed, EstimateCounter())
 
 
-def served(picker: Picker, request: RequestInfo, cached: int | None, at_s: float = 0.0) -> Decision:
-    decision = picker.pick(request, at_s, WALL_S)
-    picker.response_started(decision.id, 200)
-    picker.observed(decision.id, usage=Usage(request.prompt_tokens, 5, cached))
-    picker.end(decision.id, "completed", at_s + 1.0)
+def served(scheduler: Scheduler, request: RequestInfo, cached: int | None, at_s: float = 0.0) -> Decision:
+    decision = scheduler.decide(request, at_s, WALL_S)
+    scheduler.response_started(decision.id, 200)
+    scheduler.observed(decision.id, usage=Usage(request.prompt_tokens, 5, cached))
+    scheduler.end(decision.id, "completed", at_s + 1.0)
     return decision
 
 
@@ -63,19 +63,19 @@ NO_READERS: list[tuple[str, Body, Body]] = [
 def test_one_that_reads_no_cache_expects_no_hit_and_teaches_none_but_is_held(
     path: str, body: Body, more: Body
 ) -> None:
-    picker, plain, unread = picker_of(), info(path, **body), info(path, **body, **more)
+    scheduler, plain, unread = picker_of(), info(path, **body), info(path, **body, **more)
     assert unread.blocks == plain.blocks, "what it leaves in the cache is the same"
-    chosen = served(picker, unread, 0).endpoint
-    warm = served(picker, plain, plain.prompt_tokens, 1.0)
-    assert (warm.endpoint, warm.fleet.cached_tokens.max() > 0.9 * plain.prompt_tokens) == (chosen, True)
-    ratios = picker.fleet.calibration.hit_ratio.copy()
+    chosen = served(scheduler, unread, 0).endpoint
+    warm = served(scheduler, plain, plain.prompt_tokens, 1.0)
+    assert (warm.endpoint, warm.snapshot.cached_tokens.max() > 0.9 * plain.prompt_tokens) == (chosen, True)
+    ratios = scheduler.datastore.calibration.hit_ratio.copy()
     for turn in range(40):
-        decision = served(picker, unread, 0, 2.0 + turn)
-        assert not decision.fleet.cached_tokens.any()
-        assert set(decision.fleet.uncached_tokens) == {unread.prompt_tokens}
-    assert picker.fleet.calibration.hit_ratio.tolist() == ratios.tolist()
-    held = picker.pick(plain, 100.0, WALL_S).fleet
-    assert held.cached_tokens.max() == warm.fleet.cached_tokens.max(), "nor is less believed to be held"
+        decision = served(scheduler, unread, 0, 2.0 + turn)
+        assert not decision.snapshot.cached_tokens.any()
+        assert set(decision.snapshot.uncached_tokens) == {unread.prompt_tokens}
+    assert scheduler.datastore.calibration.hit_ratio.tolist() == ratios.tolist()
+    held = scheduler.decide(plain, 100.0, WALL_S).snapshot
+    assert held.cached_tokens.max() == warm.snapshot.cached_tokens.max(), "nor is less believed to be held"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_probabilities_of_the_answer_alone_leave_the_cache_readable(path: str, b
 
 
 def test_a_hit_reaches_no_further_than_the_first_probability_that_is_asked_for() -> None:
-    picker = picker_of()
-    served(picker, info(GENERATE, text=TEXT), 0)
+    scheduler = picker_of()
+    served(scheduler, info(GENERATE, text=TEXT), 0)
     asked = info(GENERATE, text=TEXT, return_logprob=True, logprob_start_len=1000)
-    assert served(picker, asked, 1000, 1.0).fleet.cached_tokens.max() == 1000.0
+    assert served(scheduler, asked, 1000, 1.0).snapshot.cached_tokens.max() == 1000.0
 
 
 def test_embeddings_that_sglang_takes_without_its_cache_alone_are_not_held() -> None:
-    picker, tensors = picker_of(), info(GENERATE, input_embeds=[[0.5] * 3000])
-    served(picker, tensors, 0)
-    assert not picker.pick(tensors, 1.0, WALL_S).fleet.cached_tokens.any()
+    scheduler, tensors = picker_of(), info(GENERATE, input_embeds=[[0.5] * 3000])
+    served(scheduler, tensors, 0)
+    assert not scheduler.decide(tensors, 1.0, WALL_S).snapshot.cached_tokens.any()
 
 
 def test_tgis_own_requests_are_read_as_what_they_are() -> None:
@@ -118,19 +118,19 @@ def test_tgis_own_requests_are_read_as_what_they_are() -> None:
 
 
 def test_several_prompts_hit_what_each_of_them_finds_whatever_their_order() -> None:
-    picker = picker_of("least-request", pool=POOL[:1])
+    scheduler = picker_of("least-request", pool=POOL[:1])
     first, second = (info(COMPLETIONS, prompt=text) for text in (TEXT, OTHER))
     for number, one in enumerate((first, second)):
-        served(picker, one, 0, float(number))
+        served(scheduler, one, 0, float(number))
     both = info(COMPLETIONS, prompt=[OTHER, TEXT])
     assert both.prompt_tokens == pytest.approx(first.prompt_tokens + second.prompt_tokens, abs=2)
-    decision = served(picker, both, first.prompt_tokens, 5.0)
-    assert decision.fleet.cached_tokens[0] > 0.95 * both.prompt_tokens
-    assert picker.fleet.calibration.hit_ratio[0] == 1.0, "vLLM tells the last prompt's cached tokens"
+    decision = served(scheduler, both, first.prompt_tokens, 5.0)
+    assert decision.snapshot.cached_tokens[0] > 0.95 * both.prompt_tokens
+    assert scheduler.datastore.calibration.hit_ratio[0] == 1.0, "vLLM tells the last prompt's cached tokens"
     ids = [list(range(5000, 6000)), list(range(9000))]
-    served(picker, info(COMPLETIONS, prompt=ids), None, 6.0)
-    again = picker.pick(info(COMPLETIONS, prompt=ids[1]), 7.0, WALL_S)
-    assert again.fleet.cached_tokens[0] > 8900
+    served(scheduler, info(COMPLETIONS, prompt=ids), None, 6.0)
+    again = scheduler.decide(info(COMPLETIONS, prompt=ids[1]), 7.0, WALL_S)
+    assert again.snapshot.cached_tokens[0] > 8900
 
 
 def test_prompts_beyond_the_bound_are_counted_and_not_looked_up_one_by_one() -> None:
@@ -187,46 +187,51 @@ def test_a_prompt_that_the_engine_cuts_to_fit_fits_everywhere(path: str, body: B
 def test_a_request_counts_as_the_sequences_that_it_makes(
     path: str, body: Body, choices: int, sequences: int
 ) -> None:
-    picker, asked = picker_of("least-request", pool=POOL[:1]), info(path, **body)
+    scheduler, asked = picker_of("least-request", pool=POOL[:1]), info(path, **body)
     assert (asked.choices, asked.sequences) == (choices, sequences)
-    first = picker.pick(info(CHAT, **SAID), 0.0, WALL_S)
-    decision = picker.pick(asked, 0.0, WALL_S)
+    first = scheduler.decide(info(CHAT, **SAID), 0.0, WALL_S)
+    decision = scheduler.decide(asked, 0.0, WALL_S)
     expected = min(first.request.expected_output_tokens, asked.max_output_tokens or 1e9)
     assert decision.request.expected_output_tokens == (
         0.0 if asked.max_output_tokens == 0 else expected * sequences
     )
-    ledger = picker.fleet.ledger
+    ledger = scheduler.datastore.ledger
     assert ledger.running_requests[0] == 1 + sequences
-    picker.first_token(decision.id, 1.0)
+    scheduler.first_token(decision.id, 1.0)
     assert ledger.block[DECODING, 0] == sequences
-    picker.end(decision.id, "completed", 2.0)
-    picker.end(first.id, "completed", 2.0)
+    scheduler.end(decision.id, "completed", 2.0)
+    scheduler.end(first.id, "completed", 2.0)
     assert not ledger.block.any()
 
 
 def test_the_tokens_of_several_answers_teach_the_length_and_the_pace_of_one() -> None:
-    picker = picker_of("least-request", pool=POOL[:1])
-    decision = picker.pick(info(CHAT, **SAID, n=8, stream=True), 0.0, WALL_S)
-    picker.first_token(decision.id, 1.0)
-    picker.response_started(decision.id, 200)
-    picker.observed(decision.id, usage=Usage(5400, 8 * 101, 5400), chunks=808, last_chunk_s=3.0)
-    outcome = picker.end(decision.id, "completed", 3.0)
+    scheduler = picker_of("least-request", pool=POOL[:1])
+    decision = scheduler.decide(info(CHAT, **SAID, n=8, stream=True), 0.0, WALL_S)
+    scheduler.first_token(decision.id, 1.0)
+    scheduler.response_started(decision.id, 200)
+    scheduler.observed(decision.id, usage=Usage(5400, 8 * 101, 5400), chunks=808, last_chunk_s=3.0)
+    outcome = scheduler.end(decision.id, "completed", 3.0)
     assert outcome is not None
     assert outcome.itl_ms == pytest.approx(2000.0 / 100)
-    assert picker.fleet.answers.expected("m") == pytest.approx((128 + 101) / 2)
+    assert scheduler.datastore.answers.expected("m") == pytest.approx((128 + 101) / 2)
     assert outcome_record(outcome, WALL_S)["answers"] == 8
-    assert picker.fleet.calibration.hit_ratio[0] == 1.0, "answers find the prompt that the first of them left"
+    assert scheduler.datastore.calibration.hit_ratio[0] == 1.0, (
+        "answers find the prompt that the first of them left"
+    )
 
 
 def test_sequences_are_recorded_with_the_decision_that_they_priced() -> None:
-    picker = picker_of()
-    made = picker.pick(info(CHAT, **SAID, n=8), 0.0, WALL_S)
+    scheduler = picker_of()
+    made = scheduler.decide(info(CHAT, **SAID, n=8), 0.0, WALL_S)
     record = to_record(made)
-    assert (record["sequences"], "sequences" in to_record(picker.pick(info(CHAT, **SAID), 0.0, WALL_S))) == (
+    assert (
+        record["sequences"],
+        "sequences" in to_record(scheduler.decide(info(CHAT, **SAID), 0.0, WALL_S)),
+    ) == (
         8,
         False,
     )
     assert decision_of(record).request.sequences == 8
     one = replace(made.request, sequences=1, expected_output_tokens=made.request.expected_output_tokens / 8)
-    alone = predict_duration(one, made.fleet, made.chosen)
-    assert predict_duration(made.request, made.fleet, made.chosen).first_token_s == alone.first_token_s
+    alone = predict_duration(one, made.snapshot, made.chosen)
+    assert predict_duration(made.request, made.snapshot, made.chosen).first_token_s == alone.first_token_s

@@ -38,7 +38,9 @@ FLEETS = [
 ]
 
 
-def decisions(policy: Policy, fleet: Snapshot, shares: list[float] | None, count: int) -> Iterator[Decision]:
+def decisions(
+    policy: Policy, snapshot: Snapshot, shares: list[float] | None, count: int
+) -> Iterator[Decision]:
     """One request to one fleet, priced and drawn as live under many ids: nothing but the draws differs."""
     template = decided(1)[0][0]
     for number in range(count):
@@ -46,19 +48,19 @@ def decisions(policy: Policy, fleet: Snapshot, shares: list[float] | None, count
             f"id-{number}", prompt_tokens=4000, affinity_key="session", prefix_key="prefix", sequence=2
         )
         told = None if shares is None else np.array(shares)
-        yield rerun(replace(template, request=asked, fleet=fleet, shares=told), policy, 0.1)
+        yield rerun(replace(template, request=asked, fleet=snapshot, shares=told), policy, 0.1)
 
 
 @pytest.mark.parametrize("fleet", FLEETS, ids=["unlike", "alike"])
 @pytest.mark.parametrize("shares", [None, [0.3, 1.0, 1.0, 0.6]], ids=["warm", "warming"])
 @pytest.mark.parametrize("name", sorted(TRIED))
 def test_endpoints_are_chosen_as_often_as_records_say(
-    name: str, shares: list[float] | None, fleet: Snapshot
+    name: str, shares: list[float] | None, snapshot: Snapshot
 ) -> None:
     policy = TRIED[name]
     many = 400 if draws(policy.name) or shares else 100
     counts, told, variance = np.zeros(4), np.zeros(4), np.zeros(4)
-    for decision in decisions(policy, fleet, shares, many):
+    for decision in decisions(policy, snapshot, shares, many):
         counts[decision.chosen] += 1.0
         now = np.array(to_record(decision)["probabilities"])
         assert now.sum() == pytest.approx(1.0)
@@ -112,7 +114,7 @@ COSTS = np.array([3.0, 1.0, 4.0, 1.5, 9.0, 2.6])
 @pytest.mark.parametrize("held_back", [(), (5,), (0, 1, 3), (0, 1, 2, 3, 4)])
 def test_chances_are_those_among_the_admitted(drawn: Drawn, held_back: tuple[int, ...]) -> None:
     rows = [row for row in range(6) if row not in held_back]
-    found = propensities(COSTS, tie_band=0.0, held_back=held_back, drawn=drawn)
+    found = propensities(COSTS, tie_band=0.0, slow_start_excluded=held_back, drawn=drawn)
     assert found == pytest.approx(winners(drawn, rows), abs=1e-9)
 
 

@@ -8,9 +8,9 @@ import pytest
 from epp.config.schema import Saturation
 from epp.errors import NotAdmittedError
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.saturation import Shedding, saturation
+from epp.schedule.admission import AdmissionController, saturation
 from epp.schedule.waiting import at_once
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint
 from tests.kit.requests import asked
@@ -38,8 +38,8 @@ def test_saturation_is_the_mean_of_the_fuller_of_queue_and_cache(
     assert saturation(np.array(waiting), np.array(kv_usage), Saturation()) == pytest.approx(expected)
 
 
-def fleet(*waiting: float, draining: bool = False) -> Fleet:
-    made = Fleet(PrefixIndex())
+def fleet(*waiting: float, draining: bool = False) -> Datastore:
+    made = Datastore(PrefixIndex())
     made.apply([Endpoint(f"10.0.0.{n}:80", draining=draining) for n in range(len(waiting))], 0.0)
     for slot, queue in enumerate(waiting):
         made.engine.update(slot, EngineSample("vllm", 1.0, queue, 0.1, 1000), 0.0)
@@ -64,13 +64,13 @@ NEW, OLD = "x-llm-d-inference-objective", "x-gateway-inference-objective"
     ],
 )
 def test_only_requests_of_negative_priority_are_dropped(headers: dict[str, str], dropped: bool) -> None:
-    shedding = Shedding(fleet(9.0), Saturation(), lambda name: PRIORITIES.get(name, 0))
-    assert refuses(shedding, shedding.priority(headers)) is dropped
+    admission = AdmissionController(fleet(9.0), Saturation(), lambda name: PRIORITIES.get(name, 0))
+    assert refuses(admission, admission.priority(headers)) is dropped
 
 
-def refuses(shedding: Shedding, priority: int, now_s: float = 0.0) -> bool:
+def refuses(admission: AdmissionController, priority: int, now_s: float = 0.0) -> bool:
     try:
-        at_once(shedding.admit(asked(api="openai-chat", priority=priority), now_s))
+        at_once(admission.admit(asked(api="openai-chat", priority=priority), now_s))
     except NotAdmittedError:
         return True
     return False
@@ -78,8 +78,8 @@ def refuses(shedding: Shedding, priority: int, now_s: float = 0.0) -> bool:
 
 def test_endpoints_that_drain_or_have_gone_silent_are_not_room() -> None:
     priority = PRIORITIES.__getitem__
-    assert refuses(Shedding(fleet(0.0, draining=True), Saturation(), priority), -1)
-    assert refuses(Shedding(fleet(0.0), Saturation(), priority), -1, now_s=1e6), "stale"
+    assert refuses(AdmissionController(fleet(0.0, draining=True), Saturation(), priority), -1)
+    assert refuses(AdmissionController(fleet(0.0), Saturation(), priority), -1, now_s=1e6), "stale"
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,6 @@ def test_llm_ds_detectors_of_utilization_and_concurrency(settings: Saturation, e
     made = fleet(0.0, 0.0)
     for name, tokens in (("a", 600), ("b", 400)):
         made.ledger.reserve(name, 0, tokens, tokens, 1.0)
-    assert Shedding(made, settings, PRIORITIES.__getitem__).saturation(1.0) == pytest.approx(expected)
+    assert AdmissionController(made, settings, PRIORITIES.__getitem__).saturation(1.0) == pytest.approx(
+        expected
+    )

@@ -53,7 +53,7 @@ def test_a_warming_endpoint_gets_its_share_and_no_more() -> None:
 
 def test_held_back_endpoints_are_the_last_fallbacks() -> None:
     selection = pick([1.0, 3.0, 2.0], shares=[0.0, 1.0, 1.0])
-    assert (selection.chosen, selection.fallbacks, selection.held_back) == (2, (1, 0), (0,))
+    assert (selection.chosen, selection.fallbacks, selection.slow_start_excluded) == (2, (1, 0), (0,))
 
 
 @given(
@@ -74,7 +74,11 @@ def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
     )
     free = pick(costs, shares=shares, fallbacks=len(rows))
     bound = pick(costs, shares=shares, fallbacks=fallbacks, served_models=served)
-    assert (bound.chosen, bound.tied, bound.held_back) == (free.chosen, free.tied, free.held_back)
+    assert (bound.chosen, bound.tied, bound.slow_start_excluded) == (
+        free.chosen,
+        free.tied,
+        free.slow_start_excluded,
+    )
     alike = tuple(row for row in free.fallbacks if served[row] == served[free.chosen])
     assert bound.fallbacks == alike[:fallbacks]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from epp.apis.listed_models import ListedModel
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.model_rules import ModelRules, Rule
-from epp.schedule.served_models import served_models
-from epp.signals.fleet import Fleet
+from epp.schedule.upstream_models import upstream_models
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 A, B = "10.0.0.1:1", "10.0.0.2:1"
 
 
-def fleet(*members: tuple[Endpoint, Mapping[str, ListedModel]]) -> Fleet:
-    made = Fleet(PrefixIndex())
+def fleet(*members: tuple[Endpoint, Mapping[str, ListedModel]]) -> Datastore:
+    made = Datastore(PrefixIndex())
     made.apply([endpoint for endpoint, _ in members], 0.0)
     for endpoint, listed in members:
         slot = made.slot_of(endpoint.address)
@@ -28,8 +28,8 @@ def fleet(*members: tuple[Endpoint, Mapping[str, ListedModel]]) -> Fleet:
     return made
 
 
-def contexts(made: Fleet, *rules: Rule, region: str = "") -> dict[str, int | None] | None:
-    models = served_models(made, ModelRules(rules), lambda endpoint, _: region in ("", endpoint.region))
+def contexts(made: Datastore, *rules: Rule, region: str = "") -> dict[str, int | None] | None:
+    models = upstream_models(made, ModelRules(rules), lambda endpoint, _: region in ("", endpoint.region))
     return None if models is None else {name: model.context_tokens for name, model in models.items()}
 
 
@@ -44,7 +44,7 @@ def test_the_union_has_each_models_largest_context() -> None:
 def test_public_names_are_told_and_not_engines() -> None:
     endpoint = Endpoint(A, models=frozenset({"chat", "sql"}), served_names={"chat": "org/llama"})
     listed = {"org/llama": ListedModel(4000), "sql": ListedModel(parent="org/llama")}
-    models = served_models(fleet((endpoint, listed)), ModelRules(), lambda *_: True)
+    models = upstream_models(fleet((endpoint, listed)), ModelRules(), lambda *_: True)
     assert models == {"chat": ListedModel(4000), "sql": ListedModel(4000, parent="chat")}
 
 

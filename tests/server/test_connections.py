@@ -19,7 +19,7 @@ from epp.rpc.accepting import Acceptor
 from epp.rpc.http2 import frames
 from epp.rpc.http2.connection import Call, Connection
 from epp.rpc.http2.frames import ErrorCode
-from epp.rpc.rpc_server import RpcConnection, RpcServer
+from epp.rpc.server import RpcConnection, RpcServer
 from epp.server.tls import GRPC_SECTION, Certificates
 from tests.kit import certificates
 from tests.kit.clock import ManualClock
@@ -173,7 +173,7 @@ async def test_a_client_certificate_is_a_peer_wherever_it_comes_from(tmp_path: P
         await clients[-1].round_trip()
     acceptor = server._acceptor
     assert acceptor is not None
-    assert [len(peer.connections) for peer in acceptor._peers.by_connections()] == [2, 1, 0, 0]
+    assert [len(client.connections) for client in acceptor._clients.by_connections()] == [2, 1, 0, 0]
     for client in clients:
         await client.close()
     await until(lambda: not acceptor._places)

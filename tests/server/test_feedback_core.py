@@ -12,11 +12,11 @@ import pytest
 from epp.apis.failure import AnswerFailure
 from epp.apis.listed_models import ListedModel
 from epp.apis.usage import NO_USAGE, Usage
-from epp.extproc.types import Cause, HttpRequest, LocalReply, PickAt
+from epp.extproc.types import Cause, DecideAt, HttpRequest, LocalReply
 from epp.request.access_log import Report, Termination
 from epp.schedule.decision import Source, outcome_record
-from epp.schedule.served_models import is_wrong
-from epp.signals.health import State
+from epp.schedule.upstream_models import is_wrong
+from epp.signals.health import HealthState
 from epp.types import Endpoint
 from tests.kit.apps import app_of
 from tests.kit.clock import ManualClock
@@ -41,26 +41,26 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.app = app_of(self.folder, self.clock)
-        self.core, self.fleet = self.app.core, self.app.picker.fleet
-        self.app.picker.set_pool(POOL, self.clock.mono_s())
+        self.director, self.datastore = self.app.director, self.app.scheduler.datastore
+        self.app.scheduler.set_pool(POOL, self.clock.mono_s())
         for number, endpoint in enumerate(POOL):
-            self.fleet.assume_rtt(endpoint.address, 10.0 + number)
+            self.datastore.assume_rtt(endpoint.address, 10.0 + number)
 
     def decide(self, messages: list[dict[str, str]], **fields: Any) -> Decision:
         body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
         headers = {"content-type": "application/json"}
-        decided = decide(self.core, HttpRequest("POST", "/v1/chat/completions", headers, body))
+        decided = decide(self.director, HttpRequest("POST", "/v1/chat/completions", headers, body))
         assert not isinstance(decided, LocalReply)
         return decided.decision
 
     def ended(self, decision: Decision, **facts: Any) -> None:
         """The stream ends, then Envoy reports."""
         self.clock.advance(1.0)
-        self.core.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
-        self.core.outcomes.finished(report(decision, **facts))
+        self.director.outcomes.stream_ended(decision.id, Cause.STREAM_END.value)
+        self.director.outcomes.finished(report(decision, **facts))
 
     def slot(self, address: str) -> int:
-        slot = self.fleet.slot_of(address)
+        slot = self.datastore.slot_of(address)
         assert slot is not None
         return slot
 
@@ -85,17 +85,17 @@ def deployment(tmp_path: Path) -> Deployment:
 async def test_connections_of_real_requests_tell_what_the_next_one_costs(deployment: Deployment) -> None:
     question = {"role": "user", "content": WORDS}
     before = deployment.decide([question])
-    assert before.fleet.cold_chance.tolist() == [0.0] * 3
+    assert before.snapshot.cold_chance.tolist() == [0.0] * 3
     deployment.ended(before)
-    assert deployment.decide([question]).fleet.cold_chance.tolist() == [0.0] * 3, (
+    assert deployment.decide([question]).snapshot.cold_chance.tolist() == [0.0] * 3, (
         "an Envoy that does not tell"
     )
     decision = deployment.decide([question])
     deployment.ended(decision, connect_ms=3.0, connected_anew=True, opened_ms=7.0)
-    fleet = deployment.decide([question]).fleet
-    row = fleet.endpoints.index(decision.endpoint)
-    assert 0.0 < fleet.cold_chance[row] < 0.5, "its connection is idle now"
-    assert fleet.connect_ms[row] == 7.0
+    snapshot = deployment.decide([question]).snapshot
+    row = snapshot.endpoints.index(decision.endpoint)
+    assert 0.0 < snapshot.cold_chance[row] < 0.5, "its connection is idle now"
+    assert snapshot.connect_ms[row] == 7.0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,9 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
         decision = deployment.decide([question])
         if decision.endpoint == first.endpoint:
             deployment.ended(decision, **({} if number % 4 == 0 else facts))
-    assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is bool(why)
+    assert (
+        deployment.datastore.health.state(slot, deployment.clock.mono_s()) is HealthState.EJECTED
+    ) is bool(why)
     told = f"endpoint {first.endpoint} is ejected: requests on it failed, the last: {why}"
     assert [line for line in own_lines(caplog) if "ejected" in line] == [told] * bool(why)
 
@@ -129,11 +131,11 @@ def test_errors_of_an_engine_eject_it_and_those_of_a_client_do_not(
 def test_the_ejected_are_listed_last_where_one_endpoint_is_left(deployment: Deployment) -> None:
     """Else Envoy asks the least busy of all when that one dies, which it is itself."""
     for endpoint in POOL[:2]:
-        deployment.fleet.health.eject_until(
+        deployment.datastore.health.eject_until(
             deployment.slot(endpoint.address), 200.0, deployment.clock.mono_s()
         )
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": WORDS}]}).encode()
-    decided = decide(deployment.core, HttpRequest("POST", "/v1/chat/completions", {}, body))
+    decided = decide(deployment.director, HttpRequest("POST", "/v1/chat/completions", {}, body))
     assert isinstance(decided, Decided)
     listed = decided.pick.destination.split(",")
     assert (listed[0], set(listed[1:])) == (POOL[2].address, {endpoint.address for endpoint in POOL[:2]})
@@ -144,13 +146,13 @@ def test_a_failure_that_both_the_stream_and_envoy_tell_counts_once(deployment: D
     for number in range(1, 6):
         decision = deployment.decide([question])
         slot = deployment.slot(decision.endpoint)
-        deployment.core.response_started(decision.id, 500)
-        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+        deployment.director.response_started(decision.id, 500)
+        deployment.director.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
         for _ in range(2):  # an Envoy with two access logs
-            deployment.core.outcomes.finished(report(decision, status=500))
-        assert (deployment.fleet.health.state(slot, deployment.clock.mono_s()) is State.EJECTED) is (
-            number == 5
-        ), number
+            deployment.director.outcomes.finished(report(decision, status=500))
+        assert (
+            deployment.datastore.health.state(slot, deployment.clock.mono_s()) is HealthState.EJECTED
+        ) is (number == 5), number
 
 
 def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_showed(
@@ -158,22 +160,22 @@ def test_what_envoy_alone_can_tell_of_a_request_counts_beside_what_the_stream_sh
 ) -> None:
     decision = deployment.decide([{"role": "user", "content": WORDS}])
     other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
-    deployment.core.response_started(decision.id, 200, other)
-    deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+    deployment.director.response_started(decision.id, 200, other)
+    deployment.director.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     facts = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
-    deployment.core.outcomes.finished(report(decision, connect_ms=3.0, connected_anew=True, **facts))
+    deployment.director.outcomes.finished(report(decision, connect_ms=3.0, connected_anew=True, **facts))
     shares = [
-        deployment.fleet.health._slots[deployment.slot(name)].lately.failed
+        deployment.datastore.health._slots[deployment.slot(name)].lately.failed
         for name in (decision.endpoint, other)
     ]
     assert shares == [1.0, 0.0]
     slot = deployment.slot(other)
-    assert deployment.fleet.rtt.source(slot, deployment.clock.mono_s()) == "connect"
+    assert deployment.datastore.rtt.source(slot, deployment.clock.mono_s()) == "connect"
 
 
 def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -> None:
     told: list[Outcome] = []
-    deployment.core.outcomes.on_outcome["test"] = told.append
+    deployment.director.outcomes.on_outcome["test"] = told.append
     decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
     other = next(endpoint.address for endpoint in POOL if endpoint.address != decision.endpoint)
     deployment.ended(
@@ -183,17 +185,17 @@ def test_a_retry_elsewhere_is_told_apart_from_the_pick(deployment: Deployment) -
     assert (outcome.endpoint, outcome.served, outcome.attempts) == (decision.endpoint, other, 2)
     assert outcome.cause == "retried-elsewhere"
     assert outcome.itl_ms == pytest.approx(850.0 / 4)
-    assert deployment.fleet.index.tokens(deployment.slot(other)) > 0
+    assert deployment.datastore.index.tokens(deployment.slot(other)) > 0
 
 
 def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment: Deployment) -> None:
     """Else short answers alone would be learned from, and answers be predicted ever shorter."""
     told: list[Outcome] = []
-    outcomes, ledger = deployment.core.outcomes, deployment.fleet.ledger
+    outcomes, ledger = deployment.director.outcomes, deployment.datastore.ledger
     outcomes.on_outcome["test"] = told.append
     deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))  # Envoy reports
     decision = deployment.decide([{"role": "user", "content": WORDS}], stream=True)
-    before = deployment.fleet.answers.expected("m")
+    before = deployment.datastore.answers.expected("m")
     outcomes.stream_ended(decision.id, Cause.UNOBSERVED.value, predicted=True)
     assert not ledger.running_requests.any()
     deployment.clock.advance(20.0)
@@ -202,7 +204,7 @@ def test_an_answer_that_outlasts_its_prediction_is_told_by_its_report(deployment
     usage = Usage(decision.request.prompt_tokens, 2000, None)
     outcomes.finished(report(decision, usage=usage, e2e_ms=40_000.0, chunks=2000))
     assert (told[1].cause, told[1].e2e_ms, told[1].sources["e2e_ms"]) == ("completed", 40_000.0, Source.ENVOY)
-    assert deployment.fleet.answers.expected("m") > before
+    assert deployment.datastore.answers.expected("m") > before
     deployment.clock.advance(60.0)
     outcomes.expire()
     assert len(told) == 2
@@ -213,7 +215,7 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
     deployment: Deployment, reporting: bool, wait_s: float
 ) -> None:
     told: list[Outcome] = []
-    outcomes = deployment.core.outcomes
+    outcomes = deployment.director.outcomes
     if reporting:
         deployment.ended(deployment.decide([{"role": "user", "content": "hello"}]))
     outcomes.on_outcome["test"] = told.append
@@ -230,7 +232,7 @@ def test_a_report_that_does_not_come_is_not_waited_for_for_ever(
 
 
 def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Deployment) -> None:
-    core = deployment.core
+    director = deployment.director
 
     def ask(method: str, path: str, **body: Any) -> HttpRequest:
         headers = {"content-type": "application/json"} if body else {}
@@ -238,14 +240,14 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
         return HttpRequest(method, path, headers, data, whole=True)
 
     def picked(request: HttpRequest) -> Decision:
-        decided = decide(core, request)
+        decided = decide(director, request)
         assert not isinstance(decided, LocalReply)
         return decided.decision
 
-    assert core.pick_at(ask("POST", "/v1/responses", store=True)) is PickAt.BODY
+    assert director.decide_at(ask("POST", "/v1/responses", store=True)) is DecideAt.BODY
     first = picked(ask("POST", "/v1/responses", store=True))
     other = next(endpoint.address for endpoint in POOL if endpoint.address != first.endpoint)
-    core.outcomes.stored(first.id, "resp_1")
+    director.outcomes.stored(first.id, "resp_1")
     deployment.ended(first, response_id="resp_1", served=other, attempts=2)
     unstored = picked(ask("POST", "/v1/responses", store=False))
     deployment.ended(unstored, response_id="resp_2")
@@ -264,7 +266,7 @@ def test_what_is_about_a_stored_response_goes_to_who_answered_it(deployment: Dep
 def failed(deployment: Deployment, status: int, **facts: Any) -> Outcome:
     """A request whose answer tells of a failure after a good beginning."""
     outcomes: list[Outcome] = []
-    deployment.core.outcomes.on_outcome["test"] = outcomes.append
+    deployment.director.outcomes.on_outcome["test"] = outcomes.append
     decision = deployment.decide([{"role": "user", "content": WORDS * 40}])
     told = AnswerFailure(status, "its word")
     deployment.ended(decision, cause=Termination.FAILED_ANSWER, failure=told, **facts)
@@ -274,12 +276,12 @@ def failed(deployment: Deployment, status: int, **facts: Any) -> Outcome:
 def test_a_failure_inside_an_answer_teaches_nothing(
     deployment: Deployment,
 ) -> None:
-    fleet = deployment.fleet
-    before = fleet.rates.learned, fleet.answers.expected("m"), fleet.calibration.sums(0)
+    datastore = deployment.datastore
+    before = datastore.rates.learned, datastore.answers.expected("m"), datastore.calibration.sums(0)
     outcome = failed(deployment, 400, ttft_ms=1.0)
     assert (outcome.cause, outcome.status) == ("failed-answer", 200)
     assert outcome_record(outcome, 0.0)["failure"] == {"status": 400, "code": "its word"}
-    assert (fleet.rates.learned, fleet.answers.expected("m"), fleet.calibration.sums(0)) == before
+    assert (datastore.rates.learned, datastore.answers.expected("m"), datastore.calibration.sums(0)) == before
     page = b"".join(piece.encode() for piece in deployment.app.metrics.pieces()).decode()
     assert 'cause="failed-answer",status="2xx"} 1' in page
 
@@ -291,17 +293,17 @@ def test_a_failure_inside_an_answer_teaches_nothing(
 def test_a_failure_inside_an_answer_counts_by_its_status(
     deployment: Deployment, status: int, ejected: bool, paused: bool
 ) -> None:
-    deployment.app.picker.set_pool(POOL[:2], deployment.clock.mono_s())
+    deployment.app.scheduler.set_pool(POOL[:2], deployment.clock.mono_s())
     where = failed(deployment, status).endpoint
     slot = deployment.slot(where)
-    assert (deployment.fleet.retry_after.left_s(slot, deployment.clock.mono_s()) > 0.0) is paused
+    assert (deployment.datastore.retry_after.left_s(slot, deployment.clock.mono_s()) > 0.0) is paused
     for _ in range(40):
         failed(deployment, status)
     states = {
-        deployment.fleet.health.state(deployment.slot(one.address), deployment.clock.mono_s())
+        deployment.datastore.health.state(deployment.slot(one.address), deployment.clock.mono_s())
         for one in POOL[:2]
     }
-    assert (State.EJECTED in states) is ejected
+    assert (HealthState.EJECTED in states) is ejected
 
 
 def test_answers_by_another_model_are_counted_where_the_endpoints_names_are_known(
@@ -316,13 +318,13 @@ def test_answers_by_another_model_are_counted_where_the_endpoints_names_are_know
 
     assert not counted("other"), "a pool without names serves any"
     named = [replace(endpoint, models=frozenset({"m", "alias"})) for endpoint in POOL]
-    deployment.app.picker.set_pool(named, deployment.clock.mono_s())
+    deployment.app.scheduler.set_pool(named, deployment.clock.mono_s())
     assert not counted("m")
     assert not counted("/models/m.gguf"), "llama.cpp names the file"
-    for slot, _ in deployment.fleet.members:
+    for slot, _ in deployment.datastore.members:
         listed = {"m": ListedModel(root="a"), "alias": ListedModel(root="a"), "x": ListedModel(root="b"),
                   "sql": ListedModel(root="c", parent="m")}  # fmt: skip
-        deployment.fleet.learn_models(slot, listed)
+        deployment.datastore.learn_models(slot, listed)
     assert not counted("alias")
     assert not counted("sql"), "an adapter and its base"
     assert counted("x")

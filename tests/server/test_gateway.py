@@ -27,7 +27,7 @@ KEY = "x-gateway-destination-endpoint-subset"
 def app(folder: Path, endpoints: tuple[str, ...] = POOL, **protocol: Any) -> App:
     clock = ManualClock(1000.0)
     made = app_of(folder, clock, protocol=protocol, policy={"fallbacks": 1}, pool={"warmup_s": 0})
-    made.picker.set_pool([Endpoint(address) for address in endpoints], 0.0)
+    made.scheduler.set_pool([Endpoint(address) for address in endpoints], 0.0)
     return made
 
 
@@ -44,13 +44,13 @@ def bodyless(*, hint: Any = ...) -> HttpRequest:
 
 
 def picked(made: App, request: HttpRequest) -> list[str]:
-    decided = decide(made.core, request)
+    decided = decide(made.director, request)
     assert isinstance(decided, Decided), decided
     return decided.pick.destination.split(",")
 
 
 def refused(made: App, request: HttpRequest) -> LocalReply:
-    refusal = decide(made.core, request)
+    refusal = decide(made.director, request)
     assert isinstance(refusal, LocalReply)
     return refusal
 
@@ -92,7 +92,7 @@ def test_the_clients_own_mistakes_in_llm_ds_words(tmp_path: Path, body: bytes, w
     ("errors", "start"), [("api", b'{"error"'), ("llm-d", b"inference error: BadRequest")]
 )
 def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, start: bytes) -> None:
-    refusal = app(tmp_path, errors=errors).core.refuse_unread(bodyless(), 413)
+    refusal = app(tmp_path, errors=errors).director.refuse_unread(bodyless(), 413)
     assert refusal.status == 413
     assert refusal.body.startswith(start)
 
@@ -100,12 +100,12 @@ def test_a_body_over_the_limit_in_the_same_words(tmp_path: Path, errors: str, st
 def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
     """llm-d's --emit-endpoint-scores; the picked endpoint has the highest."""
     made = app(tmp_path, emit_scores=True)
-    decided = decide(made.core, chat())
+    decided = decide(made.director, chat())
     assert isinstance(decided, Decided)
     scores = decided.pick.scores
     assert set(scores) == set(POOL)
     assert scores[decided.decision.endpoint] == max(scores.values())
-    plain = decide(app(tmp_path).core, chat())
+    plain = decide(app(tmp_path).director, chat())
     assert isinstance(plain, Decided)
     assert not plain.pick.scores
 
@@ -113,7 +113,7 @@ def test_scores_of_every_priced_endpoint_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("request_of", [chat, bodyless], ids=["chat", "no-body"])
 def test_a_request_without_an_id_gets_one(tmp_path: Path, request_of: Any) -> None:
     made = app(tmp_path)
-    without, named = decide(made.core, request_of()), decide(made.core, chat(x_request_id="client's"))
+    without, named = decide(made.director, request_of()), decide(made.director, chat(x_request_id="client's"))
     assert isinstance(without, Decided)
     assert isinstance(named, Decided)
     assert without.pick.set_headers == {"x-request-id": without.decision.id}
@@ -154,20 +154,23 @@ def test_a_dual_stack_pod_is_matched_and_told_by_the_address_that_the_gateway_li
 ) -> None:
     """Subset hint: only what it lists may be answered, and a pod has two addresses."""
     made = app(tmp_path, emit_scores=True)
-    made.core.resolver.set_aliases(OTHER)
-    decided = decide(made.core, request_of(hint=hint))
+    made.director.resolver.set_aliases(OTHER)
+    decided = decide(made.director, request_of(hint=hint))
     assert isinstance(decided, Decided)
     assert set(decided.pick.destination.split(",")) == told
     assert set(decided.pick.scores) == told
     assert decided.decision.endpoint in POOL, "one endpoint, one place in the ledger"
-    assert made.core.resolver.endpoint_of(decided.pick.destination.split(",")[0]) == decided.decision.endpoint
+    assert (
+        made.director.resolver.endpoint_of(decided.pick.destination.split(",")[0])
+        == decided.decision.endpoint
+    )
 
 
 async def test_names_of_the_pool_are_matched_by_what_they_resolve_to(tmp_path: Path) -> None:
     """Subset hint: gateways list addresses; our pool may hold names."""
     made = app(tmp_path, ("localhost:8000", "10.0.0.2:8000"))
-    made.core.resolver.set_pool(["localhost:8000", "10.0.0.2:8000"])
-    await made.core.resolver.resolve("localhost:8000")
-    known = made.core.resolver.known_as("localhost:8000")
+    made.director.resolver.set_pool(["localhost:8000", "10.0.0.2:8000"])
+    await made.director.resolver.resolve("localhost:8000")
+    known = made.director.resolver.known_as("localhost:8000")
     assert picked(made, chat(hint=known)) == [known]
     assert picked(made, chat(hint=known.rpartition(":")[0])) == [known]

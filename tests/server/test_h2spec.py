@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 
 
 async def test_h2spec_finds_nothing() -> None:

@@ -146,7 +146,7 @@ async def test_a_prompt_that_finds_no_room_beside_its_body_is_estimated(
         threads=1,
         on_estimate=lambda _: None,
     )
-    serving.app.core.tokenizers = counting
+    serving.app.director.tokenizers = counting
     prompt = {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}
     chat = message(request_body(json.dumps(prompt).encode(), end=True).SerializeToString())
     bodies = serving.app._grpc._bodies
@@ -186,7 +186,7 @@ async def test_it_is_given_back_however_its_call_ends(serving: Serving, peer: Ra
         peer.pour(1, told[-1:])
     bodies = serving.app._grpc._bodies
     await until(lambda: not bodies.held_bytes)
-    assert bool(serving.app.picker.in_flight) is (end == "whole")
+    assert bool(serving.app.scheduler.in_flight) is (end == "whole")
 
 
 async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
@@ -197,7 +197,7 @@ async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
     models = request_headers({":method": "GET", ":path": "/v1/models"}, end=True)
     peer.say(1, with_modes(models, DUPLEX, BodyMode.BUFFERED), response_headers())
     await peer.round_trip()
-    assert serving.app.picker.in_flight == 1
+    assert serving.app.scheduler.in_flight == 1
     await fill(peer, range(3, 9, 2))
     peer.pour(1, half())
     for number, path in ((11, f"/{EXT_PROC}/Process".encode()), (13, HEALTH)):
@@ -208,7 +208,7 @@ async def test_where_there_is_no_client_to_tell_the_call_ends_with_an_error(
         told = peer.told[number].status
         assert told is not None
         assert told[0] is Status.RESOURCE_EXHAUSTED
-    assert serving.app.picker.in_flight == 0, "and its lease ends"
+    assert serving.app.scheduler.in_flight == 0, "and its lease ends"
     assert await serving.metric(REFUSED) == 0
 
 
@@ -243,7 +243,7 @@ async def test_long_answers_that_nobody_reads_count_until_they_are_read(serving:
     await peer.round_trip()
     assert 1_180_000 < await serving.metric(HELD) < 1_200_100 + STREAMS
     assert [number for number in range(1, 11, 2) if peer.told[number].reset is not None] == [7, 9]
-    assert serving.app.picker.in_flight == 3
+    assert serving.app.scheduler.in_flight == 3
     peer.reset(1)
     peer.write(settings(initial_window_size=1_000_000))
     await peer.round_trip()

@@ -38,7 +38,7 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
 ) -> None:
     """The stream is over before the first message is looked at; what the answer told is not lost."""
     outcomes: list[str] = []
-    serving.app.core.outcomes.on_outcome["test"] = lambda outcome: outcomes.append(outcome.cause)
+    serving.app.director.outcomes.on_outcome["test"] = lambda outcome: outcomes.append(outcome.cause)
     peer = await serving.connect()
     peer.open(1)
     chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -48,9 +48,9 @@ async def test_what_comes_in_one_read_with_its_reset_counts_and_is_no_fault_of_o
         peer.say(1, response_headers(), response_body(b"{}", end=True))
     peer.reset(1)
     await peer.round_trip()
-    assert serving.app.picker.in_flight == 0
+    assert serving.app.scheduler.in_flight == 0
     assert outcomes == (["completed"] if decided else [])
-    assert bool(serving.app.core.recent.find("last")) is decided, "nobody waits for a pick any more"
+    assert bool(serving.app.director.recent.find("last")) is decided, "nobody waits for a pick any more"
     assert await serving.metric('epp_faults_total{part="stream"}') == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Canceled"}') == 1
 
@@ -71,7 +71,7 @@ async def test_a_message_that_cannot_be_read_ends_its_call_and_what_is_behind_it
     told = peer.told[1].status
     assert told is not None
     assert told[0] is Status.INTERNAL
-    assert not serving.app.core.recent.find("last"), "it was not decided"
+    assert not serving.app.director.recent.find("last"), "it was not decided"
     assert await serving.metric("llm_d_epp_extproc_streams_inflight") == 0
     assert await serving.metric('llm_d_epp_extproc_streams_total{code="Internal"}') == 1
     assert await serving.metric('epp_faults_total{part="stream"}') == 0
@@ -88,7 +88,7 @@ async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_leas
     peer.open(1)
     peer.say(1, with_modes(request_headers(), DUPLEX, DUPLEX), request_body(body, end=True))
     await peer.round_trip()
-    assert serving.app.picker.in_flight == 1
+    assert serving.app.scheduler.in_flight == 1
     if end == "reset":
         peer.reset(1)
         await peer.round_trip()
@@ -96,6 +96,6 @@ async def test_a_pick_that_waits_for_a_window_when_its_stream_goes_holds_no_leas
         await peer.close()
     else:
         peer.write(bytes(100))
-    await until(lambda: not serving.app.picker.in_flight)
-    assert not serving.app.core.leases._estimated
+    await until(lambda: not serving.app.scheduler.in_flight)
+    assert not serving.app.director.leases._estimated
     await serving.stop()

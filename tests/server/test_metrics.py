@@ -32,18 +32,18 @@ class Bench:
     """A picker and its metrics, without a server."""
 
     def __init__(self, pool: Sequence[str] = POOL) -> None:
-        self.picker = picker_of(pool=[Endpoint(address) for address in pool])
+        self.scheduler = picker_of(pool=[Endpoint(address) for address in pool])
         for address in pool:
-            self.picker.fleet.assume_rtt(address, 50.0)
+            self.scheduler.datastore.assume_rtt(address, 50.0)
         self.metrics = Metrics(TABLE)
-        self.metrics.show("picker", PickerState(self.picker, lambda: 1.0, "p", lambda _: 0.25))
+        self.metrics.show("picker", PickerState(self.scheduler, lambda: 1.0, "p", lambda _: 0.25))
 
     def decide(
         self, model: str = "m", tokens: int = 1024, *, streamed: bool = True, priority: int = 0
     ) -> tuple[str, str]:
         """A decision; its id and endpoint."""
         prompt = measured(0, tokens, list(range(1, tokens // 64 + 1)), 64.0)
-        decision = self.picker.pick(
+        decision = self.scheduler.decide(
             asked(model=model, prompt=prompt, body_bytes=4 * tokens, stream=streamed, priority=priority),
             0.0,
             0.0,
@@ -62,7 +62,7 @@ class Bench:
         ttft_ms: float = 100.0,
         e2e_ms: float = 400.0,
     ) -> None:
-        self.picker.end(decision_id, cause, 1.0)
+        self.scheduler.end(decision_id, cause, 1.0)
         self.metrics.requests.finished(Outcome(decision_id, endpoint, cause, status, ttft_ms, e2e_ms, usage))
 
     def read(self, name: str, /, **labels: str) -> float:
@@ -146,7 +146,7 @@ def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
     bench.end(*bench.decide())
     bench.metrics.endpoint_event(endpoint, "ejected")
     for address in POOL:
-        bench.picker.set_pool([], 1.0)
+        bench.scheduler.set_pool([], 1.0)
         bench.metrics.forget_endpoint(address)
     assert "10.0.0." not in bench.page()
     assert "fd00" not in bench.page()
@@ -168,9 +168,9 @@ def test_ttft_is_predicted_and_the_ratio_counted() -> None:
     bench = Bench(POOL[:1])
     for number in range(1, 40):
         decision_id, endpoint = bench.decide(tokens=64 * number)
-        ledger = bench.picker.fleet.ledger  # what stands before the first token is the request alone
+        ledger = bench.scheduler.datastore.ledger  # what stands before the first token is the request alone
         assert ledger.pending_uncached_tokens[0] == 64, "the rest of each prompt is in the index"
-        rates = bench.picker.fleet.rates.of(0)
+        rates = bench.scheduler.datastore.rates.of(0)
         predicted = (
             network_ms(50.0, 4 * 64 * number, UPLOAD_ROUNDS)
             + rates.prefill_base_ms
@@ -186,11 +186,11 @@ def test_ttft_is_predicted_and_the_ratio_counted() -> None:
 
 def test_llm_ds_gauges_of_the_pool() -> None:
     bench = Bench()
-    fleet = bench.picker.fleet
+    datastore = bench.scheduler.datastore
     for slot, waiting in ((0, 1.0), (1, 5.0)):
-        fleet.engine.update(slot, EngineSample("vllm", 2.0, waiting, 0.5), 0.5)
+        datastore.engine.update(slot, EngineSample("vllm", 2.0, waiting, 0.5), 0.5)
     for _ in range(3):
-        fleet.health.failure(2, "probe", 0.9)
+        datastore.health.failure(2, "probe", 0.9)
     bench.decide(tokens=640)
     read = bench.read
     assert read("llm_d_epp_ready_endpoints", name="p") == 2
@@ -219,7 +219,7 @@ def test_every_metric_that_code_names_is_one_of_the_table() -> None:
 def trial_of(trial: Switchback | None) -> Bench:
     plan = Plan(weights={"rtt_weight": 0.5}, policy="gorgo", written_wall_s=7.0, trial=trial)
     bench = Bench()
-    bench.picker.weights.update("tuner", render_plan(plan), "weights.yaml")
+    bench.scheduler.weights.update("tuner", render_plan(plan), "weights.yaml")
     return bench
 
 

@@ -12,7 +12,7 @@ from epp.apis.usage import Usage
 from epp.config.load import parse_config
 from epp.config.schema import ObserveSection
 from epp.extproc.types import Observe
-from epp.request.outcomes import LONGEST, EstimatedLeases
+from epp.request.outcomes import LONGEST, EstimatedReservations
 from epp.request.response_sampling import Sampler, section_of, share_of
 from epp.schedule.decision import Outcome, Source
 from epp.signals.metrics_text import EngineSample
@@ -26,7 +26,7 @@ from tests.kit.requests import asked, measured
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp.signals.duration import Duration
 
 IDS = [f"d-{number}" for number in range(4000)]
@@ -111,13 +111,13 @@ def test_it_rises_again_when_there_is_room_and_no_further() -> None:
 class Told:
     """Outcomes, as far as leases need them."""
 
-    def __init__(self, picker: Picker, clock: ManualClock) -> None:
+    def __init__(self, scheduler: Scheduler, clock: ManualClock) -> None:
         self.on_outcome: dict[str, Callable[[Outcome], None]] = {}
         self.ended: list[str] = []
-        self._picker, self._clock = picker, clock
+        self._scheduler, self._clock = scheduler, clock
 
     def stream_ended(self, decision_id: str, cause: str, *, predicted: bool = False) -> None:
-        outcome = self._picker.end(decision_id, cause, self._clock.mono_s())
+        outcome = self._scheduler.end(decision_id, cause, self._clock.mono_s())
         assert outcome is not None
         assert predicted
         self.ended.append(decision_id)
@@ -132,15 +132,15 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock()
         with patch.dict("epp.signals.rates.PRIORS", {"steady": Rates(1.0, 0.3, 30.0, 1e-3)}):
-            self.picker = picker_of("round-robin", pool=[Endpoint("a:1", engine_class="steady")])
-        self.picker.fleet.assume_rtt("a:1", 100.0)
-        self.told = Told(self.picker, self.clock)
-        self.leases = EstimatedLeases(self.picker, self.told, self.clock)  # type: ignore[arg-type]
+            self.scheduler = picker_of("round-robin", pool=[Endpoint("a:1", engine_class="steady")])
+        self.scheduler.datastore.assume_rtt("a:1", 100.0)
+        self.told = Told(self.scheduler, self.clock)
+        self.leases = EstimatedReservations(self.scheduler, self.told, self.clock)  # type: ignore[arg-type]
 
     def decide(self, *, left: bool = True) -> str:
         prompt = measured(0, 1000, list(range(1, 16)), 64.0)
         ask = asked(model="m", prompt=prompt, max_output_tokens=11, stream=True)
-        decision = self.picker.pick(ask, self.clock.mono_s(), 0.0)
+        decision = self.scheduler.decide(ask, self.clock.mono_s(), 0.0)
         self.leases.decided(decision)
         if left:
             self.leases.stream_ended(decision.id)
@@ -150,10 +150,10 @@ class Bench:
         """How long the next request is expected to take; it is given back at once."""
         decision_id = self.decide(left=False)
         expected = self.leases._open[decision_id].expected
-        outcome = self.picker.end(decision_id, "client-gone", self.clock.mono_s())
+        outcome = self.scheduler.end(decision_id, "client-gone", self.clock.mono_s())
         assert outcome is not None
         self.told.tell(outcome)
-        self.picker.fleet.index.forget(0)
+        self.scheduler.datastore.index.forget(0)
         return expected
 
     def seen(self, requests: int, *, ttft_ms: float, itl_ms: float) -> None:
@@ -161,13 +161,13 @@ class Bench:
         for _ in range(requests):
             decision_id = self.decide(left=False)
             begun_s = self.clock.mono_s()
-            self.picker.first_token(decision_id, begun_s + ttft_ms / 1e3, Source.STREAM)
+            self.scheduler.first_token(decision_id, begun_s + ttft_ms / 1e3, Source.STREAM)
             last_s = begun_s + (ttft_ms + 10 * itl_ms) / 1e3
-            self.picker.observed(decision_id, usage=Usage(1000, 11, 0), chunks=11, last_chunk_s=last_s)
-            outcome = self.picker.end(decision_id, "completed", last_s)
+            self.scheduler.observed(decision_id, usage=Usage(1000, 11, 0), chunks=11, last_chunk_s=last_s)
+            outcome = self.scheduler.end(decision_id, "completed", last_s)
             assert outcome is not None
             self.told.tell(outcome)
-            self.picker.fleet.index.forget(0)
+            self.scheduler.datastore.index.forget(0)
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
@@ -176,11 +176,11 @@ class Bench:
 
     def scrape(self, running: float, waiting: float = 0.0) -> None:
         sample = EngineSample(running=running, waiting=waiting)
-        self.picker.fleet.engine.update(0, sample, self.clock.mono_s())
+        self.scheduler.datastore.engine.update(0, sample, self.clock.mono_s())
 
     @property
     def ledger(self) -> tuple[float, float]:
-        ledger = self.picker.fleet.ledger
+        ledger = self.scheduler.datastore.ledger
         return float(ledger.pending_uncached_tokens[0]), float(ledger.running_requests[0])
 
 
@@ -224,7 +224,7 @@ def test_a_busy_engine_bears_a_lease_out_but_not_for_ever() -> None:
 def test_an_end_that_is_told_goes_before_the_prediction() -> None:
     bench = Bench()
     decision_id = bench.decide()
-    outcome = bench.picker.end(decision_id, "completed", 0.2)
+    outcome = bench.scheduler.end(decision_id, "completed", 0.2)
     assert outcome is not None
     bench.told.tell(outcome)
     bench.wait(5.0)

@@ -32,7 +32,7 @@ from epp.metrics.metrics import Metrics
 from epp.metrics.table import TABLE
 from epp.prefix_cache.index import PrefixIndex
 from epp.server.process import SystemClock
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.signals.metrics_text import EngineSample
 from epp.threads import Tasks
 from epp.types import Endpoint
@@ -269,9 +269,9 @@ async def test_a_token_that_rotates_is_read_again(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_know_its_names_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    fleet, metrics = Fleet(PrefixIndex()), Metrics(TABLE)
-    fleet.apply([Endpoint("a:1")], 0.0)
-    feed = SignalFeed(fleet, metrics)
+    datastore, metrics = Datastore(PrefixIndex()), Metrics(TABLE)
+    datastore.apply([Endpoint("a:1")], 0.0)
+    feed = SignalFeed(datastore, metrics)
 
     def mismatch() -> float | None:
         return shown(metrics, "epp_endpoint_model_mismatch", endpoint="a:1")

@@ -42,7 +42,7 @@ class World:
             patch.setattr("epp.feeds.pool.EDS_DELAY_S", delay_s)
             self.app = app_of(self._folder, pool={"eds_file": eds_file}, probe={"interval_s": 0})
         self._apps.append(self.app)
-        self.app.tasks.start("resolve", self.app.core.resolver.run())
+        self.app.tasks.start("resolve", self.app.director.resolver.run())
         self.pool(*addresses, **fields)
 
     async def start(self, delay_s: float, *addresses: str, **fields: Any) -> None:
@@ -70,7 +70,7 @@ class World:
         return dict(zip(names, hosts, strict=True))
 
     def eligible(self) -> set[str]:
-        return {each.address for _, each in self.app.picker.fleet.members if not each.draining}
+        return {each.address for _, each in self.app.scheduler.datastore.members if not each.draining}
 
 
 @pytest_asyncio.fixture
@@ -159,7 +159,7 @@ async def test_names_are_written_as_addresses_with_their_names_for_tls(world: Wo
     assert world.eligible() == {NAME}
     world.names = {"gpu.example": "10.9.9.10", "lost.example": "10.9.9.11"}
     for name in (NAME, "lost.example:80"):
-        await world.app.core.resolver.resolve(name)
+        await world.app.director.resolver.resolve(name)
     await until(lambda: set(world.written()) == {"10.9.9.10:80", "10.9.9.11:80"})
     await until(lambda: world.eligible() == {NAME, "lost.example:80"})
 

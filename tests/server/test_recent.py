@@ -16,7 +16,7 @@ def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
     ids = []
     with rig(endpoints) as app:
         for _ in range(10):
-            decided = decide(app.core, request(BODY))
+            decided = decide(app.director, request(BODY))
             assert isinstance(decided, Decided)
             recent.add(decided.decision)
             ids.append(decided.decision.id)

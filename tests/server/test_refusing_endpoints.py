@@ -35,8 +35,8 @@ def deployment(tmp_path: Path) -> Deployment:
 def refused(deployment: Deployment, decision: Decision, retry_after: str, *, by_stream: bool) -> None:
     """The endpoint answers 429, told by the ext_proc stream or by Envoy's report."""
     if by_stream:
-        deployment.core.response_started(decision.id, 429, "", retry_after)
-        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+        deployment.director.response_started(decision.id, 429, "", retry_after)
+        deployment.director.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     else:
         deployment.ended(decision, status=429, retry_after=retry_after)
 
@@ -67,7 +67,7 @@ def test_an_endpoint_that_says_retry_after_is_left_alone_for_that_long(
 def outcomes_of(deployment: Deployment) -> list[Outcome]:
     """Outcomes from now on."""
     outcomes: list[Outcome] = []
-    deployment.core.outcomes.on_outcome["test"] = outcomes.append
+    deployment.director.outcomes.on_outcome["test"] = outcomes.append
     return outcomes
 
 
@@ -98,19 +98,19 @@ def test_counts_below_zero_or_above_the_context_are_refused(
     """By the context that engines list, else by the configured one."""
     outcomes = outcomes_of(deployment)
     pool = [replace(endpoint, context_tokens=100_000 if listed else 8192) for endpoint in POOL]
-    deployment.app.picker.set_pool(pool, deployment.clock.mono_s())
+    deployment.app.scheduler.set_pool(pool, deployment.clock.mono_s())
     if listed:
         list_context(deployment)
-    expected = deployment.fleet.answers.expected("m")
+    expected = deployment.datastore.answers.expected("m")
     decision = deployment.decide(QUESTION)
     if by_stream:
-        deployment.core.picker.observed(decision.id, usage=usage, response_bytes=300)
-        deployment.core.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
+        deployment.director.scheduler.observed(decision.id, usage=usage, response_bytes=300)
+        deployment.director.outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
     else:
         deployment.ended(decision, usage=usage, chunks=None)
     assert [outcome.usage for outcome in outcomes] == [usage if known == "tokens" else NO_USAGE]
     assert shown(deployment.app.metrics, "epp_usage_total", known=known) == 1
-    assert (deployment.fleet.answers.expected("m") == expected) is (known == "refused")
+    assert (deployment.datastore.answers.expected("m") == expected) is (known == "refused")
 
 
 EMPTY = (
@@ -124,10 +124,10 @@ def answered_empty(
     deployment: Deployment, decision: Decision, facts: dict[str, Any], *, by_stream: bool
 ) -> None:
     """The endpoint answers 200 with nothing in it; Envoy reports what the ext_proc stream showed as well."""
-    outcomes = deployment.core.outcomes
+    outcomes = deployment.director.outcomes
     if by_stream:
-        deployment.core.response_started(decision.id, 200)
-        deployment.core.picker.observed(
+        deployment.director.response_started(decision.id, 200)
+        deployment.director.scheduler.observed(
             decision.id, usage=facts["usage"], chunks=1, response_bytes=facts["response_bytes"], streamed=True
         )
         outcomes.stream_ended(decision.id, Cause.COMPLETED.value)
@@ -142,10 +142,10 @@ def test_nothing_is_learned_from_an_empty_answer(
     deployment: Deployment, facts: dict[str, Any], by_stream: bool
 ) -> None:
     def learned() -> tuple[object, ...]:
-        fleet = deployment.fleet
+        datastore = deployment.datastore
         return (
-            fleet.rates.block().tolist(),
-            fleet.answers.expected("m"),
+            datastore.rates.block().tolist(),
+            datastore.answers.expected("m"),
             deployment.decide(QUESTION).request.text_bytes,
         )
 

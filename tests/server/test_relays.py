@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from epp.config.relays import RELAYS_KEY, Relays
-from epp.extproc.types import Pick
+from epp.extproc.types import Destination
 from epp.request.relays import RelayPaths
 from epp.types import RequestInfo
 
@@ -37,7 +37,7 @@ def paths(connections: int = 1, **regions: str) -> RelayPaths:
 
 
 def through(relays: RelayPaths, decided: Decided, allowed: frozenset[str] | None = None) -> list[str]:
-    pick = Pick("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
+    pick = Destination("10.0.0.1:8000", "d-1", metadata={"model_public": "m"})
     decided.request = RequestInfo(regions=allowed)
     relays.set_path(pick, cast("Decision", decided))
     assert pick.metadata["model_public"] == "m"

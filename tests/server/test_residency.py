@@ -47,10 +47,10 @@ def body(model: str) -> bytes:
 )
 def test_what_a_rule_may_bind_it_binds(tmp_path: Path, request_: HttpRequest, bound: bool) -> None:
     made = app_of(tmp_path, ManualClock(1000.0), regions=RULES, policy={"name": "random"})
-    made.picker.set_pool([Endpoint("10.0.0.1:1", region="eu"), Endpoint("10.0.0.2:1", region="us")], 0.0)
+    made.scheduler.set_pool([Endpoint("10.0.0.1:1", region="eu"), Endpoint("10.0.0.2:1", region="us")], 0.0)
     seen = set()
     for _ in range(30):
-        decided = decide(made.core, request_)
+        decided = decide(made.director, request_)
         assert isinstance(decided, Decided)
         seen.add(decided.decision.endpoint)
     assert seen == ({"10.0.0.1:1"} if bound else {"10.0.0.1:1", "10.0.0.2:1"})

@@ -8,7 +8,7 @@ import pytest
 
 from epp.feeds.restore import IndexRestore
 from epp.prefix_cache.warm_index import WarmIndex
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from tests.kit.clock import ManualClock
 from tests.kit.records import HASHER, POOL, decided, record_all
 
@@ -25,20 +25,20 @@ async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
     requests, clock = decided(24), ManualClock()
     record_all(tmp_path, requests)
     index = WarmIndex(name_block=HASHER.export_id, coarse_blocks=HASHER.coarse_blocks)
-    fleet = Fleet(index)
-    fleet.apply(POOL, 0.0)
-    restore = IndexRestore(tmp_path, index=index, fleet=fleet, key_id=HASHER.key_id, clock=clock)
+    datastore = Datastore(index)
+    datastore.apply(POOL, 0.0)
+    restore = IndexRestore(tmp_path, index=index, datastore=datastore, key_id=HASHER.key_id, clock=clock)
     monkeypatch.setattr("epp.feeds.restore.WINDOW_S", 1e12)
     read, gone = restore._read, POOL[0]
 
     def reading(*arguments: Any) -> Restored:
         restored = read(*arguments)
         if lost == "its engine restarted":
-            fleet.restart(gone.address, 1.0)
+            datastore.restart(gone.address, 1.0)
         elif lost != "nothing":
-            fleet.apply(POOL[1:], 1.0)
+            datastore.apply(POOL[1:], 1.0)
             if lost == "it left and came back":
-                fleet.apply(POOL, 2.0)
+                datastore.apply(POOL, 2.0)
         return restored
 
     monkeypatch.setattr(restore, "_read", reading)
@@ -47,5 +47,5 @@ async def test_what_an_endpoint_loses_while_records_are_read_is_not_restored(
     for _, ask in requests:
         for name in HASHER.coarse_ids(ask):
             assert index._seeds is not None
-            held |= {fleet.address_of(slot) for slot in index._seeds.take(name)}
+            held |= {datastore.address_of(slot) for slot in index._seeds.take(name)}
     assert held == {endpoint.address for endpoint in POOL if lost == "nothing" or endpoint is not gone}

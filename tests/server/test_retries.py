@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epp.request.access_log import Attempt, Termination
-from epp.signals.health import State
+from epp.signals.health import HealthState
 from epp.signals.retry_budget import RetryBudget
 from epp.types import Endpoint
 from tests.server.test_feedback_core import WORDS, Deployment, report
@@ -36,7 +36,7 @@ def attempt(decision: Decision, number: int = 0, **facts: Any) -> Attempt:
 
 
 def failures(deployment: Deployment, address: str) -> float:
-    return deployment.fleet.health._slots[deployment.slot(address)].lately.failed
+    return deployment.datastore.health._slots[deployment.slot(address)].lately.failed
 
 
 def pool(deployment: Deployment, *models: str) -> None:
@@ -45,7 +45,7 @@ def pool(deployment: Deployment, *models: str) -> None:
         Endpoint(f"10.1.0.{number}:8000", models=frozenset({name} - {""}))
         for number, name in enumerate(models)
     ]
-    deployment.app.picker.set_pool(endpoints, deployment.clock.mono_s())
+    deployment.app.scheduler.set_pool(endpoints, deployment.clock.mono_s())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_refusals_are_retried_where_others_serve_the_model(
 ) -> None:
     pool(deployment, *models)
     decision = deployment.decide(QUESTION)
-    pick = deployment.core._destination(_request(), decision)
+    pick = deployment.director._destination(_request(), decision)
     assert set(pick.proxy_headers) == headers
     named = pick.destination.split(",")
     assert len(named) == len(set(named)) == min(models.count("m"), 32) or "" in models
@@ -81,12 +81,12 @@ def test_a_full_engine_bears_its_own_refusal_and_no_failure(deployment: Deployme
     for _ in range(8):
         decision = deployment.decide(QUESTION)
         other = decision.destination.split(",")[1]
-        deployment.core.outcomes.attempted(attempt(decision))
+        deployment.director.outcomes.attempted(attempt(decision))
         facts = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
         deployment.ended(decision, **facts)
         assert failures(deployment, decision.endpoint) == 0.0
-    state = deployment.fleet.health.state(deployment.slot(decision.endpoint), deployment.clock.mono_s())
-    assert state is State.HEALTHY
+    state = deployment.datastore.health.state(deployment.slot(decision.endpoint), deployment.clock.mono_s())
+    assert state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize(("retry_after", "least_s"), [("30", 30.0), ("", 1.0)])
@@ -94,9 +94,9 @@ def test_a_refusal_pauses_its_endpoint_at_once(
     deployment: Deployment, retry_after: str, least_s: float
 ) -> None:
     decision = deployment.decide(QUESTION)
-    deployment.core.outcomes.attempted(attempt(decision, retry_after=retry_after))
+    deployment.director.outcomes.attempted(attempt(decision, retry_after=retry_after))
     slot = deployment.slot(decision.endpoint)
-    assert deployment.fleet.retry_after.left_s(slot, deployment.clock.mono_s()) >= least_s
+    assert deployment.datastore.retry_after.left_s(slot, deployment.clock.mono_s()) >= least_s
     assert deployment.decide(QUESTION).endpoint != decision.endpoint
 
 
@@ -110,7 +110,7 @@ def test_a_failed_attempt_counts_once_whatever_comes_first(
     ends = {"served": other, "attempts": 2, "cause": Termination.RETRIED_ELSEWHERE}
     if report_first:
         deployment.ended(decision, **ends)
-    deployment.core.outcomes.attempted(attempt(decision, **facts))
+    deployment.director.outcomes.attempted(attempt(decision, **facts))
     if not report_first:
         deployment.ended(decision, **ends)
     assert failures(deployment, decision.endpoint) == pytest.approx(1.0, abs=0.1)
@@ -121,7 +121,7 @@ def test_a_last_refusal_is_not_counted_again_by_the_requests_report(deployment: 
     decision = deployment.decide(QUESTION)
     last = decision.destination.split(",")[-1]
     for number in range(len(decision.destination.split(","))):
-        deployment.core.outcomes.attempted(attempt(decision, number, status=503))
+        deployment.director.outcomes.attempted(attempt(decision, number, status=503))
     deployment.ended(decision, served=last, attempts=3, status=503)
     assert failures(deployment, last) == pytest.approx(1.0, abs=0.1)
 
@@ -129,16 +129,16 @@ def test_a_last_refusal_is_not_counted_again_by_the_requests_report(deployment: 
 def test_the_next_of_the_list_has_the_request_as_soon_as_one_refuses(deployment: Deployment) -> None:
     decision = deployment.decide(QUESTION)
     first, second, *_ = decision.destination.split(",")
-    deployment.core.outcomes.attempted(attempt(decision))
-    pending = deployment.fleet.ledger.pending_uncached_tokens
+    deployment.director.outcomes.attempted(attempt(decision))
+    pending = deployment.datastore.ledger.pending_uncached_tokens
     assert pending[deployment.slot(first)] == 0
     assert pending[deployment.slot(second)] > 0
 
 
 def test_an_attempt_without_a_decision_is_left_to_the_requests_report(deployment: Deployment) -> None:
     decision = deployment.decide(QUESTION)
-    deployment.core.outcomes.attempted(attempt(decision, decision_id="", status=503))
-    deployment.core.outcomes.finished(report(decision, status=503))
+    deployment.director.outcomes.attempted(attempt(decision, decision_id="", status=503))
+    deployment.director.outcomes.finished(report(decision, status=503))
     assert failures(deployment, decision.endpoint) == pytest.approx(1.0, abs=0.1)
 
 

@@ -43,7 +43,7 @@ def app(folder: Path, **sections: Any) -> App:
     }
     made = app_of(folder, ManualClock(1000.0), **config)
     pool = [("10.0.0.1:1", "small"), ("10.0.0.2:1", "large"), ("10.0.0.3:1", "large")]
-    made.picker.set_pool(
+    made.scheduler.set_pool(
         [Endpoint(address, models=frozenset({"chat"}), served_names={"chat": own}) for address, own in pool],
         0.0,
     )
@@ -70,7 +70,7 @@ def test_the_better_model_is_picked_and_after_it_the_other(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["a\r\nset-cookie: x=1", "a\nb", "a\x00", "\x7f", "\t"])
 def test_a_clients_own_name_for_a_model_writes_no_headers(tmp_path: Path, name: str) -> None:
     made = app(tmp_path, policy={"name": "least-request"})
-    made.picker.set_pool([Endpoint("10.0.0.1:1")], 0.0)  # of any model
+    made.scheduler.set_pool([Endpoint("10.0.0.1:1")], 0.0)  # of any model
     for model, headers in (
         (name, {}),
         ("chat-ü", {"x-epp-served-model": "chat-ü", "x-epp-untried-models": "0"}),
@@ -84,12 +84,12 @@ def test_a_bad_file_changes_nothing_and_a_good_one_everything_at_once(tmp_path: 
     made = app(tmp_path)
     write(made, tmp_path, CAPABILITY)
     write(made, tmp_path, {"models": {"large": [{"language": "en", "bucket_tokens": 1000, "success": 1}]}})
-    assert ask(made).decision.fleet.success.tolist() == [0.2, 0.9, 0.9]
+    assert ask(made).decision.snapshot.success.tolist() == [0.2, 0.9, 0.9]
     models = CAPABILITY["models"]
     write(made, tmp_path, {"models": {"small": models["large"], "large": models["small"]}})
-    assert ask(made).decision.served_model == "small"
+    assert ask(made).decision.upstream_model == "small"
     write(made, tmp_path, None)
-    assert ask(made).decision.fleet.success.tolist() == [1.0, 1.0, 1.0]
+    assert ask(made).decision.snapshot.success.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def app(folder: Path, clock: ManualClock | None = None, **sections: Any) -> App:
     policy = {"name": "lodestar", "params": {"explore": 0.0}, "model_file": "reward.json"}
     clock = clock or ManualClock(wall_s=NOW_S)
     made = app_of(folder, clock, **{"policy": policy, "pool": {"warmup_s": 0}, **sections})
-    made.picker.set_pool([Endpoint(address) for address in POOL], 0.0)
+    made.scheduler.set_pool([Endpoint(address) for address in POOL], 0.0)
     for address, rtt_ms in zip(POOL, (10.0, 50.0, 200.0), strict=True):
-        made.picker.fleet.assume_rtt(address, rtt_ms)
+        made.scheduler.datastore.assume_rtt(address, rtt_ms)
     return made
 
 

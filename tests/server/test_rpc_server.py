@@ -18,7 +18,7 @@ from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.request import access_log
 from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
 from epp.request.ext_proc import PROCESS
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 from epp.server.grpc import grpc_methods
 from epp.server.health import HealthState
 from epp.server.tls import GRPC_SECTION, Certificates

@@ -41,8 +41,10 @@ def counts(scoring: Shadow, policy: str) -> tuple[int, int, int]:
 class Broken(Random):
     name: ClassVar[str] = "broken"
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
-        raise ZeroDivisionError(request, fleet, weights, seed)
+    def rank(
+        self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
+        raise ZeroDivisionError(request, snapshot, weights, seed)
 
 
 async def test_a_policy_that_fails_is_counted_and_told_once(

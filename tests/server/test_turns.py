@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.rpc import turns
+from epp.rpc import fair_queue
+from epp.rpc.fair_queue import Client, Clients, FairQueue, address_key
 from epp.rpc.http2 import frames
-from epp.rpc.turns import Peer, Peers, Turns, address_key
 from tests.kit.rawpeer import Serving
 from tests.server.test_connections import answered
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Waiting(Turns):
+class Waiting(FairQueue):
     """Work that tells its name when it has its turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found = list[str]()
 
-    def name(self, peer: Peer, name: str) -> None:
+    def name(self, client: Client, name: str) -> None:
         """Queue work of a peer."""
-        self.add(peer, partial(self.found.append, name))
+        self.add(client, partial(self.found.append, name))
 
     def names(self, costs_s: dict[str, float], count: int) -> str:
         """Who has the next turns, where each is queued again after it and costs its time."""
         for _ in range(count):
             taken = self.take()
             assert taken is not None
-            peer, turn = taken
+            client, turn = taken
             turn()
-            peer.credit_s -= costs_s[self.found[-1]]
-            self.add(peer, turn)
+            client.credit_s -= costs_s[self.found[-1]]
+            self.add(client, turn)
         return "".join(self.found)
 
 
 def test_peers_get_the_same_time_however_many_connections_they_have() -> None:
-    waiting, many, one = Waiting(), Peer(0.0), Peer(0.0)
+    waiting, many, one = Waiting(), Client(0.0), Client(0.0)
     for name in "abc":
         waiting.name(many, name)
     waiting.name(one, "x")
@@ -53,32 +53,32 @@ def test_peers_get_the_same_time_however_many_connections_they_have() -> None:
 
 def test_a_peer_whose_turns_take_longer_has_fewer() -> None:
     waiting = Waiting()
-    waiting.name(Peer(0.0), "l")
-    waiting.name(Peer(0.0), "s")
+    waiting.name(Client(0.0), "l")
+    waiting.name(Client(0.0), "s")
     found = waiting.names({"l": 0.02, "s": 0.002}, 110)
     assert 9 <= found.count("l") <= 11
 
 
 def test_a_budget_outlives_its_connections() -> None:
-    peers = Peers()
-    peer = peers.find("a", 0.0)
-    peer.units = -1000
-    assert peers.find("a", 0.001) is peer
-    assert peer.is_over_budget(0.001)
-    assert not peer.is_over_budget(10.0)
+    clients = Clients()
+    client = clients.find("a", 0.0)
+    client.units = -1000
+    assert clients.find("a", 0.001) is client
+    assert client.is_over_budget(0.001)
+    assert not client.is_over_budget(10.0)
 
 
 def test_the_number_of_peers_is_bounded_and_debts_are_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_MAX_PEERS", 3)
-    peers = Peers()
-    debtor, present = peers.find("debtor", 0.0), peers.find("present", 0.0)
+    monkeypatch.setattr(fair_queue, "_MAX_PEERS", 3)
+    clients = Clients()
+    debtor, present = clients.find("debtor", 0.0), clients.find("present", 0.0)
     debtor.units = -1000
     present.connections["its"] = None
     for number in range(10):
-        peers.find(number, 0.0)
-    assert peers.find("debtor", 0.0) is debtor
-    assert peers.find("present", 0.0) is present
-    assert len(peers.by_connections()) == 3
+        clients.find(number, 0.0)
+    assert clients.find("debtor", 0.0) is debtor
+    assert clients.find("present", 0.0) is present
+    assert len(clients.by_connections()) == 3
 
 
 @pytest.mark.parametrize(

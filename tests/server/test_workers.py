@@ -16,7 +16,7 @@ from epp.cluster.messages import Group
 from epp.errors import EppError
 from epp.records.schema import join
 from epp.request.routed_reports import RoutedReports
-from epp.rpc.seat import Board, Seat
+from epp.rpc.connection_balancer import ConnectionBalancer, WorkerBoard
 from epp.server.siblings import merged
 from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving
@@ -149,12 +149,12 @@ async def test_a_mistake_in_the_configuration_is_said_once(
     assert not re.search(r"Traceback|worker 1|replaced", picker.log())
 
 
-def seats_of(board: Board) -> list[Seat]:
-    return [Seat(board, index) for index in range(board.count)]
+def seats_of(board: WorkerBoard) -> list[ConnectionBalancer]:
+    return [ConnectionBalancer(board, index) for index in range(board.count)]
 
 
 def test_a_connection_goes_to_the_worker_with_the_least_load() -> None:
-    seats = seats_of(Board(2))
+    seats = seats_of(WorkerBoard(2))
     assert not seats[0].beat(ready=True)
     assert not seats[0].is_others_turn, "the other is not there yet"
     assert seats[1].beat(ready=False)
@@ -171,10 +171,10 @@ def test_a_connection_goes_to_the_worker_with_the_least_load() -> None:
 
 
 def test_where_none_is_ready_all_take_connections() -> None:
-    (seat,) = seats_of(Board(1))
-    seat.beat(ready=False)
-    assert seat.is_ready
-    assert not seat.is_others_turn
+    (balancer,) = seats_of(WorkerBoard(1))
+    balancer.beat(ready=False)
+    assert balancer.is_ready
+    assert not balancer.is_others_turn
 
 
 @pytest.mark.parametrize(
@@ -189,17 +189,17 @@ def test_where_none_is_ready_all_take_connections() -> None:
     ],
 )
 def test_a_busy_worker_gives_a_connection_away(calls: dict[str, int], other: int, moved: str | None) -> None:
-    seat, second = seats_of(Board(2))
-    seat.beat(ready=True)
+    balancer, second = seats_of(WorkerBoard(2))
+    balancer.beat(ready=True)
     second.beat(ready=True)
     second.tick({"x": other})
-    assert seat.tick(calls) == moved
+    assert balancer.tick(calls) == moved
     doubled = {name: 2 * count for name, count in calls.items()}
-    assert seat.tick(doubled) is None, "the one before has had no time"
+    assert balancer.tick(doubled) is None, "the one before has had no time"
 
 
 def test_reports_are_waited_for_until_all_workers_have_their_requests_ended() -> None:
-    board = Board(2)
+    board = WorkerBoard(2)
     first, second = seats_of(board)
     second.in_flight(3)
     assert first.in_flight(0) == 3.0
@@ -226,7 +226,7 @@ async def test_datagrams_that_are_no_messages_are_counted_and_stop_nothing(tmp_p
     boxes = [Mailbox(tmp_path, index, 2) for index in range(2)]
     told: Any = Told()
     boxes[1].handlers[b"R"] = RoutedReports(told, lambda _: None, lambda *_: None).take
-    link = HostLink(boxes[1], Group("p", "gorgo", "k"), picker_of(prefix="a").fleet, ManualClock())
+    link = HostLink(boxes[1], Group("p", "gorgo", "k"), picker_of(prefix="a").datastore, ManualClock())
     link.on_question = lambda question, _: told.calls.append(question)
     for box in boxes:
         box.listen()
@@ -239,7 +239,7 @@ async def test_datagrams_that_are_no_messages_are_counted_and_stop_nothing(tmp_p
     )
     assert boxes[0].send(1, b"Q", b"\x00lmetric")
     await until(lambda: told.calls == ["a decision", "lmetric"])
-    assert link.sharing.counts.ignored == {"unreadable": len(nonsense) - 1, "format": 1}
+    assert link.index_sync.counts.ignored == {"unreadable": len(nonsense) - 1, "format": 1}
     for box in boxes:
         box.close()
 

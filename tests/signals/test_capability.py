@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.signals.capability import Capability
-from epp.types import Cell, Chances, RequestInfo
+from epp.types import RequestInfo, SuccessCell, SuccessRates
 
 FILE = """
 models:
@@ -51,11 +51,13 @@ def test_a_task_has_its_own_chances_where_it_was_tested() -> None:
 
 
 def test_who_failed_says_how_hard_the_question_is() -> None:
-    by_model = {name: {Cell("en", 4096): chance} for name, chance in (("a", 0.9), ("b", 0.5), ("c", 0.5))}
+    by_model = {
+        name: {SuccessCell("en", 4096): chance} for name, chance in (("a", 0.9), ("b", 0.5), ("c", 0.5))
+    }
     ask, capability = RequestInfo(language="en", prompt_tokens=4000), Capability()
 
     def after(spread: float, *tried: str) -> list[float]:
-        capability.replace(Chances(by_model, spread))
+        capability.replace(SuccessRates(by_model, spread))
         found = capability.success(replace(ask, tried_models=tried), ("a", "b", "c", "new"), 4)
         assert found is not None
         return [round(chance, 3) for chance in found.values.tolist()]

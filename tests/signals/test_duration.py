@@ -54,8 +54,8 @@ def test_long_bodies_take_round_trips_and_short_answers_no_steps() -> None:
 def test_the_network_is_predicted_as_it_is_priced(body_bytes: int, cold_chance: float) -> None:
     request = replace(REQUEST, body_bytes=body_bytes)
     columns: dict[str, Any] = {"rtt_ms": [205.0], "connect_ms": [190.0], "cold_chance": [cold_chance]}
-    fleet = fleet_view(1, upload_rounds=[0.4], **columns)
+    snapshot = fleet_view(1, upload_rounds=[0.4], **columns)
     policy = GorgoMs(urgency_power=0.0)
     weights = {name: spec.default for name, spec in policy.weight_specs.items()}
-    priced_ms = policy.rank(request, fleet, weights, 0).terms["network"][0]
-    assert predict_duration(request, fleet, 0).first_token_s * 1e3 == pytest.approx(priced_ms)
+    priced_ms = policy.rank(request, snapshot, weights, 0).terms["network"][0]
+    assert predict_duration(request, snapshot, 0).first_token_s * 1e3 == pytest.approx(priced_ms)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rates import PRIORS
 from epp.types import NUMERIC_COLUMNS, Endpoint
@@ -37,41 +37,43 @@ class Index:
             self.capacities[slot] = tokens
 
 
-def new_fleet(index: Index | None = None) -> Fleet:
+def new_fleet(index: Index | None = None) -> Datastore:
     note: Any = index or Index()
-    return Fleet(note)
+    return Datastore(note)
 
 
 def pool(*names: str, **fields: Any) -> list[Endpoint]:
     return [Endpoint(f"{name}:8000", region=f"region-{name}", **fields) for name in names]
 
 
-def slots(fleet: Fleet, *names: str) -> list[int]:
-    found = [fleet.slot_of(f"{name}:8000") for name in names]
+def slots(datastore: Datastore, *names: str) -> list[int]:
+    found = [datastore.slot_of(f"{name}:8000") for name in names]
     assert None not in found
     return [slot for slot in found if slot is not None]
 
 
 def snapshot_of(
-    fleet: Fleet, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0
+    datastore: Datastore, *names: str, cached: Sequence[float] | None = None, now_s: float = 0.0
 ) -> Snapshot:
-    chosen = np.array(slots(fleet, *names), dtype=np.intp)
-    return fleet.snapshot(chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s)
+    chosen = np.array(slots(datastore, *names), dtype=np.intp)
+    return datastore.snapshot(
+        chosen, None if cached is None else np.array(cached, dtype=np.float64), 1000, now_s
+    )
 
 
-def scrape(fleet: Fleet, name: str, now_s: float, **fields: Any) -> bool:
-    return fleet.engine.update(slots(fleet, name)[0], EngineSample("vllm", **fields), now_s)
+def scrape(datastore: Datastore, name: str, now_s: float, **fields: Any) -> bool:
+    return datastore.engine.update(slots(datastore, name)[0], EngineSample("vllm", **fields), now_s)
 
 
 def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -> None:
-    fleet = new_fleet()
-    fleet.apply(pool("a", "b", "c", engine_class="l40s"), 0.0)
-    a, b, c = slots(fleet, "a", "b", "c")
+    datastore = new_fleet()
+    datastore.apply(pool("a", "b", "c", engine_class="l40s"), 0.0)
+    a, b, c = slots(datastore, "a", "b", "c")
     for slot, rtt_ms in ((a, 20.0), (b, 102.0), (c, 211.0)):
-        fleet.rtt.observe(slot, rtt_ms, 1.0)
+        datastore.rtt.observe(slot, rtt_ms, 1.0)
     for name, running in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
         scrape(
-            fleet,
+            datastore,
             name,
             2.0,
             running=running,
@@ -79,11 +81,11 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
             kv_usage=running / 10,
             kv_capacity_tokens=50_000,
         )
-    fleet.ledger.reserve("r1", c, 900, 400, 2.0)
-    fleet.ledger.reserve("r2", c, 100, 50, 2.0)
-    fleet.ledger.first_token("r2", 2.5)
+    datastore.ledger.reserve("r1", c, 900, 400, 2.0)
+    datastore.ledger.reserve("r2", c, 100, 50, 2.0)
+    datastore.ledger.first_token("r2", 2.5)
 
-    seen = snapshot_of(fleet, "c", "a", cached=[600, 0], now_s=3.0)
+    seen = snapshot_of(datastore, "c", "a", cached=[600, 0], now_s=3.0)
 
     assert seen.endpoints == ("c:8000", "a:8000")
     assert seen.regions == ("region-c", "region-a")
@@ -116,29 +118,29 @@ def test_a_view_holds_what_is_known_of_the_candidates_in_the_order_asked_for() -
 
 
 def test_cached_tokens_are_whole_blocks_of_an_engine_that_tells_their_size() -> None:
-    fleet = new_fleet()
-    fleet.apply(pool("a", "b", "c"), 0.0)
-    scrape(fleet, "a", 0.0, kv_block_tokens=32)
-    scrape(fleet, "b", 0.0)
-    seen = snapshot_of(fleet, "a", "b", "c", cached=[700.5, 700.5, 1000])
+    datastore = new_fleet()
+    datastore.apply(pool("a", "b", "c"), 0.0)
+    scrape(datastore, "a", 0.0, kv_block_tokens=32)
+    scrape(datastore, "b", 0.0)
+    seen = snapshot_of(datastore, "a", "b", "c", cached=[700.5, 700.5, 1000])
     assert seen.cached_tokens.tolist() == [672, 700.5, 1000]
     assert seen.uncached_tokens.tolist() == [328, 299.5, 0]
-    scrape(fleet, "c", 0.0, kv_block_tokens=8)
-    assert snapshot_of(fleet, "c", cached=[1000]).cached_tokens.tolist() == [992], (
+    scrape(datastore, "c", 0.0, kv_block_tokens=8)
+    assert snapshot_of(datastore, "c", cached=[1000]).cached_tokens.tolist() == [992], (
         "its last token is computed"
     )
-    fleet.apply(pool("b"), 1.0)
-    fleet.apply(pool("b", "d"), 2.0)
-    assert snapshot_of(fleet, "d", cached=[700.5]).cached_tokens.tolist() == [700.5], "it has a's slot"
+    datastore.apply(pool("b"), 1.0)
+    datastore.apply(pool("b", "d"), 2.0)
+    assert snapshot_of(datastore, "d", cached=[700.5]).cached_tokens.tolist() == [700.5], "it has a's slot"
 
 
 def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> None:
-    fleet = new_fleet()
-    fleet.apply(pool("a", "b", "c"), 0.0)
-    fleet.rtt.observe(slots(fleet, "a")[0], 20.0, 0.0)
-    fleet.rtt.observe(slots(fleet, "c")[0], 500.0, 0.0)
-    scrape(fleet, "b", 0.0, running=4.0)
-    everyone = snapshot_of(fleet, "a", "b", "c", now_s=1.0)
+    datastore = new_fleet()
+    datastore.apply(pool("a", "b", "c"), 0.0)
+    datastore.rtt.observe(slots(datastore, "a")[0], 20.0, 0.0)
+    datastore.rtt.observe(slots(datastore, "c")[0], 500.0, 0.0)
+    scrape(datastore, "b", 0.0, running=4.0)
+    everyone = snapshot_of(datastore, "a", "b", "c", now_s=1.0)
     assert everyone.rtt_ms.tolist() == [20, 500, 500]
     assert everyone.engine_running.tolist() == [4, 4, 4]
     assert everyone.engine_waiting.tolist() == [0, 0, 0], "nobody tells: zero for all"
@@ -150,130 +152,130 @@ def test_a_missing_value_is_the_worst_known_of_the_candidates_and_marked() -> No
         "engine_used_tokens": [True, True, True],
         "engine_age_ms": [True, False, True],
     }
-    assert snapshot_of(fleet, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], (
+    assert snapshot_of(datastore, "a", "b", now_s=1.0).rtt_ms.tolist() == [20, 20], (
         "others than candidates do not count"
     )
 
 
 def test_an_endpoint_that_leaves_is_forgotten_by_every_store() -> None:
     index = Index()
-    fleet = new_fleet(index)
-    fleet.apply(pool("a", "b", kv_capacity_tokens=5000), 0.0)
-    (slot,) = slots(fleet, "a")
-    fleet.rtt.observe(slot, 20.0, 0.0)
-    scrape(fleet, "a", 0.0, running=5.0, process_start_time_s=100.0)
-    fleet.ledger.reserve("r", slot, 10, 10, 0.0)
+    datastore = new_fleet(index)
+    datastore.apply(pool("a", "b", kv_capacity_tokens=5000), 0.0)
+    (slot,) = slots(datastore, "a")
+    datastore.rtt.observe(slot, 20.0, 0.0)
+    scrape(datastore, "a", 0.0, running=5.0, process_start_time_s=100.0)
+    datastore.ledger.reserve("r", slot, 10, 10, 0.0)
     for _ in range(3):
-        fleet.health.failure(slot, "probe", 0.0)
-    fleet.assume_rtt("a:8000", 70.0)
+        datastore.health.failure(slot, "probe", 0.0)
+    datastore.assume_rtt("a:8000", 70.0)
 
-    fleet.apply(pool("b"), 1.0)
-    assert fleet.slot_of("a:8000") is None
-    assert fleet.address_of(slot) is None
+    datastore.apply(pool("b"), 1.0)
+    assert datastore.slot_of("a:8000") is None
+    assert datastore.address_of(slot) is None
     assert index.forgotten == [slot]
-    assert fleet.health.standing(1.0).healthy is None
+    assert datastore.health.standing(1.0).healthy is None
 
-    fleet.apply(pool("b", "new"), 2.0)
-    assert slots(fleet, "new") == [slot], "the slot is used again"
-    assert not fleet.ledger.end("r")
-    fresh = snapshot_of(fleet, "new", now_s=2.0)
+    datastore.apply(pool("b", "new"), 2.0)
+    assert slots(datastore, "new") == [slot], "the slot is used again"
+    assert not datastore.ledger.end("r")
+    fresh = snapshot_of(datastore, "new", now_s=2.0)
     assert fresh.running_requests.tolist() == [0]
     assert fresh.unknown.keys() >= {"rtt_ms", "engine_running", "engine_age_ms"}
-    assert not scrape(fleet, "new", 3.0, process_start_time_s=900.0)
+    assert not scrape(datastore, "new", 3.0, process_start_time_s=900.0)
     assert slot not in index.capacities
 
 
 def test_an_endpoint_that_stays_keeps_all_and_shows_its_new_description() -> None:
     index = Index()
-    fleet = new_fleet(index)
-    fleet.apply(pool("a", "b"), 0.0)
-    (slot,) = slots(fleet, "b")
-    fleet.rtt.observe(slot, 20.0, 0.0)
-    fleet.ledger.reserve("r", slot, 10, 10, 0.0)
-    assert snapshot_of(fleet, "b").regions == ("region-b",)
+    datastore = new_fleet(index)
+    datastore.apply(pool("a", "b"), 0.0)
+    (slot,) = slots(datastore, "b")
+    datastore.rtt.observe(slot, 20.0, 0.0)
+    datastore.ledger.reserve("r", slot, 10, 10, 0.0)
+    assert snapshot_of(datastore, "b").regions == ("region-b",)
     moved = [replace(endpoint, region="moved", draining=True) for endpoint in pool("b")]
-    fleet.apply([*moved, *pool("c")], 1.0)
-    assert slots(fleet, "b") == [slot]
-    seen = snapshot_of(fleet, "b", now_s=1.0)
+    datastore.apply([*moved, *pool("c")], 1.0)
+    assert slots(datastore, "b") == [slot]
+    seen = snapshot_of(datastore, "b", now_s=1.0)
     assert seen.regions == ("moved",)
     assert seen.queued_tokens.tolist() == [10]
     assert seen.rtt_ms.tolist() == [20]
     assert slot not in index.forgotten
-    assert [endpoint.address for _, endpoint in fleet.members] == ["b:8000", "c:8000"]
-    assert fleet.members[0][1].draining
+    assert [endpoint.address for _, endpoint in datastore.members] == ["b:8000", "c:8000"]
+    assert datastore.members[0][1].draining
 
 
 def test_a_restart_clears_cache_and_leases_keeps_the_network_and_cools() -> None:
     index = Index()
-    fleet = new_fleet(index)
-    fleet.apply(pool("a", "b"), 0.0)
-    (slot,) = slots(fleet, "a")
-    fleet.learn_capacity(slot, 9000)
-    fleet.rtt.observe(slot, 20.0, 100.0)
-    fleet.ledger.reserve("r", slot, 10, 10, 100.0)
+    datastore = new_fleet(index)
+    datastore.apply(pool("a", "b"), 0.0)
+    (slot,) = slots(datastore, "a")
+    datastore.learn_capacity(slot, 9000)
+    datastore.rtt.observe(slot, 20.0, 100.0)
+    datastore.ledger.reserve("r", slot, 10, 10, 100.0)
     for _ in range(3):
-        fleet.health.failure(slot, "probe", 100.0)
-    assert scrape(fleet, "a", 100.0, process_start_time_s=1.0) is False
-    assert scrape(fleet, "a", 101.0, process_start_time_s=50.0, running=1.0) is True
-    fleet.restart("a:8000", 101.0)
+        datastore.health.failure(slot, "probe", 100.0)
+    assert scrape(datastore, "a", 100.0, process_start_time_s=1.0) is False
+    assert scrape(datastore, "a", 101.0, process_start_time_s=50.0, running=1.0) is True
+    datastore.restart("a:8000", 101.0)
     assert index.forgotten == [slot]
     assert index.capacities[slot] == 9000, "the same engine has the same memory"
-    seen = snapshot_of(fleet, "a", now_s=101.0)
+    seen = snapshot_of(datastore, "a", now_s=101.0)
     assert seen.running_requests.tolist() == [0]
     assert seen.rtt_ms.tolist() == [20]
     assert seen.engine_running.tolist() == [1], "what the new process says of itself stays"
-    assert fleet.health.standing(101.0).healthy is None
-    share = fleet.warm_share(101.0, 30.0)
+    assert datastore.health.standing(101.0).healthy is None
+    share = datastore.warm_share(101.0, 30.0)
     assert share is not None
     assert share[slot] == 0.0
-    fleet.restart("unknown:1", 101.0)
+    datastore.restart("unknown:1", 101.0)
 
 
 def test_another_uid_at_the_same_address_is_another_endpoint() -> None:
     index = Index()
-    fleet = new_fleet(index)
-    fleet.apply(pool("a", uid="pod-1"), 0.0)
-    (slot,) = slots(fleet, "a")
-    fleet.learn_capacity(slot, 9000)
-    scrape(fleet, "a", 0.0, running=5.0, process_start_time_s=100.0)
-    fleet.apply(pool("a", uid="pod-1"), 1.0)
+    datastore = new_fleet(index)
+    datastore.apply(pool("a", uid="pod-1"), 0.0)
+    (slot,) = slots(datastore, "a")
+    datastore.learn_capacity(slot, 9000)
+    scrape(datastore, "a", 0.0, running=5.0, process_start_time_s=100.0)
+    datastore.apply(pool("a", uid="pod-1"), 1.0)
     assert index.forgotten == []
-    fleet.apply(pool("a", uid=""), 2.0)
+    datastore.apply(pool("a", uid=""), 2.0)
     assert index.forgotten == [], "a source that does not tell says nothing"
-    fleet.apply(pool("a", uid="pod-1"), 3.0)
-    fleet.apply(pool("a", uid="pod-2"), 4.0)
+    datastore.apply(pool("a", uid="pod-1"), 3.0)
+    datastore.apply(pool("a", uid="pod-2"), 4.0)
     assert index.forgotten == [slot]
     assert index.capacities == {}
-    assert "engine_running" in snapshot_of(fleet, "a", now_s=4.0).unknown
+    assert "engine_running" in snapshot_of(datastore, "a", now_s=4.0).unknown
 
 
 def test_capacity_is_the_operators_word_before_the_engines() -> None:
     index = Index()
-    fleet = new_fleet(index)
-    fleet.apply([*pool("a", kv_capacity_tokens=5000), *pool("b")], 0.0)
-    a, b = slots(fleet, "a", "b")
-    fleet.learn_capacity(a, 1)
-    fleet.learn_capacity(b, 7000)
+    datastore = new_fleet(index)
+    datastore.apply([*pool("a", kv_capacity_tokens=5000), *pool("b")], 0.0)
+    a, b = slots(datastore, "a", "b")
+    datastore.learn_capacity(a, 1)
+    datastore.learn_capacity(b, 7000)
     assert index.capacities == {a: 5000, b: 7000}
-    fleet.apply([*pool("a"), *pool("b", kv_capacity_tokens=6000)], 1.0)
+    datastore.apply([*pool("a"), *pool("b", kv_capacity_tokens=6000)], 1.0)
     assert index.capacities == {a: 1, b: 6000}
-    fleet.learn_capacity(7, 1)
+    datastore.learn_capacity(7, 1)
 
 
 def test_the_first_pool_is_warm_and_later_endpoints_ramp() -> None:
-    fleet = new_fleet()
-    fleet.apply([], 0.0)
-    fleet.apply(pool("a", "b"), 5.0)
-    assert fleet.warm_share(5.0, 30.0) is None
-    fleet.apply(pool("a", "b", "c"), 100.0)
-    (slot,) = slots(fleet, "c")
+    datastore = new_fleet()
+    datastore.apply([], 0.0)
+    datastore.apply(pool("a", "b"), 5.0)
+    assert datastore.warm_share(5.0, 30.0) is None
+    datastore.apply(pool("a", "b", "c"), 100.0)
+    (slot,) = slots(datastore, "c")
     for now_s, expected in ((100.0, 0.0), (115.0, 0.5), (129.0, 29 / 30)):
-        share = fleet.warm_share(now_s, 30.0)
+        share = datastore.warm_share(now_s, 30.0)
         assert share is not None
         assert share[slot] == pytest.approx(expected)
-        assert share[slots(fleet, "a", "b")].tolist() == [1, 1]
-    assert fleet.warm_share(130.0, 30.0) is None
-    assert fleet.warm_share(101.0, 0.0) is None
+        assert share[slots(datastore, "a", "b")].tolist() == [1, 1]
+    assert datastore.warm_share(130.0, 30.0) is None
+    assert datastore.warm_share(101.0, 0.0) is None
 
 
 NAMES = [f"n{i}" for i in range(6)]
@@ -284,18 +286,18 @@ NAMES = [f"n{i}" for i in range(6)]
 def test_whatever_comes_and_goes_views_are_whole_and_counters_are_those_of_live_requests(
     steps: list[tuple[set[str], set[str]]],
 ) -> None:
-    fleet, live = new_fleet(), dict[str, int]()
+    datastore, live = new_fleet(), dict[str, int]()
     for step, (members, busy) in enumerate(steps):
-        fleet.apply(pool(*sorted(members)), float(step))
+        datastore.apply(pool(*sorted(members)), float(step))
         live = {name: count for name, count in live.items() if name in members}
         for name in sorted(busy & members):
-            (slot,) = slots(fleet, name)
-            fleet.ledger.reserve(f"{step} {name}", slot, 10, 5, float(step))
-            fleet.rtt.observe(slot, 5.0, float(step))
+            (slot,) = slots(datastore, name)
+            datastore.ledger.reserve(f"{step} {name}", slot, 10, 5, float(step))
+            datastore.rtt.observe(slot, 5.0, float(step))
             live[name] = live.get(name, 0) + 1
         if not members:
             continue
-        seen = snapshot_of(fleet, *sorted(members), now_s=float(step))
+        seen = snapshot_of(datastore, *sorted(members), now_s=float(step))
         for column in NUMERIC_COLUMNS:
             assert np.isfinite(getattr(seen, column)).all(), column
         assert seen.running_requests.tolist() == [live.get(name, 0) for name in sorted(members)]

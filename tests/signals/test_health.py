@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from epp.signals.health import HealthTracker, State
+from epp.signals.health import HealthState, HealthTracker
 
 
 def tracker(count: int = 5, probe_interval_s: float = 0.0) -> HealthTracker:
@@ -21,7 +21,7 @@ def out(health: HealthTracker, now_s: float) -> list[int]:
 def eject(health: HealthTracker, slot: int, now_s: float = 0.0) -> None:
     for _ in range(3):
         health.failure(slot, "probe", now_s)
-    assert health.state(slot, now_s) is State.EJECTED
+    assert health.state(slot, now_s) is HealthState.EJECTED
 
 
 def test_failures_in_a_row_eject_and_a_success_starts_the_row_anew() -> None:
@@ -52,10 +52,10 @@ def test_without_probes_time_alone_begins_the_trial_and_slow_start_counts_from_t
     assert health.returned_at_s(0.0)[1] == -math.inf
     assert out(health, 4.9) == [1]
     assert out(health, 5.5) == []
-    assert health.state(1, 5.5) is State.TRIAL
+    assert health.state(1, 5.5) is HealthState.TRIAL
     assert health.returned_at_s(5.5)[1] == 5.0
     assert health.success(1, 6.0, "outcome")
-    assert health.state(1, 6.0) is State.HEALTHY
+    assert health.state(1, 6.0) is HealthState.HEALTHY
 
 
 def test_one_failure_on_trial_ejects_again_for_twice_as_long_up_to_the_cap() -> None:
@@ -103,7 +103,7 @@ def test_a_flood_of_errors_ejects_though_some_requests_succeed() -> None:
             book.success(0, number * 0.1, "outcome")
         elif book.failure(0, "outcome", number * 0.1):
             break
-    assert book.state(0, 2.0) is State.EJECTED
+    assert book.state(0, 2.0) is HealthState.EJECTED
 
 
 def without_proof(health: HealthTracker, now_s: float) -> list[int]:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.signals.datastore import Columns, Measured
 from epp.signals.engine_metrics import EngineMetrics
-from epp.signals.fleet import Columns, Measured
 from epp.signals.metrics_text import EngineSample
 from epp.signals.rtt import RttTable
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from epp.keyed_uniform import keyed_uniform
-from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateTable, State
+from epp.signals.rates import DEFAULT_PRIOR, PRIORS, Rates, RateState, RateTable
 
 #: When requests end: one a second.
 _SECONDS = itertools.count(1.0)
@@ -52,7 +52,7 @@ def test_without_measurements_a_class_stays_on_its_prior_and_says_so() -> None:
     table = _table({0: "H100-SXM", 1: "something-new"})
     assert table.of(0) == PRIORS["h100"]
     assert table.of(1) == DEFAULT_PRIOR
-    assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is State.PRIORS
+    assert table.describe({0: "a:1", 1: "b:1"})["H100-SXM"].state is RateState.PRIORS
 
 
 @pytest.mark.parametrize("ttft_ms", [math.nan, math.inf, -5.0, 0.0, 1e9])
@@ -146,7 +146,7 @@ def test_measurements_that_fit_no_engine_are_told_as_such() -> None:
     table = _table({0: "h100"})
     for index in range(3_000):
         table.observe_decode(0, ended_s=1.0, beside=float(index % 9), itl_ms=9_000.0)
-    assert table.describe({0: "a:1"})["h100"].state is State.AT_BOUND
+    assert table.describe({0: "a:1"})["h100"].state is RateState.AT_BOUND
     for index in range(6_000):
         table.observe_decode(0, ended_s=1.0, beside=float(index % 9), itl_ms=5.0 + 0.8 * (index % 9))
-    assert table.describe({0: "a:1"})["h100"].state is State.MEASURED
+    assert table.describe({0: "a:1"})["h100"].state is RateState.MEASURED

@@ -104,12 +104,12 @@ class Spy(Policy):
     def rank(
         self,
         request: RequestInfo,  # noqa: ARG002 - the contract's
-        fleet: Snapshot,
+        snapshot: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's
     ) -> Ranking:
-        self.seen.append(fleet)
-        return Ranking(np.arange(len(fleet), dtype=np.float64), {})
+        self.seen.append(snapshot)
+        return Ranking(np.arange(len(snapshot), dtype=np.float64), {})
 
 
 def test_metrics_are_as_old_as_the_last_scrape() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from epp_lab.sim.api import SimRequest
 
 from epp.apis.language import language_of
-from epp.types import Cell
+from epp.types import SuccessCell
 
 CHAT = PARSERS[0]
 
@@ -40,7 +40,7 @@ def test_a_question_is_of_its_language_and_length(language: str, tokens: int) ->
 def test_answers_are_right_as_often_as_said_and_always_the_same() -> None:
     questions = [question(number, "en", 4096) for number in range(200)]
     for chance in (0.0, 0.3, 1.0):
-        lookup = Lookup("m", {Cell("en", 4096): chance})
+        lookup = Lookup("m", {SuccessCell("en", 4096): chance})
         said = ["".join(lookup.words(asked(one.prompt))) for one in questions]
         assert sum(answer == one.value for answer, one in zip(said, questions, strict=True)) == pytest.approx(
             200 * chance, abs=25

@@ -40,13 +40,13 @@ class Foresees(Policy):
     def rank(
         self,
         request: RequestInfo,
-        fleet: Snapshot,
+        snapshot: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - the contract's
         seed: int,  # noqa: ARG002 - the contract's
     ) -> Ranking:
         index = int(request.decision_id[1:])
-        self.seen[index] = {name: self._truth.forecast(name) for name in fleet.endpoints}
-        return GreedyOracleTotal(self._truth).rank(request, fleet, {}, 0)
+        self.seen[index] = {name: self._truth.forecast(name) for name in snapshot.endpoints}
+        return GreedyOracleTotal(self._truth).rank(request, snapshot, {}, 0)
 
 
 def foresee(
@@ -85,10 +85,10 @@ def test_looking_ahead_changes_nothing() -> None:
 
     class Peeks(Foresees):
         def rank(
-            self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int
+            self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float], seed: int
         ) -> Ranking:
-            super().rank(request, fleet, weights, seed)
-            return create("least-request").rank(request, fleet, {}, seed)
+            super().rank(request, snapshot, weights, seed)
+            return create("least-request").rank(request, snapshot, {}, seed)
 
         name = "least-request"
 

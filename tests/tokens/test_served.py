@@ -16,7 +16,7 @@ from epp.metrics.metrics import Metrics
 from epp.metrics.table import TABLE
 from epp.prefix_cache.index import PrefixIndex
 from epp.request.tokenizers import FORGET_S, RETRY_S, ServedTokenizers
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint
 from tests.kit.clock import ManualClock
 from tests.kit.tokenizers import DATA
@@ -76,15 +76,15 @@ def test_public_names_lead_to_what_their_engine_serves() -> None:
         b'{"data": [{"id": "prod", "root": "org/base", "parent": null}, {"id": "own"},'
         b' {"id": "sql", "root": "/adapters/sql", "parent": "prod"}]}'
     )
-    fleet, told = Fleet(PrefixIndex()), list[object]()
+    datastore, told = Datastore(PrefixIndex()), list[object]()
     public = Endpoint(
         "a:1",
         models=frozenset({"chat", "sql", "gone"}),
         served_names={"chat": "prod"},
         adapters=frozenset({"sql"}),
     )
-    fleet.apply([public, Endpoint("b:1")], 0.0)
-    feed = SignalFeed(fleet, Metrics(TABLE), serve=told.append)
+    datastore.apply([public, Endpoint("b:1")], 0.0)
+    feed = SignalFeed(datastore, Metrics(TABLE), serve=told.append)
     feed.models_listed("a:1", frozenset(), listing)
     feed.models_listed("b:1", frozenset(), listing)
     assert told == [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.records.files import file_name
 from epp.schedule.decision import outcome_record, to_record
-from epp_lab.sidecar.feed import State
+from epp_lab.sidecar.feed import FeedState
 from epp_lab.tuner.samples import SampleFeed
 from tests.kit.clock import ManualClock
 from tests.kit.records import WALL_S, decided, outcome_of
@@ -41,9 +41,9 @@ def path_of(folder: Path, number: int = 0) -> Path:
     return folder / file_name(WALL_S + number, compressed=False)
 
 
-def feed_of(folder: Path, told: list[str] | None = None, state: State | None = None) -> SampleFeed:
+def feed_of(folder: Path, told: list[str] | None = None, state: FeedState | None = None) -> SampleFeed:
     said = [] if told is None else told
-    return SampleFeed(folder, policy="gorgo", report=said.append, state=state or State())
+    return SampleFeed(folder, policy="gorgo", report=said.append, state=state or FeedState())
 
 
 def taken(feed: SampleFeed, now_wall_s: float = WALL_S, give_up_s: float = 1e9) -> list[Sample]:
@@ -84,7 +84,7 @@ def test_a_folder_that_is_empty_for_a_moment_does_not_count_again(tmp_path: Path
     folder.rename(away)
     folder.mkdir()  # what a volume is mounted on
     assert taken(feed) == []
-    restarted = feed_of(folder, state=msgspec.json.decode(msgspec.json.encode(feed.state), type=State))
+    restarted = feed_of(folder, state=msgspec.json.decode(msgspec.json.encode(feed.state), type=FeedState))
     assert taken(restarted) == []
     folder.rmdir()
     away.rename(folder)

@@ -20,7 +20,7 @@ from epp.policies.registry import create
 from epp_lab.sidecar.process import LockHeldError, holder_of, process_lock
 from epp_lab.tuner.state import OperatorRequest
 from epp_lab.tuner.tuner import ask
-from epp_lab.tuner.verdict import PASS, Verdict
+from epp_lab.tuner.verdict import PASS, TrialVerdict
 from tests.kit.tunework import GOOD, STARTING, CrashError, World
 
 if TYPE_CHECKING:
@@ -231,7 +231,9 @@ def test_a_word_to_a_tuner_that_stopped_judges_nothing_that_nobody_has_read(
     world.until("switchback")
     world.run(30)
     world.die()  # with blocks of which some requests have been read
-    monkeypatch.setattr("epp_lab.tuner.trials.judge_switchback", lambda *_: Verdict(PASS, "all of them fast"))
+    monkeypatch.setattr(
+        "epp_lab.tuner.trials.judge_switchback", lambda *_: TrialVerdict(PASS, "all of them fast")
+    )
     assert epp("tune", "freeze", "--reason", "it does harm", "--config", config) == 0
     assert "done, no tuner is running: frozen: by request: it does harm\n" in capsys.readouterr().out
     world.start()

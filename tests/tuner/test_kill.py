@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp_lab.tuner.machine import step
-from epp_lab.tuner.state import Observed, State
+from epp_lab.tuner.state import Observed, TunerState
 from tests.kit.tuning import NEW, Deployment, Effect, again, quick, when_new
 
 
@@ -21,7 +21,7 @@ def world() -> Deployment:
     )
 
 
-def essence(state: State) -> bytes:
+def essence(state: TunerState) -> bytes:
     """All but what counts publications."""
     return msgspec.json.encode(msgspec.structs.replace(state, serial=0, published="", published_wall_s=0.0))
 
@@ -36,7 +36,7 @@ def undisturbed() -> list[bytes]:
     for _ in range(TICKS):
         whole.tick()
         states.append(essence(whole.state))
-    phases = {msgspec.json.decode(text, type=State).phase for text in states}
+    phases = {msgspec.json.decode(text, type=TunerState).phase for text in states}
     assert {"baseline", "screen", "ramp", "switchback", "probation"} <= phases
     return states
 

@@ -7,7 +7,7 @@ import pytest
 
 from epp.config.plan import Split, Switchback, parse_plan, render_plan
 from epp_lab.tuner.settings import Goal, TunerSettings
-from epp_lab.tuner.state import Asked, OperatorRequest, Pinned, Rules
+from epp_lab.tuner.state import OperatorAsked, OperatorRequest, Pinned, Rules
 from tests.kit.tuning import BOUNDS, INCUMBENT, NEW, Deployment, Effect, quick, when_new
 
 
@@ -64,15 +64,15 @@ def test_a_promotion_is_undone_on_regret() -> None:
 def test_a_request_to_freeze_holds_until_a_request_to_thaw() -> None:
     world = Deployment(when_new(Effect(ttft=0.7)), [NEW])
     world.run(lambda w: w.state.phase == "ramp")
-    world.tell(Asked(world.now_wall_s, OperatorRequest("thaw", "by mistake")))
+    world.tell(OperatorAsked(world.now_wall_s, OperatorRequest("thaw", "by mistake")))
     assert (world.state.phase, world.notes[-1].reason) == ("ramp", "nothing to thaw: by mistake")
-    world.tell(Asked(world.now_wall_s, OperatorRequest("freeze", "a launch")))
+    world.tell(OperatorAsked(world.now_wall_s, OperatorRequest("freeze", "a launch")))
     assert world.plan.trial is None
     world.prompt_tokens = 5000
     for _ in range(200):
         world.tick()
     assert world.state.phase == "frozen"
-    world.tell(Asked(world.now_wall_s, OperatorRequest("thaw", "launched")))
+    world.tell(OperatorAsked(world.now_wall_s, OperatorRequest("thaw", "launched")))
     assert world.phases()[-1] == "baseline"
 
 
@@ -130,7 +130,7 @@ def test_a_new_weight_begins_as_it_is_configured() -> None:
     said = started_again(world, Rules(world.settings, MORE, {"a": 7.0, "c": 9.0}))
     assert "c is new" in said
     assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
-    world.tell(Asked(world.now_wall_s, OperatorRequest("rollback", "as it was", 0)))
+    world.tell(OperatorAsked(world.now_wall_s, OperatorRequest("rollback", "as it was", 0)))
     assert world.state.incumbent == {**INCUMBENT, "c": 5.0}
     assert world.state.reason == "back to number 0 by request: as it was; bounds have changed: c is new"
 

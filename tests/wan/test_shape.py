@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from epp_lab.wan.delay import Line, Shape
+from epp_lab.wan.delay import DelayLine, Shape
 
 
 def test_packets_come_after_the_delay_and_not_before() -> None:
-    line = Line(Shape(delay_ms=105.0), seed=1)
+    line = DelayLine(Shape(delay_ms=105.0), seed=1)
     line.take(b"one", 10.0)
     assert line.next_s == pytest.approx(10.105)
     assert line.arrived(10.1049) == []
@@ -17,7 +17,7 @@ def test_packets_come_after_the_delay_and_not_before() -> None:
 
 
 def test_order_is_kept_when_the_delay_shrinks() -> None:
-    line = Line(Shape(delay_ms=100.0), seed=1)
+    line = DelayLine(Shape(delay_ms=100.0), seed=1)
     line.take(b"one", 0.0)
     line.shape = Shape(delay_ms=0.0)
     line.take(b"two", 0.01)
@@ -26,7 +26,7 @@ def test_order_is_kept_when_the_delay_shrinks() -> None:
 
 
 def test_a_cut_link_loses_what_is_on_it_and_works_again_when_restored() -> None:
-    line = Line(Shape(delay_ms=10.0), seed=1)
+    line = DelayLine(Shape(delay_ms=10.0), seed=1)
     line.take(b"one", 0.0)
     line.shape = Shape(delay_ms=10.0, cut=True)
     line.take(b"two", 0.005)

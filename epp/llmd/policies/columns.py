@@ -17,7 +17,7 @@ from epp.policies.base import ExtraColumns
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import Adapters
     from epp.types import Floats, RequestInfo, Slots, Snapshot
 
@@ -43,31 +43,31 @@ class PluginColumns(ExtraColumns):
         }
 
     def columns(
-        self, request: RequestInfo, fleet: Fleet, seen: Snapshot, slots: Slots, now_s: float
+        self, request: RequestInfo, datastore: Datastore, seen: Snapshot, slots: Slots, now_s: float
     ) -> Mapping[str, Floats]:
         """Make each column by name."""
-        return {each.name: self._column(each, request, fleet, slots, now_s) for each in self._columns}
+        return {each.name: self._column(each, request, datastore, slots, now_s) for each in self._columns}
 
     def _column(
-        self, column: Column, request: RequestInfo, fleet: Fleet, slots: Slots, now_s: float
+        self, column: Column, request: RequestInfo, datastore: Datastore, slots: Slots, now_s: float
     ) -> Floats:
         match column:
             case Told():
                 told = (request.headers[key] for key in column.headers if key in request.headers)
                 return np.full(len(slots), _number(next(told, "")))
             case Label():
-                wanted, labels = request.headers.get(column.headers[0]), fleet.labels(column.label)
+                wanted, labels = request.headers.get(column.headers[0]), datastore.labels(column.label)
                 return _by_slot(slots, lambda slot: bool(wanted) and labels.get(slot) == wanted)
             case ColdPlace():
                 places = {address: place for place, address in enumerate(self._cold[column])}
-                return _by_slot(slots, lambda slot: places.get(fleet.address_of(slot) or "", -1))
+                return _by_slot(slots, lambda slot: places.get(datastore.address_of(slot) or "", -1))
             case Token() | Session():
                 address = self._address(column, request)
-                return _by_slot(slots, lambda slot: fleet.address_of(slot) == address)
+                return _by_slot(slots, lambda slot: datastore.address_of(slot) == address)
         if column == GPU:
-            return _by_slot(slots, lambda slot: fleet.engine.gpu(slot, now_s))
+            return _by_slot(slots, lambda slot: datastore.engine.gpu(slot, now_s))
         if column == LORA:
-            return _by_slot(slots, lambda slot: lora_score(fleet.engine.adapters(slot), request.model))
+            return _by_slot(slots, lambda slot: lora_score(datastore.engine.adapters(slot), request.model))
         return np.full(len(slots), float(request.priority))
 
     def _address(self, column: Token | Session, request: RequestInfo) -> str:

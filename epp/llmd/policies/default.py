@@ -44,14 +44,14 @@ class LlmD(Policy):
     }
     counts: Counts = "engine"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        live = fleet.running_requests - fleet.decoding_requests
-        waiting = live if self.counts == "live" else fleet.engine_waiting
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        live = snapshot.running_requests - snapshot.decoding_requests
+        waiting = live if self.counts == "live" else snapshot.engine_waiting
         fewest = float(waiting.min())
         spread = float(waiting.max()) - fewest
-        lack_queue = (waiting - fewest) / spread if spread > 0.0 else np.zeros(len(fleet))
+        lack_queue = (waiting - fewest) / spread if spread > 0.0 else np.zeros(len(snapshot))
         return {
             "queue": weights["queue_weight"] * lack_queue,
-            "kv": weights["kv_weight"] * np.minimum(fleet.engine_kv_usage, 1.0),
-            "prefix": weights["prefix_weight"] * (1.0 - match_ratios(request, fleet)),
+            "kv": weights["kv_weight"] * np.minimum(snapshot.engine_kv_usage, 1.0),
+            "prefix": weights["prefix_weight"] * (1.0 - match_ratios(request, snapshot)),
         }

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class SessionFilter(Bound, Filter, frozen=True, tag="session-affinity-filter"):
     """Keep the session's endpoint alone, if it is there: ``scheduling/filter/sessionaffinity``."""
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        bound = self.bound(fleet) > 0.0
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        bound = self.bound(snapshot) > 0.0
         return bound | (not bound.any())
 
 
@@ -65,24 +65,24 @@ class AffinityFilter(Filter, frozen=True, tag="prefix-cache-affinity-filter"):
     def predicts(self) -> bool:
         return self.ttft_source == "latencyPredictor"
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        everybody = np.ones(len(fleet), np.bool_)
-        if len(fleet) <= 1 or self.affinity_threshold <= 0.0 or draw < self.exploration_probability:
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        everybody = np.ones(len(snapshot), np.bool_)
+        if len(snapshot) <= 1 or self.affinity_threshold <= 0.0 or draw < self.exploration_probability:
             return everybody
-        sticky = match_ratios(request, fleet) >= self.affinity_threshold
+        sticky = match_ratios(request, snapshot) >= self.affinity_threshold
         if not sticky.any() or sticky.all():
             return everybody
         if self.max_ttft_penalty_ms:
-            ttft_ms = self._ttft_ms(fleet)
+            ttft_ms = self._ttft_ms(snapshot)
             late_ms = float(ttft_ms[sticky].min()) - float(ttft_ms[~sticky].min())
             if late_ms > self.max_ttft_penalty_ms:
                 return everybody
         return sticky
 
-    def _ttft_ms(self, fleet: Snapshot) -> Floats:
+    def _ttft_ms(self, snapshot: Snapshot) -> Floats:
         if self.predicts:
-            return fleet.extra[TTFT]
-        return fleet.pending_uncached_tokens / self.peak_prefill_throughput * 1e3
+            return snapshot.extra[TTFT]
+        return snapshot.pending_uncached_tokens / self.peak_prefill_throughput * 1e3
 
 
 class HeadroomFilter(Objectives, Filter, frozen=True, tag="slo-headroom-tier-filter"):
@@ -93,10 +93,10 @@ class HeadroomFilter(Objectives, Filter, frozen=True, tag="slo-headroom-tier-fil
 
     epsilon_explore_neg: Share = 0.01
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        met = (fleet.extra[TTFT_HEADROOM] >= 0.0) & (fleet.extra[TPOT_HEADROOM] >= 0.0)
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        met = (snapshot.extra[TTFT_HEADROOM] >= 0.0) & (snapshot.extra[TPOT_HEADROOM] >= 0.0)
         if met.all() or not met.any():
-            return np.ones(len(fleet), np.bool_)
+            return np.ones(len(snapshot), np.bool_)
         return ~met if draw < self.epsilon_explore_neg else met
 
 
@@ -122,10 +122,10 @@ class UtilizationFilter(Filter, frozen=True, tag="utilization-filter"):
     conditions: Annotated[list[Condition], Meta(min_length=1)]
     fallback_on_empty: bool = False
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        kept = np.ones(len(fleet), np.bool_)
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        kept = np.ones(len(snapshot), np.bool_)
         for limit in self.conditions:
-            kept &= getattr(fleet, _METRICS[limit.metric]) <= limit.max_value
+            kept &= getattr(snapshot, _METRICS[limit.metric]) <= limit.max_value
         return kept | (self.fallback_on_empty and not kept.any())
 
 
@@ -141,13 +141,13 @@ class UtilizationDetector(Filter, frozen=True, tag="utilization-detector"):
     metrics_staleness_threshold: Positive | str = 200.0
     headroom: NotNegative = 0.0
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         room = 1.0 + self.headroom
         kept = (
-            (fleet.engine_waiting < self.queue_depth_threshold * room)
-            & (fleet.engine_kv_usage < self.kv_cache_util_threshold * room)
-            & (fleet.engine_age_ms <= float(self.metrics_staleness_threshold))
-            & ~fleet.unknown.get("engine_kv_usage", np.zeros(len(fleet), np.bool_))
+            (snapshot.engine_waiting < self.queue_depth_threshold * room)
+            & (snapshot.engine_kv_usage < self.kv_cache_util_threshold * room)
+            & (snapshot.engine_age_ms <= float(self.metrics_staleness_threshold))
+            & ~snapshot.unknown.get("engine_kv_usage", np.zeros(len(snapshot), np.bool_))
         )
         return kept if kept.any() else ~kept
 
@@ -163,10 +163,10 @@ class ConcurrencyDetector(Filter, frozen=True, tag="concurrency-detector"):
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
     max_token_concurrency: PositiveInt = 1_000_000
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         room = 1.0 + self.headroom
-        requests = fleet.running_requests < int(self.max_concurrency * room)
-        tokens = fleet.pending_uncached_tokens < int(self.max_token_concurrency * room)
+        requests = snapshot.running_requests < int(self.max_concurrency * room)
+        tokens = snapshot.pending_uncached_tokens < int(self.max_token_concurrency * room)
         return {"requests": requests, "tokens": tokens, "hybrid": requests & tokens}[self.concurrency_mode]
 
 
@@ -192,8 +192,8 @@ class AttributeFilter(Attribute, Filter, frozen=True, tag="endpoint-attribute-fi
     on_missing: Literal["", "Pass", "Fail"] = ""
     fallback_on_empty: bool = False
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        shown, value = self.shown(fleet), self.algorithm.threshold.value
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        shown, value = self.shown(snapshot), self.algorithm.threshold.value
         less, same = shown < value, shown == value
         met: Flags = {
             "LessThan": less,
@@ -278,12 +278,12 @@ class Admitter(Filter, frozen=True):
     def required_columns(self) -> tuple[Column, ...]:
         return (PRIORITY,)
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
-        priority = fleet.extra.get(PRIORITY.name)
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
+        priority = snapshot.extra.get(PRIORITY.name)
         free = priority is None or priority[0] >= 0.0
-        return np.full(len(fleet), free or self.admits_request(request, fleet, draw))
+        return np.full(len(snapshot), free or self.admits_request(request, snapshot, draw))
 
-    def admits_request(self, request: RequestInfo, fleet: Snapshot, draw: float) -> bool:
+    def admits_request(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> bool:
         """Tell whether a request of negative priority is served."""
         raise NotImplementedError
 
@@ -300,9 +300,9 @@ class ProbabilisticAdmitter(Admitter, frozen=True, tag="probabilistic-admitter")
     power: Positive = 5.0
     k: Positive = 300.0
 
-    def admits_request(self, request: RequestInfo, fleet: Snapshot, draw: float) -> bool:
-        queue = fleet.engine_waiting / self.queue_depth_threshold
-        fuller = np.maximum(queue, fleet.engine_kv_usage / self.kv_cache_util_threshold)
+    def admits_request(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> bool:
+        queue = snapshot.engine_waiting / self.queue_depth_threshold
+        fuller = np.maximum(queue, snapshot.engine_kv_usage / self.kv_cache_util_threshold)
         return bool(draw >= min(float(fuller.mean()) ** self.power * self.k, 1.0))
 
 
@@ -316,12 +316,12 @@ class LatencyAdmitter(Objectives, Admitter, frozen=True, tag="latency-slo-admitt
     def required_columns(self) -> tuple[Column, ...]:
         return PRIORITY, TTFT_SLO, TPOT_SLO
 
-    def admits_request(self, request: RequestInfo, fleet: Snapshot, draw: float) -> bool:
-        none = np.zeros(len(fleet))
-        if not (fleet.extra.get(TTFT_SLO.name, none) + fleet.extra.get(TPOT_SLO.name, none)).any():
+    def admits_request(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> bool:
+        none = np.zeros(len(snapshot))
+        if not (snapshot.extra.get(TTFT_SLO.name, none) + snapshot.extra.get(TPOT_SLO.name, none)).any():
             return True
-        met = (fleet.extra[TTFT_HEADROOM] > 0.0) & (fleet.extra[TPOT_HEADROOM] >= 0.0)
-        return bool((met | (fleet.engine_running == 0.0) | (fleet.engine_kv_usage < 0.02)).any())
+        met = (snapshot.extra[TTFT_HEADROOM] > 0.0) & (snapshot.extra[TPOT_HEADROOM] >= 0.0)
+        return bool((met | (snapshot.engine_running == 0.0) | (snapshot.engine_kv_usage < 0.02)).any())
 
 
 Filters = (

@@ -105,7 +105,7 @@ class Plugin(
 class Scorer(Plugin, frozen=True):
     """Score endpoints from 0 to 1."""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         """Compute a score for each endpoint."""
         raise NotImplementedError
 
@@ -117,9 +117,9 @@ class Filter(Plugin, frozen=True):
         """Tell whether an endpoint with these labels may serve at all."""
         return True
 
-    def keep(self, request: RequestInfo, fleet: Snapshot, draw: float) -> Flags:
+    def keep(self, request: RequestInfo, snapshot: Snapshot, draw: float) -> Flags:
         """Say who stays; ``draw`` is a uniform number of this request and plugin."""
-        return np.ones(len(fleet), np.bool_)
+        return np.ones(len(snapshot), np.bool_)
 
 
 class Attribute(Plugin, frozen=True):
@@ -131,9 +131,9 @@ class Attribute(Plugin, frozen=True):
     def required_columns(self) -> tuple[Column, ...]:
         return (GPU,)
 
-    def shown(self, fleet: Snapshot) -> Floats:
+    def shown(self, snapshot: Snapshot) -> Floats:
         """Return the attribute, -1 where an endpoint has none."""
-        return fleet.extra.get(GPU.name, np.full(len(fleet), -1.0))
+        return snapshot.extra.get(GPU.name, np.full(len(snapshot), -1.0))
 
 
 class Objectives(Plugin, frozen=True):
@@ -199,6 +199,6 @@ class Bound(Plugin, frozen=True):
         sources = tuple((header, cookie) for header, _, cookie in parts)
         return (Session(name, tuple(header for header, _ in sources), ttl_s=ttl_s, sources=sources),)
 
-    def bound(self, fleet: Snapshot) -> Floats:
+    def bound(self, snapshot: Snapshot) -> Floats:
         """Mark the session's endpoint with 1."""
-        return fleet.extra.get(self.required_columns[0].name, np.zeros(len(fleet)))
+        return snapshot.extra.get(self.required_columns[0].name, np.zeros(len(snapshot)))

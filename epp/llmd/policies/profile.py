@@ -107,34 +107,34 @@ class LlmDProfile(Policy):
         return all(plugin.admits(endpoint.labels) for plugin in self.filters.values())
 
     def told_endpoints(
-        self, request: RequestInfo, fleet: Snapshot, chosen: int, seed: int
+        self, request: RequestInfo, snapshot: Snapshot, chosen: int, seed: int
     ) -> Mapping[str, str]:
         """Name who the KV cache is fetched from, drawn for short queues among the most cached tokens.
 
         A block less counts as most: ``requestcontrol/dataproducer/p2psource/producer.go``.
         """
-        cached = fleet.cached_tokens
+        cached = snapshot.cached_tokens
         most = cached.max()
         if not self.kv_source_min_tokens or most <= 0.0:
             return {}
         near = (cached > 0.0) & (cached + request.block_tokens >= most)
-        chances = np.cumsum(near / (1.0 + fleet.engine_waiting))
+        chances = np.cumsum(near / (1.0 + snapshot.engine_waiting))
         draw = keyed_uniform(seed, request.decision_id, "kv source") * chances[-1]
         best = int(np.searchsorted(chances, draw, "right"))
         enough = cached[best] - cached[chosen] >= self.kv_source_min_tokens
-        return {KV_SOURCE_HEADER: fleet.endpoints[best]} if best != chosen and enough else {}
+        return {KV_SOURCE_HEADER: snapshot.endpoints[best]} if best != chosen and enough else {}
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Filter, score and cost.
 
         Raises:
             NoEndpointError: a filter left nobody.
         """
-        count = len(fleet)
+        count = len(snapshot)
         if any(plugin.predicts for plugin in self.plugins):
-            fleet = replace(fleet, extra={**fleet.extra, **self._predicted(fleet)})
+            snapshot = replace(snapshot, extra={**snapshot.extra, **self._predicted(snapshot)})
         terms: dict[str, Floats] = {}
-        rows, seen = np.arange(count), fleet
+        rows, seen = np.arange(count), snapshot
         for name, plugin in self.filters.items():
             passed = plugin.keep(request, seen, keyed_uniform(seed, request.decision_id, name))
             if not passed.any():
@@ -161,16 +161,16 @@ class LlmDProfile(Policy):
         drawn = np.fromiter(times, np.float64, len(score))
         return np.minimum(drawn / np.maximum(score, 1e-90), _NO_CHANCE)
 
-    def _predicted(self, fleet: Snapshot) -> dict[str, Floats]:
+    def _predicted(self, snapshot: Snapshot) -> dict[str, Floats]:
         """Predict times to first and per output token, and what the SLOs leave, in ms; no SLO counts as 0."""
-        now, none = fleet.columns(), np.zeros(len(fleet))
+        now, none = snapshot.columns(), np.zeros(len(snapshot))
         tokens = now.pending_uncached_tokens + now.uncached_tokens
         ttft_ms = now.prefill_base_ms + now.prefill_ms_per_token * tokens
         tpot_ms = now.decode_base_ms + now.decode_ms_per_request * now.running_requests
-        tpot_slo_ms = fleet.extra.get(TPOT_SLO.name, none) * self.slo_buffer_factor
+        tpot_slo_ms = snapshot.extra.get(TPOT_SLO.name, none) * self.slo_buffer_factor
         return {
             TTFT: ttft_ms,
-            TTFT_HEADROOM: fleet.extra.get(TTFT_SLO.name, none) - ttft_ms,
+            TTFT_HEADROOM: snapshot.extra.get(TTFT_SLO.name, none) - ttft_ms,
             TPOT_HEADROOM: tpot_slo_ms - tpot_ms if self.streaming_mode else none,
         }
 
@@ -220,20 +220,20 @@ class LlmDProfiles(Policy):
             raise NoEndpointError("saturated", f"no scheduling profile is called {name!r}")
         return self.profiles[name]
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Rank by the profile of the request."""
-        return self.chosen(request).rank(request, fleet, weights, seed)
+        return self.chosen(request).rank(request, snapshot, weights, seed)
 
 
-def _among(fleet: Snapshot, kept: Flags) -> Snapshot:
+def _among(snapshot: Snapshot, kept: Flags) -> Snapshot:
     """Take some endpoints of a snapshot."""
     rows = np.flatnonzero(kept).tolist()
     return replace(
-        fleet,
-        endpoints=tuple(fleet.endpoints[row] for row in rows),
-        block=fleet.block[:, kept],
-        unknown={name: mask[kept] for name, mask in fleet.unknown.items()},
-        extra={name: column[kept] for name, column in fleet.extra.items()},
+        snapshot,
+        endpoints=tuple(snapshot.endpoints[row] for row in rows),
+        block=snapshot.block[:, kept],
+        unknown={name: mask[kept] for name, mask in snapshot.unknown.items()},
+        extra={name: column[kept] for name, column in snapshot.extra.items()},
     )
 
 

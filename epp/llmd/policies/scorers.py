@@ -37,22 +37,22 @@ def _spread(values: Floats) -> Floats:
 class QueueScorer(Scorer, frozen=True, tag="queue-scorer"):
     """Score by ``(max - waiting) / (max - min)``: ``scheduling/scorer/queuedepth/queue.go``."""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return _spread(fleet.engine_waiting)
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return _spread(snapshot.engine_waiting)
 
 
 class RunningScorer(Scorer, frozen=True, tag="running-requests-size-scorer"):
     """Score as `QueueScorer` by running requests: ``scheduling/scorer/runningrequests/runningrequest.go``."""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return _spread(fleet.engine_running)
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return _spread(snapshot.engine_running)
 
 
 class KvCacheScorer(Scorer, frozen=True, tag="kv-cache-utilization-scorer"):
     """Score by ``1 - usage``: ``scheduling/scorer/kvcacheutilization/kvcache_utilization.go``."""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return 1.0 - fleet.engine_kv_usage
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return 1.0 - snapshot.engine_kv_usage
 
 
 class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
@@ -64,10 +64,10 @@ class PrefixScorer(Scorer, frozen=True, tag="prefix-cache-scorer"):
     match_length_weight: Share = 0.0
     match_length_scale_tokens: PositiveInt = 8192
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         weight = self.match_length_weight
-        length = np.minimum(fleet.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
-        score: Floats = weight * length + (1.0 - weight) * match_ratios(request, fleet)
+        length = np.minimum(snapshot.cached_tokens / self.match_length_scale_tokens, 1.0) ** 2
+        score: Floats = weight * length + (1.0 - weight) * match_ratios(request, snapshot)
         return score
 
 
@@ -79,9 +79,9 @@ class LoadAwareScorer(Scorer, frozen=True, tag="load-aware-scorer"):
 
     threshold: int = 128
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         threshold = self.threshold if self.threshold > 0 else 128
-        return 0.5 * (1.0 - np.minimum(fleet.engine_waiting / threshold, 1.0))
+        return 0.5 * (1.0 - np.minimum(snapshot.engine_waiting / threshold, 1.0))
 
 
 class TokenLoadScorer(Scorer, frozen=True, tag="token-load-scorer"):
@@ -92,9 +92,9 @@ class TokenLoadScorer(Scorer, frozen=True, tag="token-load-scorer"):
 
     queue_threshold_tokens: int = 4_194_304
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         threshold = self.queue_threshold_tokens if self.queue_threshold_tokens > 0 else 4_194_304
-        tokens = fleet.pending_uncached_tokens + fleet.uncached_tokens
+        tokens = snapshot.pending_uncached_tokens + snapshot.uncached_tokens
         return 1.0 - np.minimum(tokens / threshold, 1.0)
 
 
@@ -108,9 +108,9 @@ class ActiveRequestScorer(Scorer, frozen=True, tag="active-request-scorer"):
     idle_threshold: int = 0
     max_busy_score: float = 1.0
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
         busy = self.max_busy_score if 0.0 <= self.max_busy_score <= 1.0 else 1.0
-        count, most = fleet.running_requests, max(float(fleet.running_requests.max()), 1.0)
+        count, most = snapshot.running_requests, max(float(snapshot.running_requests.max()), 1.0)
         return np.where(count <= max(self.idle_threshold, 0), 1.0, (most - count) / most * busy)
 
 
@@ -130,11 +130,11 @@ class NoHitLruScorer(Scorer, frozen=True, tag="no-hit-lru-scorer"):
         most = self.lru_size if self.lru_size > 0 else 1024
         return (ColdPlace(f"cold_place:{most}", most=most),)
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        count = len(fleet)
-        if (fleet.cached_tokens > 0.0).any():
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        count = len(snapshot)
+        if (snapshot.cached_tokens > 0.0).any():
             return np.full(count, 0.5)
-        place = fleet.extra.get(self.required_columns[0].name, np.full(count, -1.0))
+        place = snapshot.extra.get(self.required_columns[0].name, np.full(count, -1.0))
         never = place < 0.0
         rank = np.where(never, np.cumsum(never) - 1.0, never.sum() + place)
         return np.maximum(1.0 - rank / (count - 1), 0.0) if count > 1 else np.ones(1)
@@ -147,8 +147,8 @@ class LoraScorer(Scorer, frozen=True, tag="lora-affinity-scorer"):
     def required_columns(self) -> tuple[Column, ...]:
         return (LORA,)
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return fleet.extra.get(LORA.name, np.zeros(len(fleet)))
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return snapshot.extra.get(LORA.name, np.zeros(len(snapshot)))
 
 
 class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer"):
@@ -162,8 +162,8 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
         header = self.header_name.lower()
         return (Label(f"label:{header}={self.label_key}", (header,), label=self.label_key),)
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return fleet.extra.get(self.required_columns[0].name, np.zeros(len(fleet)))
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return snapshot.extra.get(self.required_columns[0].name, np.zeros(len(snapshot)))
 
 
 class FixedRange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,8 +206,8 @@ class AttributeScorer(Attribute, Scorer, frozen=True, tag="endpoint-attribute-sc
     attribute_key: Literal["GPUUtilization"]
     algorithm: ScorerAlgorithm
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        shown, scores = self.shown(fleet), np.zeros(len(fleet))
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        shown, scores = self.shown(snapshot), np.zeros(len(snapshot))
         if not (there := shown >= 0.0).any():
             return scores
         fixed = self.algorithm.normalization.fixed_range
@@ -237,24 +237,24 @@ class LatencyScorer(Objectives, Scorer, frozen=True, tag="latency-scorer"):
     composite_queue_weight: float = 1.0
     composite_prefix_weight: float = 1.0
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        late, slow = fleet.extra[TTFT_HEADROOM] < 0.0, fleet.extra[TPOT_HEADROOM] < 0.0
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        late, slow = snapshot.extra[TTFT_HEADROOM] < 0.0, snapshot.extra[TPOT_HEADROOM] < 0.0
         missed = late | slow
         if not missed.all():
-            return self._scored(fleet, ~missed, least=self.headroom_selection_strategy == "least")
-        buckets = (fleet.running_requests == 0.0, slow & ~late, late & ~slow, missed)
-        return self._scored(fleet, next(bucket for bucket in buckets if bucket.any()), least=True)
+            return self._scored(snapshot, ~missed, least=self.headroom_selection_strategy == "least")
+        buckets = (snapshot.running_requests == 0.0, slow & ~late, late & ~slow, missed)
+        return self._scored(snapshot, next(bucket for bucket in buckets if bucket.any()), least=True)
 
-    def _scored(self, fleet: Snapshot, among: Flags, *, least: bool) -> Floats:
+    def _scored(self, snapshot: Snapshot, among: Flags, *, least: bool) -> Floats:
         """Score some in hundredths, 0.01 at least, the others 0."""
-        ttft, flat_ttft = _scaled(np.abs(fleet.extra[TTFT_HEADROOM][among]))
-        tpot, flat_tpot = _scaled(np.abs(fleet.extra[TPOT_HEADROOM][among]))
+        ttft, flat_ttft = _scaled(np.abs(snapshot.extra[TTFT_HEADROOM][among]))
+        tpot, flat_tpot = _scaled(np.abs(snapshot.extra[TPOT_HEADROOM][among]))
         total = self.ttft_weight + self.tpot_weight
         shares = (self.ttft_weight / total, self.tpot_weight / total) if total > 0.0 else (1.0, 0.0)
         if flat_ttft != flat_tpot:
             shares = (float(flat_tpot), float(flat_ttft))
         combined = shares[0] * ttft + shares[1] * tpot
-        scores = np.zeros(len(fleet))
+        scores = np.zeros(len(snapshot))
         scores[among] = (np.trunc((1.0 - combined if least else combined) * 100.0) + 1.0) / 100.0
         return scores
 
@@ -269,8 +269,8 @@ def _scaled(values: Floats) -> tuple[Floats, bool]:
 class SessionScorer(Bound, Scorer, frozen=True, tag="session-affinity-scorer"):
     """Score the session's endpoint 1: ``scheduling/scorer/sessionaffinity``."""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return self.bound(fleet)
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return self.bound(snapshot)
 
 
 class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
@@ -278,8 +278,8 @@ class TopologyScorer(Scorer, frozen=True, tag="topology-affinity-scorer"):
 
     topology_producer_name: str = ""
 
-    def score(self, request: RequestInfo, fleet: Snapshot) -> Floats:
-        return np.zeros(len(fleet))
+    def score(self, request: RequestInfo, snapshot: Snapshot) -> Floats:
+        return np.zeros(len(snapshot))
 
 
 Scorers = (

@@ -40,7 +40,7 @@ _BY_AREA: dict[str, tuple[Callable[[Context], Findings], ...]] = {
     "envoy": (
         picker.compression,
         envoy.reachable,
-        envoy.asks,
+        envoy.ext_proc_uses,
         envoy.modes,
         envoy.failures,
         envoy.message_timeout,

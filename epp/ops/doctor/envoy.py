@@ -36,7 +36,7 @@ def reachable(context: Context) -> Findings:
         )
 
 
-def asks(context: Context) -> Findings:
+def ext_proc_uses(context: Context) -> Findings:
     """Check that some listener asks a picker."""
     if not context.envoy.asked:
         yield error(

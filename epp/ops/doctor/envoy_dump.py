@@ -19,7 +19,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExtProcUse:
     """A connection manager that asks a picker.
 
     Attributes:
@@ -79,7 +79,7 @@ class Envoy:
 
         self.routes = [route for asked in self.asked for route in asked.routes]
 
-    def _asked(self, manager: Tree, ext_proc: Tree) -> Asked:
+    def _asked(self, manager: Tree, ext_proc: Tree) -> ExtProcUse:
         routes = [
             (route.get("name") or action.get("cluster") or "without a name", route, host)
             for configuration in self._route_configurations(manager)
@@ -89,7 +89,7 @@ class Envoy:
             and not (_not_asked(host) or _not_asked(route) or self._is_nowhere(action))
         ]
         names = {name for _, route, _ in routes for name in _clusters_of(route["route"])}
-        return Asked(
+        return ExtProcUse(
             manager, ext_proc, routes, [self.clusters[name] for name in sorted(names & self.clusters.keys())]
         )
 

@@ -56,16 +56,18 @@ class Dynamo(Policy):
     }
     block_tokens: PositiveCount = 16
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """The sum in blocks, with its four terms."""
         prompt, block = float(request.prompt_tokens), float(self.block_tokens)
-        potential = fleet.pending_uncached_tokens + prompt - weights["overlap_credit"] * fleet.cached_tokens
+        potential = (
+            snapshot.pending_uncached_tokens + prompt - weights["overlap_credit"] * snapshot.cached_tokens
+        )
         prefill = weights["prefill_load_scale"] * np.maximum(potential, 0.0) / block
-        decode = (fleet.queued_tokens + prompt) / block
-        requests = weights["active_request_weight"] * fleet.running_requests
+        decode = (snapshot.queued_tokens + prompt) / block
+        requests = weights["active_request_weight"] * snapshot.running_requests
         costs = prefill + decode + requests
         width = _width(costs, weights)
-        noise = _noise(request, fleet, width, seed)
+        noise = _noise(request, snapshot, width, seed)
         terms = {"prefill": prefill, "decode": decode, "requests": requests, "noise": noise}
         return Ranking(costs + noise, terms)
 
@@ -85,9 +87,11 @@ def _width(costs: Floats, weights: Weights) -> float:
     return weights["temperature"] * float(costs.max() - costs.min())
 
 
-def _noise(request: RequestInfo, fleet: Snapshot, width: float, seed: int) -> Floats:
+def _noise(request: RequestInfo, snapshot: Snapshot, width: float, seed: int) -> Floats:
     if width <= 0.0:
-        return np.zeros(len(fleet))
+        return np.zeros(len(snapshot))
     key = request.decision_id
-    draws = (max(keyed_uniform(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in fleet.endpoints)
-    return np.fromiter((width * math.log(-math.log(value)) for value in draws), np.float64, len(fleet))
+    draws = (
+        max(keyed_uniform(seed, key, f"dynamo:{endpoint}"), _LEAST_DRAW) for endpoint in snapshot.endpoints
+    )
+    return np.fromiter((width * math.log(-math.log(value)) for value in draws), np.float64, len(snapshot))

@@ -50,28 +50,28 @@ class GorgoV1(Policy):
     }
     local_region: str = ""
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        load_tokens = fleet.engine_used_tokens + fleet.engine_waiting * float(request.prompt_tokens)
-        running, usage = fleet.engine_running, fleet.engine_kv_usage
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        load_tokens = snapshot.engine_used_tokens + snapshot.engine_waiting * float(request.prompt_tokens)
+        running, usage = snapshot.engine_running, snapshot.engine_kv_usage
         room = (running < weights["max_running"]) & (usage < weights["max_kv_usage"])
         return {
-            "rtt_ms": fleet.rtt_ms,
-            "prefill_ms": weights["prefill_ms_per_token"] * fleet.uncached_tokens,
+            "rtt_ms": snapshot.rtt_ms,
+            "prefill_ms": weights["prefill_ms_per_token"] * snapshot.uncached_tokens,
             "queue_ms": weights["queue_ms_per_token"] * load_tokens,
-            "admits_locally": (self._local(fleet) & room).astype(np.float64),
+            "admits_locally": (self._local(snapshot) & room).astype(np.float64),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         estimate = terms["rtt_ms"] + terms["prefill_ms"] + terms["queue_ms"]
         return places(terms["admits_locally"] == 0.0, estimate)
 
-    def _local(self, fleet: Snapshot) -> Flags:
+    def _local(self, snapshot: Snapshot) -> Flags:
         if self.local_region:
-            return np.array([region == self.local_region for region in fleet.regions])
-        nearest = fleet.rtt_ms == float(fleet.rtt_ms.min())
-        names = {fleet.regions[i] for i in np.flatnonzero(nearest).tolist()} - {""}
+            return np.array([region == self.local_region for region in snapshot.regions])
+        nearest = snapshot.rtt_ms == float(snapshot.rtt_ms.min())
+        names = {snapshot.regions[i] for i in np.flatnonzero(nearest).tolist()} - {""}
         return np.array(
-            [near or region in names for near, region in zip(nearest, fleet.regions, strict=True)]
+            [near or region in names for near, region in zip(nearest, snapshot.regions, strict=True)]
         )
 
 
@@ -89,8 +89,8 @@ class Nearest(Policy):
     name = "nearest"
     needs = frozenset({Need.RTT})
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         regions = np.array(
-            [region or name for region, name in zip(fleet.regions, fleet.endpoints, strict=True)]
+            [region or name for region, name in zip(snapshot.regions, snapshot.endpoints, strict=True)]
         )
-        return {"rtt_ms": np.array([fleet.rtt_ms[regions == region].min() for region in regions])}
+        return {"rtt_ms": np.array([snapshot.rtt_ms[regions == region].min() for region in regions])}

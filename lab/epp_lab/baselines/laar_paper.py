@@ -38,13 +38,13 @@ class LaarPaper(Policy):
     chances_after_failures = False
     least_success: PositiveShare = LEAST_SUCCESS
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         bucket = length_bucket(request.prompt_tokens)
         return {
-            "latency": fleet.decode_base_ms * (bucket + weights["alpha"] * fleet.queued_tokens),
-            "success": success_of(fleet, self.least_success),
-            "tried": tried_factor(request, fleet, weights["tried_penalty"]),
+            "latency": snapshot.decode_base_ms * (bucket + weights["alpha"] * snapshot.queued_tokens),
+            "success": success_of(snapshot, self.least_success),
+            "tried": tried_factor(request, snapshot, weights["tried_penalty"]),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         return terms["latency"] / terms["success"] * terms["tried"]

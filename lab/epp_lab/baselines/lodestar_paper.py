@@ -39,15 +39,15 @@ class LodestarPaper(Lodestar):
     explore: Share = 0.0
     near_best: Share = 0.0
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Predictions, or the heuristic's places for all; terms are those of `Lodestar`."""
         model, _ = self.usable(weights)
-        if model is None or not _beyond(model, model.inputs(request, fleet)):
-            return Lodestar.rank(self, request, fleet, weights, seed)
-        ranking = replace(self, model=None).rank(request, fleet, weights, seed)
-        return Ranking(ranking.costs, {**ranking.terms, "fallback": np.full(len(fleet), _FOREIGN)})
+        if model is None or not _beyond(model, model.inputs(request, snapshot)):
+            return Lodestar.rank(self, request, snapshot, weights, seed)
+        ranking = replace(self, model=None).rank(request, snapshot, weights, seed)
+        return Ranking(ranking.costs, {**ranking.terms, "fallback": np.full(len(snapshot), _FOREIGN)})
 
-    def _homes(self, place: Floats, fleet: Snapshot) -> Flags:
+    def _homes(self, place: Floats, snapshot: Snapshot) -> Flags:
         return place < self.k
 
 

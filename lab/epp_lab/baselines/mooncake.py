@@ -50,13 +50,13 @@ class Mooncake(Policy):
     }
     rates: Literal["fitted", "learned"] = "fitted"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        uncached = fleet.uncached_tokens
-        queue = weights["queue_ms_per_token"] * fleet.pending_uncached_tokens
-        pairs = uncached * (fleet.cached_tokens + 0.5 * uncached)
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        uncached = snapshot.uncached_tokens
+        queue = weights["queue_ms_per_token"] * snapshot.pending_uncached_tokens
+        pairs = uncached * (snapshot.cached_tokens + 0.5 * uncached)
         prefill = weights["prefill_ms_per_token"] * uncached + weights["attention_ms_per_token2"] * pairs
         if self.rates == "learned":
-            speed = fleet.prefill_ms_per_token / _FITTED_MS_PER_TOKEN
+            speed = snapshot.prefill_ms_per_token / _FITTED_MS_PER_TOKEN
             queue, prefill = queue * speed, prefill * speed
         return {"queue": queue, "prefill": prefill}
 
@@ -83,11 +83,11 @@ class MooncakeStatic(Policy):
     speeds: dict[str, Positive] = field(default_factory=PUBLISHED_SPEEDS.copy)
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
         published = {name.lower(): speed for name, speed in self.speeds.items()}
-        known = (published.get(name.lower(), 1.0) for name in fleet.engine_classes)
-        speeds = np.fromiter(known, np.float64, len(fleet))
-        return {"requests": request_counts(fleet, self.counts) + 1.0, "speed": speeds}
+        known = (published.get(name.lower(), 1.0) for name in snapshot.engine_classes)
+        speeds = np.fromiter(known, np.float64, len(snapshot))
+        return {"requests": request_counts(snapshot, self.counts) + 1.0, "speed": speeds}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         return terms["requests"] / terms["speed"]

@@ -36,17 +36,17 @@ class PrebleE2(Policy):
         "decode_ms_per_request": WeightSpec(6750.0, 0.0, 60_000.0),  # decoding of one unfinished request
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        cached = fleet.cached_tokens
-        tokens = fleet.pending_uncached_tokens + fleet.uncached_tokens
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        cached = snapshot.cached_tokens
+        tokens = snapshot.pending_uncached_tokens + snapshot.uncached_tokens
         return {
             "prefill_ms": weights["prefill_ms_per_token"] * tokens,
-            "decode_ms": weights["decode_ms_per_request"] * fleet.running_requests,
+            "decode_ms": weights["decode_ms_per_request"] * snapshot.running_requests,
             "holds_match": (cached == float(cached.max())).astype(np.float64),
         }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         load, holds = terms["prefill_ms"] + terms["decode_ms"], terms["holds_match"] > 0.0
         # Every holder of the longest match has the same left to prefill.
-        exploit = bool((fleet.uncached_tokens[holds] < fleet.cached_tokens[holds]).any())
+        exploit = bool((snapshot.uncached_tokens[holds] < snapshot.cached_tokens[holds]).any())
         return places(~holds, load) if exploit else places(load)

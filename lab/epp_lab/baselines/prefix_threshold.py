@@ -30,10 +30,13 @@ class PrefixThreshold(Policy):
     weight_specs = {"threshold": WeightSpec(0.5, 0.0, 1.0)}
     counts: Counts = "live"
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        return {"match_ratio": match_ratios(request, fleet), "requests": request_counts(fleet, self.counts)}
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        return {
+            "match_ratio": match_ratios(request, snapshot),
+            "requests": request_counts(snapshot, self.counts),
+        }
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         ratios = terms["match_ratio"]
         follow = float(ratios.max()) > weights["threshold"]
         return places(-ratios if follow else terms["requests"])

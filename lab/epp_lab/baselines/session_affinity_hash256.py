@@ -35,11 +35,11 @@ class SessionAffinityHash256(Policy):
     name = "session-affinity-hash256"
     needs = frozenset({Need.PROMPT})
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Weights, seed: int) -> Ranking:
+    def rank(self, request: RequestInfo, snapshot: Snapshot, weights: Weights, seed: int) -> Ranking:
         """Turns from the prefix's endpoint, or the counts of `LeastRequest` without a prefix."""
         if not request.prefix_key:
-            return _WITHOUT_KEY.rank(request, fleet, weights, seed)
-        count = len(fleet)
+            return _WITHOUT_KEY.rank(request, snapshot, weights, seed)
+        count = len(snapshot)
         home = xxhash.xxh3_64_intdigest(request.prefix_key.encode()) % count
         turns = ((np.arange(count) - home) % count).astype(np.float64)
         return Ranking(turns, {"turns": turns})

@@ -37,10 +37,10 @@ class SglangCacheAware(Policy):
         "balance_rel": WeightSpec(1.5, 1.0, 100.0),  # ratio of loads that imbalance needs as well
     }
 
-    def terms(self, request: RequestInfo, fleet: Snapshot, weights: Weights) -> Terms:
-        return {"load": fleet.running_requests, "match_ratio": match_ratios(request, fleet)}
+    def terms(self, request: RequestInfo, snapshot: Snapshot, weights: Weights) -> Terms:
+        return {"load": snapshot.running_requests, "match_ratio": match_ratios(request, snapshot)}
 
-    def combine(self, terms: Terms, fleet: Snapshot, weights: Weights) -> Floats:
+    def combine(self, terms: Terms, snapshot: Snapshot, weights: Weights) -> Floats:
         load, ratios = terms["load"], terms["match_ratio"]
         most, least = float(load.max()), float(load.min())
         imbalanced = most - least > weights["balance_abs"] and most > weights["balance_rel"] * least

@@ -17,7 +17,7 @@ import uvloop
 from epp.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from epp.rpc.handlers import Handler
 from epp.rpc.http2.status import Status
-from epp.rpc.rpc_server import RpcServer
+from epp.rpc.server import RpcServer
 
 if TYPE_CHECKING:
     from epp.rpc.http2.connection import Call

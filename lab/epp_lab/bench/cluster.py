@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from epp.cluster.index_sync import LEAST_S, URGENT_TOKENS, IndexSync
 from epp.cluster.messages import Group
-from epp.cluster.sharing import LEAST_S, URGENT_TOKENS, Sharing
 from epp_lab.bench.index import prompt
 from epp_lab.bench.rig import rig
 from epp_lab.sim.loop import Loop
@@ -32,15 +32,15 @@ def costs() -> dict[str, Floats]:
     group, clock = Group("", "", ""), VirtualClock(loop)
     with rig(COUNT) as here, rig(COUNT) as there:
         writer, reader = (
-            Sharing(
-                app.picker.fleet,
+            IndexSync(
+                app.scheduler.datastore,
                 *(group, name, clock),
                 publish=lambda _, data: sent.append(data),
                 wake=lambda _: None,
             )
             for name, app in (("writer", here), ("reader", there))
         )
-        ledger, index = here.picker.fleet.ledger, here.picker.fleet.index
+        ledger, index = here.scheduler.datastore.ledger, here.scheduler.datastore.index
         promised: Any = ledger.on_change["sharing"]
         inserted: Any = index.on_insert["sharing"]
 

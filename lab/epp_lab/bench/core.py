@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epp.errors import EppError
-from epp.extproc.types import LocalReply, Pick
+from epp.extproc.types import Destination, LocalReply
 from epp.policies.lodestar import Lodestar
 from epp.policies.reward_model import DEFAULT_FEATURES, HEADS, RewardModel
 from epp.request.access_log import AccessLogReceiver
@@ -66,17 +66,19 @@ def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float
     Raises:
         EppError: a request was refused.
     """
-    core = app.core
-    parse_ms = cpu_ms(lambda: [core.parse(one) for one in requests], len(requests))
-    answers: list[Pick | LocalReply] = []
+    director = app.director
+    parse_ms = cpu_ms(lambda: [director.parse(one) for one in requests], len(requests))
+    answers: list[Destination | LocalReply] = []
 
     def decide_all() -> None:
         since_s = time.monotonic()
-        answers.extend(at_once(core.direct(one, since_s=since_s)) for one in requests)
+        answers.extend(at_once(director.direct(one, since_s=since_s)) for one in requests)
 
     decide_ms = cpu_ms(decide_all, len(requests)) - parse_ms
     picks = [
-        (pick.decision_id, pick.destination.partition(",")[0]) for pick in answers if isinstance(pick, Pick)
+        (pick.decision_id, pick.destination.partition(",")[0])
+        for pick in answers
+        if isinstance(pick, Destination)
     ]
     if len(picks) < len(requests):
         raise EppError("a request was refused")
@@ -85,7 +87,7 @@ def decision_ms(app: App, requests: Sequence[HttpRequest]) -> tuple[float, float
 
 def report_ms(app: App, picks: Sequence[tuple[str, str]]) -> float:
     """Return the CPU of all reports on decided requests."""
-    outcomes = app.core.outcomes
+    outcomes = app.director.outcomes
     calls = [first_token_call(decision_id)[:-2] for decision_id, _ in picks]
     messages = [log_message(picks[at : at + 10]) for at in range(0, len(picks), 10)]
     first_tokens, access_log = FirstTokenReceiver(outcomes), AccessLogReceiver(outcomes)
@@ -171,7 +173,7 @@ def _warm_ms(number: int, endpoints: int, policy: Policy | None = None, /, **sec
     earlier, requests = batch("1k", number)
     with rig(endpoints, **sections) as app:
         if policy is not None:
-            app.picker.replace_policy(policy)
+            app.scheduler.replace_policy(policy)
         for body in earlier:
             decide(app, body)
         return decision_ms(app, requests)[1]
@@ -202,8 +204,8 @@ async def measure_tokens(found: Figures, arguments: argparse.Namespace, rounds: 
 
 
 async def _read_and_decide(app: App, body: bytes) -> None:
-    pick = await in_time(app.core.direct(request(body), since_s=time.monotonic()))
-    decision = None if isinstance(pick, LocalReply) else app.core.recent.get(pick.decision_id)
+    pick = await in_time(app.director.direct(request(body), since_s=time.monotonic()))
+    decision = None if isinstance(pick, LocalReply) else app.director.recent.get(pick.decision_id)
     if decision is None or not decision.request.token_offsets:
         raise EppError("a prompt was estimated or refused")
 

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from epp.config.pool import EndpointSpec
 from epp.envoy.settings import Variant
-from epp_lab.bench.peers import ALONE, Peer
+from epp_lab.bench.peers import ALONE, Rival
 from epp_lab.bench.processes import spent_s
 from epp_lab.bench.recorded import LAST, TOKEN, bodies
 from epp_lab.compare.stats import percentile
@@ -130,7 +130,7 @@ async def _start(stack: AsyncExitStack) -> dict[str, Way]:
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epp-bench-")))
     upstream = {"upstream": EndpointSpec(address="{}:{}".format(*runner.addresses[0]))}
-    gateways: dict[str, Stack] = {PLAIN: Peer(folder / ALONE, (), ALONE, endpoints=upstream)}
+    gateways: dict[str, Stack] = {PLAIN: Rival(folder / ALONE, (), ALONE, endpoints=upstream)}
     for name, variant, observe in WAYS:
         settings = {"variant": variant, "message_timeout_ms": 5000, "served_model_header": False}
         sections = {"observe": observe}

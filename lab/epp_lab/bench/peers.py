@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from epp.config.pool import EndpointSpec
-    from epp_lab.experiment import Run
+    from epp_lab.experiment import CellRun
 
 OURS, ALONE = "ours", "envoy"
 #: Python's arguments: the policy that its documentation recommends for conversations, with the thresholds
@@ -65,7 +65,7 @@ ROUNDS = 6
 _SETTLE_S, _FAULT_AT_S, _TRIES = 1.0, 2.0, 40
 
 
-class Cell(NamedTuple):
+class RivalCell(NamedTuple):
     """What a gateway goes through.
 
     Attributes:
@@ -105,11 +105,11 @@ def burst(seed: int) -> Sequence[TraceRequest]:
     ]
 
 
-CELLS: Mapping[str, Cell] = {
-    "chat": Cell(3, partial(chat, seconds=10.0, output_tokens=128), quiet_s=3.0),
-    "burst": Cell(8, burst, uncounted=1),
-    "one dies": Cell(3, partial(chat, seconds=6.0), slowdown=0.0),
-    "one slows": Cell(3, partial(chat, seconds=6.0), slowdown=3.0),
+CELLS: Mapping[str, RivalCell] = {
+    "chat": RivalCell(3, partial(chat, seconds=10.0, output_tokens=128), quiet_s=3.0),
+    "burst": RivalCell(8, burst, uncounted=1),
+    "one dies": RivalCell(3, partial(chat, seconds=6.0), slowdown=0.0),
+    "one slows": RivalCell(3, partial(chat, seconds=6.0), slowdown=3.0),
 }
 LATENCIES = tuple(f"{what} p{q} ms" for what in ("TTFT", "E2E") for q in (50, 95, 99))
 COST, IDLE = "CPU ms a request", "idle CPU ms a second"
@@ -119,7 +119,7 @@ MEASURES = (
 )
 
 
-class Peer(Stack):
+class Rival(Stack):
     """Fresh replicas behind another gateway; `EnvoyProcess` of ours is not there.
 
     Args:
@@ -195,13 +195,13 @@ def run_one(urls: Mapping[str, str], cell: str, entry: str, seed: int) -> dict[s
     ports = range(FIRST_PORT, FIRST_PORT + CELLS[cell].replicas)
     replicas = [Replica(f"replica-{port}", rtt_ms=1.0, port=port if entry in urls else 0) for port in ports]
     with tempfile.TemporaryDirectory(prefix="epp-peers-") as name:
-        stack: Stack = Peer(Path(name), replicas, entry, urls.get(entry, ""))
+        stack: Stack = Rival(Path(name), replicas, entry, urls.get(entry, ""))
         if entry == OURS:
             stack = Stack(Path(name), replicas, SECTIONS, envoy={"served_model_header": False})
         return uvloop.run(measure(stack, CELLS[cell], seed))
 
 
-async def measure(stack: Stack, cell: Cell, seed: int) -> dict[str, float]:
+async def measure(stack: Stack, cell: RivalCell, seed: int) -> dict[str, float]:
     """Drive a gateway once it serves: at rest, then under load.
 
     Raises:
@@ -288,7 +288,7 @@ GOALS: Mapping[tuple[str, str], Callable[[Sequence[Bounds]], float]] = {
 }
 
 
-def report(runs: Sequence[Run], entries: Sequence[str]) -> str:
+def report(runs: Sequence[CellRun], entries: Sequence[str]) -> str:
     """Lay out a table a cell, means over the rounds with 95 % intervals, and the goals beneath."""
 
     def over_rounds(cell: str, entry: str, measure: str) -> tuple[float, float, float]:

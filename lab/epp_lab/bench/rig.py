@@ -58,15 +58,15 @@ def rig(endpoints: int, **sections: Any) -> Iterator[App]:
         }
         clock = SystemClock()
         app = App(parse_config(json.dumps(config).encode(), "bench"), folder, "bench", clock)
-        app.picker.set_pool([spec.endpoint() for spec in pool_of(endpoints)], clock.mono_s())
-        fleet = app.picker.fleet
-        for slot, _ in fleet.members:
-            fleet.rtt.observe(slot, 20.0 + slot * 0.37, clock.mono_s())
-            fleet.engine.update(slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), clock.mono_s())
+        app.scheduler.set_pool([spec.endpoint() for spec in pool_of(endpoints)], clock.mono_s())
+        datastore = app.scheduler.datastore
+        for slot, _ in datastore.members:
+            datastore.rtt.observe(slot, 20.0 + slot * 0.37, clock.mono_s())
+            datastore.engine.update(slot, EngineSample("vllm", 3.0, 0.0, 0.4, 500_000, 1.7e9), clock.mono_s())
         try:
             yield app
         finally:
-            app.core.outcomes.close()
+            app.director.outcomes.close()
             app._tokenizers.close()  # noqa: SLF001
             if app._recorder is not None:  # noqa: SLF001
                 app._recorder.close()  # noqa: SLF001
@@ -74,7 +74,7 @@ def rig(endpoints: int, **sections: Any) -> Iterator[App]:
 
 def decide(app: App, body: bytes) -> None:
     """Decide a request and end it, so that its endpoint has the prompt cached."""
-    pick = at_once(app.core.direct(request(body), since_s=time.monotonic()))
+    pick = at_once(app.director.direct(request(body), since_s=time.monotonic()))
     if isinstance(pick, LocalReply):
         raise TypeError(f"a request was refused: {pick}")
-    app.picker.end(pick.decision_id, "stream-end", time.monotonic())
+    app.scheduler.end(pick.decision_id, "stream-end", time.monotonic())

@@ -37,15 +37,15 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
     for number in range(1, rounds + 1):
         with rig(ENDPOINTS, tracing=True) as app:
             spent: dict[str, list[float]] = {way: [] for way in WAYS}
-            core, tracing = app.core, app.core.tracing
+            director, tracing = app.director, app.director.tracing
             for part in range(BATCHES):
                 requests = batch("200", number * BATCHES + part)[1]
                 for at, one in enumerate(requests):
                     way = tuple(WAYS)[at % len(WAYS)]
-                    core.tracing = None if way == "off" else tracing
+                    director.tracing = None if way == "off" else tracing
                     asked = replace(one, headers=WAYS[way])
                     since_s, begun_s = time.monotonic(), time.thread_time()
-                    at_once(core.direct(asked, since_s=since_s))
+                    at_once(director.direct(asked, since_s=since_s))
                     spent[way].append((time.thread_time() - begun_s) * 1e3)
         off_ms = median(spent.pop("off"))
         for way, values in spent.items():

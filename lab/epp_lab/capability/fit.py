@@ -27,7 +27,7 @@ from epp.config.capability import CapabilityFile, ChanceEntry, FitReport, chance
 from epp.errors import EppError
 from epp.keyed_uniform import keyed_uniform
 from epp.signals.capability import EASE_WEIGHTS, after_failures, by_ease
-from epp.types import Cell, Chances
+from epp.types import SuccessCell, SuccessRates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
     # Whether a model may be right that has failed before, nothing says.
     asked = [row for row in rows if row.question not in held_out and row.model not in row.tried_models]
     fitted = [row for row in asked if not row.tried_models]
-    parsed = fit_models(fitted, seed, Chances({}))
+    parsed = fit_models(fitted, seed, SuccessRates({}))
     counts = Counter((row.model, bool(row.tried_models)) for row in asked)
     # A few first attempts, by chance, would explain what failures say of many retries.
     sure = {
@@ -95,7 +95,7 @@ def fit(rows: Sequence[Row], seed: int = 0) -> CapabilityFile:
     return replace(parsed, report=_report(fitted, known, seed))
 
 
-def fit_models(rows: Iterable[Row], seed: int, before: Chances) -> CapabilityFile:
+def fit_models(rows: Iterable[Row], seed: int, before: SuccessRates) -> CapabilityFile:
     """Fit each model's chances at first attempts.
 
     Args:
@@ -115,7 +115,7 @@ def fit_models(rows: Iterable[Row], seed: int, before: Chances) -> CapabilityFil
     return CapabilityFile(models=models, ease_spread=before.ease_spread)
 
 
-def _first_attempts(before: Chances, cell: Cell, models: tuple[str, ...], correct: bool) -> float:
+def _first_attempts(before: SuccessRates, cell: SuccessCell, models: tuple[str, ...], correct: bool) -> float:
     """Return how many first attempts an answer of the first model stands for, after the others' failures.
 
     It is so many times likelier at any question than at one that they failed. Rounds end where the chance
@@ -130,8 +130,8 @@ def _first_attempts(before: Chances, cell: Cell, models: tuple[str, ...], correc
     return float(chance / after if correct else (1.0 - chance) / (1.0 - after))
 
 
-def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -> float:
-    """Return the spread of questions' ease under which the answers are likeliest (`epp.types.Chances`).
+def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[SuccessCell, float]]) -> float:
+    """Return the spread of questions' ease under which the answers are likeliest (`epp.types.SuccessRates`).
 
     Answers to one question are independent given its ease (`by_ease`). Whom a retry asks hangs on the
     failures before it alone, so that retries need no correction. A normal prior stands without evidence.
@@ -140,7 +140,7 @@ def fit_ease(rows: Iterable[Row], chances: Mapping[str, Mapping[Cell, float]]) -
         rows: checked answers; the models that a retry names as tried were wrong.
         chances: of first attempts, by model and cell.
     """
-    answers: dict[tuple[str, Cell], dict[str, bool]] = defaultdict(dict)
+    answers: dict[tuple[str, SuccessCell], dict[str, bool]] = defaultdict(dict)
     for row in rows:
         told = {**dict.fromkeys(row.tried_models, False), row.model: row.correct}
         answers[row.question, row.cell].update(told)
@@ -229,7 +229,7 @@ def _fit_model(rows: Sequence[tuple[Row, float]], seed: int) -> list[ChanceEntry
     ]
 
 
-def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
+def _cells_within(cells: Iterable[SuccessCell]) -> list[SuccessCell]:
     """Return those seen, and the buckets between the shortest and the longest of each language and task."""
     ends: dict[tuple[str, str], list[int]] = defaultdict(list)
     for cell in cells:
@@ -238,12 +238,12 @@ def _cells_within(cells: Iterable[Cell]) -> list[Cell]:
     for (task, language), buckets in sorted(ends.items()):
         bucket = min(buckets)
         while bucket <= max(buckets):
-            found.append(Cell(language, bucket, task))
+            found.append(SuccessCell(language, bucket, task))
             bucket *= 2
     return found
 
 
-def _features(cells: Sequence[Cell], known: Sequence[Cell]) -> Floats:
+def _features(cells: Sequence[SuccessCell], known: Sequence[SuccessCell]) -> Floats:
     """Return cells as numbers ``[cell, feature]``.
 
     Args:

@@ -13,7 +13,7 @@ import msgspec
 from epp.config.section import ModelName  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.errors import EppError
 from epp.records.files import placed_records
-from epp.types import Cell, length_bucket
+from epp.types import SuccessCell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,9 +53,9 @@ class Row(msgspec.Struct, frozen=True):
     tried_models: tuple[ModelName, ...] = ()
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> SuccessCell:
         """What its chance hangs on."""
-        return Cell(self.language, length_bucket(self.prompt_tokens), self.task)
+        return SuccessCell(self.language, length_bucket(self.prompt_tokens), self.task)
 
 
 def read_rows(place: Path) -> list[Row]:

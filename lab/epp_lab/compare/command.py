@@ -17,7 +17,7 @@ from epp_lab.compare.fleets import FLEETS, fleet_named
 from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
-from epp_lab.compare.plan import Cell, Source, add_window_arguments, counts, listed, number_from
+from epp_lab.compare.plan import PlanCell, Source, add_window_arguments, counts, listed, number_from
 from epp_lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
@@ -146,7 +146,7 @@ def _check_folder(folder: Path) -> None:
         raise EppError(f"--out {folder}: {there} is no folder that can be written to")
 
 
-def cells_of(arguments: argparse.Namespace) -> list[Cell]:
+def cells_of(arguments: argparse.Namespace) -> list[PlanCell]:
     """Return the cells that the flags ask for.
 
     Raises:
@@ -157,7 +157,7 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
     for name in names:
         workload = workload_named(name)
-        cell = Cell(
+        cell = PlanCell(
             name=name,
             source=Source(workload=name, **stretch),
             time_scale=workload.time_scale,
@@ -174,7 +174,7 @@ def cells_of(arguments: argparse.Namespace) -> list[Cell]:
             part="judge" if arguments.tune else "all",
         )
         name = Path(arguments.trace).name.split(".")[0]
-        cells = [Cell(name=name, source=source, tuning=replace(source, part="tune"))]
+        cells = [PlanCell(name=name, source=source, tuning=replace(source, part="tune"))]
     if arguments.max_in_flight is not None:
         cells = [replace(cell, max_in_flight=arguments.max_in_flight or None) for cell in cells]
     pickers = PickerOptions(share=arguments.share, delay_ms=arguments.delay_ms, loss=arguments.loss)
@@ -268,7 +268,7 @@ def _run_all(
 
 
 def _tuned(
-    cells: Sequence[Cell],
+    cells: Sequence[PlanCell],
     policies: Sequence[PolicyChoice],
     fleet: FleetSpec,
     arguments: argparse.Namespace,
@@ -302,7 +302,7 @@ def _driven(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _entry(
-    cell: Cell,
+    cell: PlanCell,
     outcomes: Mapping[str, Sequence[Outcome]],
     weights: Mapping[str, Mapping[str, float]],
     seed: int,

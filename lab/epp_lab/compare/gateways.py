@@ -21,7 +21,7 @@ from epp_lab.compare.simulate import outcome_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp_lab.compare.plan import Cell
+    from epp_lab.compare.plan import PlanCell
     from epp_lab.compare.simulate import Outcome
 
 _DEFAULT_IN_FLIGHT = 1024
@@ -30,7 +30,7 @@ _CHECK_S = 10.0
 
 
 def drive_gateways(
-    cells: Sequence[Cell],
+    cells: Sequence[PlanCell],
     urls: Mapping[str, str],
     seed: int,
     *,
@@ -123,7 +123,7 @@ async def _check_there(gateways: Mapping[str, str], headers: Mapping[str, str]) 
 
 
 def _drive(
-    cell: Cell, seed: int, options: LoadOptions, name: str, step: Callable[[str, int, int], None]
+    cell: PlanCell, seed: int, options: LoadOptions, name: str, step: Callable[[str, int, int], None]
 ) -> Outcome:
     requests = cell.source.requests(seed)
     title, done = f"{name}, {cell.name}", count(1)

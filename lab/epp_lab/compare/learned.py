@@ -204,7 +204,7 @@ class LearnedSim(FleetSim):
         model = None if self.learner.rests(self._now_wall_s) else self._model
         if model is not self._learned.model:
             self._learned = replace(self._learned, model=model)
-            self._picker.replace_policy(self._learned)
+            self._scheduler.replace_policy(self._learned)
 
     def _guard(self) -> None:
         """Retreats, and the heuristic's turns: in force at once, as when the file goes."""

@@ -90,7 +90,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """One policy on one load under one seed, request by request: columns over all requests of the load.
 
     A figure is NaN where there is none: not sent, failed, or not reported.
@@ -110,7 +110,7 @@ class Run:
     busy_share: tuple[float, ...] = ()
 
 
-def from_window(result: WindowResult, size: int) -> Run:
+def from_window(result: WindowResult, size: int) -> PolicyRun:
     """Return a simulated window as columns over the ``size`` requests of its load."""
     busy = tuple(c.busy_ms / result.duration_ms if result.duration_ms else 0.0 for c in result.counters)
     served = [r.endpoint for r in result.requests]
@@ -118,7 +118,7 @@ def from_window(result: WindowResult, size: int) -> Run:
     return _run(result.requests, served, result.endpoints, size, picked=picked, busy_share=busy)
 
 
-def from_live(results: Sequence[RequestResult], size: int) -> Run:
+def from_live(results: Sequence[RequestResult], size: int) -> PolicyRun:
     """Return a live run as columns; replicas are those that answers named, in alphabetical order."""
     served = [r.served_by for r in results]
     return _run(results, served, sorted(set(served) - {""}), size)
@@ -132,7 +132,7 @@ def _run(
     *,
     picked: Sequence[Any] = (),
     busy_share: tuple[float, ...] = (),
-) -> Run:
+) -> PolicyRun:
     def column(name: str, of: Sequence[Any]) -> Floats:
         found = np.full(size, np.nan)
         found[[r.index for r in of]] = np.array([getattr(r, name) for r in of], dtype=float)  # None is NaN
@@ -147,10 +147,12 @@ def _run(
     columns = {name: column(name, ok) for name in (*METRICS, "prompt_tokens", "cached_tokens")}
     columns["slip_ms"], columns["due_ms"] = column("slip_ms", results), column("intended_ms", results)
     columns["believed_tokens"] = column("believed_cached_tokens", picked)
-    return Run(len(replicas), columns, failed, where, busy_share)
+    return PolicyRun(len(replicas), columns, failed, where, busy_share)
 
 
-def figures(run: Run, requests: Sequence[TraceRequest], mask: NDArray[np.bool_], *, pace: float) -> Figures:
+def figures(
+    run: PolicyRun, requests: Sequence[TraceRequest], mask: NDArray[np.bool_], *, pace: float
+) -> Figures:
     """Sum up a run.
 
     Args:
@@ -213,7 +215,7 @@ def _hit_share(hits: Floats, prompts: Floats) -> float:
     return float(hits[known].sum()) / total if total else float("nan")
 
 
-def _over_time(run: Run, at_s: Floats) -> tuple[float, list[list[int]]]:
+def _over_time(run: PolicyRun, at_s: Floats) -> tuple[float, list[list[int]]]:
     """Count the requests of each replica by the time bin of their nominal send time."""
     width = float(at_s.max()) / _TIME_BINS if len(at_s) and at_s.max() > 0 else 1.0
     bins = np.minimum((at_s / width).astype(int), _TIME_BINS - 1)

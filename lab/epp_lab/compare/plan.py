@@ -152,7 +152,7 @@ def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlanCell:
     """A load at a pace: one section of a report.
 
     Attributes:

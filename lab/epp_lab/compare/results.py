@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epp_lab.compare.measure import Figures
-    from epp_lab.compare.plan import Cell
+    from epp_lab.compare.plan import PlanCell
     from epp_lab.compare.simulate import Outcome
 
 SCHEMA = 1
@@ -64,7 +64,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def load_entry(cell: Cell, seed: int, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+def load_entry(cell: PlanCell, seed: int, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     """Describe a load by the requests of one seed."""
     requests = cell.source.requests(seed)
     offered = [run.figures.input_tokens_per_s for runs in outcomes.values() for run in runs]

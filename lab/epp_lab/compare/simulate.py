@@ -19,7 +19,7 @@ from epp.errors import EppError
 from epp.policies.lodestar import Lodestar
 from epp_lab.compare.hillclimb import HILLCLIMB, EsPaper, hillclimb
 from epp_lab.compare.learned import LEARNERS, Learning, Lesson, run_learned
-from epp_lab.compare.measure import METRICS, Figures, Run, figures, from_window
+from epp_lab.compare.measure import METRICS, Figures, PolicyRun, figures, from_window
 from epp_lab.compare.plan import TUNING_SEED
 from epp_lab.sim.oracle import ORACLES
 from epp_lab.sim.run import policy_named, run_window
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epp.policies.base import Policy, WeightSpec
-    from epp_lab.compare.plan import Cell
+    from epp_lab.compare.plan import PlanCell
     from epp_lab.compare.stats import Floats
     from epp_lab.sim.scenario import FleetSpec, RegionMode
 
@@ -78,7 +78,7 @@ class Outcome:
     lesson: Lesson | None = None
 
 
-def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
+def run_task(cell: PlanCell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> Outcome:
     """Run one policy on one load under one seed, which is the seed of load, network and decisions.
 
     Raises:
@@ -103,7 +103,7 @@ def run_task(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, seed: int) -> O
     return replace(outcome_of(cell, seed, from_window(result, len(requests))), lesson=lesson)
 
 
-def outcome_of(cell: Cell, seed: int, run: Run) -> Outcome:
+def outcome_of(cell: PlanCell, seed: int, run: PolicyRun) -> Outcome:
     """Sum up a run of a cell; what counts are requests whose nominal send times are past the warm-up."""
     requests = cell.source.requests(seed)
     warmup_ms = cell.warmup(requests) * 1000.0
@@ -174,7 +174,7 @@ def objective(run: Figures) -> float:
     return latency + _ERROR_PRICE * run.errors / run.requests
 
 
-def tune(cell: Cell, fleet: FleetSpec, policy: PolicyChoice, budget: int) -> Tuned:
+def tune(cell: PlanCell, fleet: FleetSpec, policy: PolicyChoice, budget: int) -> Tuned:
     """Search for the best weights on the cell's tuning source; equal arguments give equal weights.
 
     Args:

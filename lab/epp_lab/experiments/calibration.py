@@ -22,7 +22,7 @@ from epp_lab.calibrate.command import look
 from epp_lab.compare.fleets import fleet_named
 from epp_lab.compare.load import run_load
 from epp_lab.compare.measure import from_live
-from epp_lab.compare.plan import Cell, Source
+from epp_lab.compare.plan import PlanCell, Source
 from epp_lab.compare.simulate import PolicyChoice, outcome_of, run_task
 from epp_lab.conditions import SEED
 from epp_lab.demo.stack import Stack
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp_lab.compare.measure import Figures
-    from epp_lab.experiment import Run
+    from epp_lab.experiment import CellRun
     from epp_lab.sim.scenario import FleetSpec
 
 WORKLOAD, WINDOW_S = "small-chat", 30.0
@@ -56,7 +56,7 @@ def run(cell: str, entry: str, seed: int, *, fleet: str) -> dict[str, float]:
     how, pace = cell.split(" / ")
     spec = fleet_named(fleet)
     source = Source(workload=WORKLOAD, until_s=WINDOW_S, rate=_rate(spec, PACES[pace]))
-    load = Cell(pace, source)
+    load = PlanCell(pace, source)
     if how == "simulated":
         figures = run_task(load, spec, PolicyChoice(entry), SEED + seed).figures
         first_share = figures.share[0]
@@ -76,12 +76,12 @@ def run(cell: str, entry: str, seed: int, *, fleet: str) -> dict[str, float]:
 
 def _rate(fleet: FleetSpec, busy_share: float) -> float:
     """Return how many times the workload's users keep the fleet busy for a share of the time."""
-    light = Cell("light", Source(workload=WORKLOAD, rate=_LIGHT_RATE), warmup_s=0.0)
+    light = PlanCell("light", Source(workload=WORKLOAD, rate=_LIGHT_RATE), warmup_s=0.0)
     figures = run_task(light, fleet, PolicyChoice("least-request"), SEED).figures
     return _LIGHT_RATE * busy_share / float(np.mean(figures.busy_share))
 
 
-async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tuple[Figures, float]:
+async def _measured(load: PlanCell, fleet: FleetSpec, policy: str, seed: int) -> tuple[Figures, float]:
     """Send the load through a new picker; its figures, and the share of picks of the first replica."""
     new = time.time_ns()
     requests = [
@@ -105,7 +105,7 @@ async def _measured(load: Cell, fleet: FleetSpec, policy: str, seed: int) -> tup
     return outcome_of(load, seed, from_live(results, len(requests))).figures, float(np.mean(picks))
 
 
-def _orders(runs: Sequence[Run]) -> str:
+def _orders(runs: Sequence[CellRun]) -> str:
     """Lay out the order of the policies by measure, the lowest geometric mean first."""
     logs: dict[str, dict[str, list[float]]] = {}
     for measure in MEASURES:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from epp.config.capability import chances_of
 from epp.policies.registry import create
-from epp.types import Chances
+from epp.types import SuccessRates
 from epp_lab.capability.fit import fit_ease, fit_models
 from epp_lab.capability.results import Row
 from epp_lab.compare.trace import TraceRequest
@@ -36,7 +36,7 @@ from epp_lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from epp_lab.experiment import Run
+    from epp_lab.experiment import CellRun
 
 
 Floats = NDArray[np.float64]
@@ -150,7 +150,7 @@ CELLS = tuple(f"{language} {length // 1024}K" for language in LANGUAGES for leng
 
 
 @lru_cache(maxsize=128)
-def fitted(seed: int) -> Chances:
+def fitted(seed: int) -> SuccessRates:
     """Fit the capability table to the first half of every cell's questions."""
     truth = draw_truth(seed)
     rows = [
@@ -164,8 +164,8 @@ def fitted(seed: int) -> Chances:
         )
         for name, answer in zip(NAMES, answers, strict=True)
     ]
-    chances = chances_of(fit_models(rows, seed, Chances({})))
-    return chances._replace(ease_spread=fit_ease(rows, chances.by_model))
+    success_rates = chances_of(fit_models(rows, seed, SuccessRates({})))
+    return success_rates._replace(ease_spread=fit_ease(rows, success_rates.by_model))
 
 
 def requests_of(prompt_tokens: int) -> tuple[TraceRequest, ...]:
@@ -211,7 +211,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
         create("llm-d-profile", LOAD_AWARE_PROFILE) if policy == LOAD_AWARE else create(policy, {}),
         attempts=MAX_ATTEMPTS,
         at_once=AT_ONCE,
-        chances=fitted(seed),
+        success_rates=fitted(seed),
         weights={},
         seed=seed * 100 + language * 10 + length,
         options=WindowOptions(),
@@ -230,7 +230,7 @@ def run(cell: str, policy: str, seed: int) -> dict[str, float]:
     }
 
 
-def gain(runs: Sequence[Run], policy: str, other: str, cells: Sequence[str]) -> Floats:
+def gain(runs: Sequence[CellRun], policy: str, other: str, cells: Sequence[str]) -> Floats:
     """Return by how many per cent less TTCA is than another's: a seed each, the geometric mean over cells."""
     ttca = {run.key: run.value("TTCA s") for run in runs}
     seeds = sorted({run.seed for run in runs})
@@ -239,7 +239,7 @@ def gain(runs: Sequence[Run], policy: str, other: str, cells: Sequence[str]) -> 
     return np.asarray(100.0 * (1.0 - np.exp(ours - others)))
 
 
-def gains(runs: Sequence[Run]) -> str:
+def gains(runs: Sequence[CellRun]) -> str:
     """Write a Markdown table of gains by length, over all languages, with intervals over the seeds."""
     lines = [f"| TTCA less by | {' | '.join(PAIRS)} |", "|---" * (len(PAIRS) + 1) + "|"]
     for length, tokens in enumerate(LENGTHS):
@@ -249,7 +249,7 @@ def gains(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def plots(runs: Sequence[Run]) -> list[str]:
+def plots(runs: Sequence[CellRun]) -> list[str]:
     """Draw figures 1 to 4 of source [R]."""
     accuracy = np.mean([draw_truth(seed + SEED).accuracy for seed in {run.seed for run in runs}], axis=0)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from epp_lab.compare.learned import Lesson
     from epp_lab.compare.trace import TraceRequest
-    from epp_lab.experiment import Run
+    from epp_lab.experiment import CellRun
     from epp_lab.reward_model.rounds import Learner
     from epp_lab.reward_model.settings import LearnerSettings
 
@@ -278,7 +278,7 @@ def _errors(kind: str, points: Sequence[tuple[float, float]]) -> dict[str, float
     return figures
 
 
-def plots(runs: Sequence[Run]) -> list[str]:
+def plots(runs: Sequence[CellRun]) -> list[str]:
     """Plot what models learned offline predicted against what came, as in Figure 3a of source [L]."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for run in runs:

@@ -43,7 +43,7 @@ class Tried(LearnedSim):
         self._contender = Contender(lambda: self._model, self, SETTINGS.retry_s)
         self._rules = Rules(SETTINGS.trial, {WEIGHT: (0.0, 1.0)})
         self.state = machine.start(POLICY, STARTING, self._rules, self.wall_s())
-        self._picker.weights.update("tuner", render_plan(machine.plan_of(self.state)), "weights.yaml")
+        self._scheduler.weights.update("tuner", render_plan(machine.plan_of(self.state)), "weights.yaml")
         self.loop.at(self.start_ms, Rank.SIGNAL, self._look)
 
     def wall_s(self) -> float:
@@ -74,7 +74,7 @@ class Tried(LearnedSim):
     def _handle(self, event: Event) -> None:
         for action in machine.step(self.state, event, self._rules):
             if isinstance(action, Publish):
-                self._picker.weights.update("tuner", render_plan(action.plan), "weights.yaml")
+                self._scheduler.weights.update("tuner", render_plan(action.plan), "weights.yaml")
             elif isinstance(action, Rehearse):
                 self._contender.start(self.state, action.reason)
             elif isinstance(action, Note):

@@ -51,18 +51,20 @@ class InformedPolicy(Policy):
         self._truth, self._known = truth, known
         self._policy = GorgoMs()
 
-    def rank(self, request: RequestInfo, fleet: Snapshot, weights: Mapping[str, float], seed: int) -> Ranking:
+    def rank(
+        self, request: RequestInfo, snapshot: Snapshot, weights: Mapping[str, float], seed: int
+    ) -> Ranking:
         """Rank as `GorgoMs.rank` does, over what is true."""
         if "answer" in self._known and request.max_output_tokens is not None:
             # The simulated client's limit is the length that the answer will have.
             request = replace(request, expected_output_tokens=float(request.max_output_tokens))
         if "caches" in self._known:
-            block = fleet.block.copy()
-            block[_CACHED] = [self._truth.forecast(address).cached_tokens for address in fleet.endpoints]
+            block = snapshot.block.copy()
+            block[_CACHED] = [self._truth.forecast(address).cached_tokens for address in snapshot.endpoints]
             block[_HIT_RATIO] = 1.0
             block[_UNCACHED] = request.prompt_tokens - block[_CACHED]
-            fleet = replace(fleet, block=block)
-        return self._policy.rank(request, fleet, weights, seed)
+            snapshot = replace(snapshot, block=block)
+        return self._policy.rank(request, snapshot, weights, seed)
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:

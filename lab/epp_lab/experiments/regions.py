@@ -24,7 +24,7 @@ from epp_lab.sim.scenario import PickerOptions, WindowOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epp_lab.experiment import Run
+    from epp_lab.experiment import CellRun
 
 #: As many times art-chat as one region completes.
 CAPACITY = 3.4
@@ -88,7 +88,7 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     }
 
 
-def beside_global(runs: Sequence[Run]) -> str:
+def beside_global(runs: Sequence[CellRun]) -> str:
     """Write the ratios to the one picker, which the table has to the regions that do not forward."""
     found = {run.key: run for run in runs}
     lines = []

@@ -18,9 +18,9 @@ from epp.prefix_cache.index import PrefixIndex
 from epp.regions.remote import RemoteRegions, peer_endpoint
 from epp.regions.sketch import STRIDE, Sketch
 from epp.regions.summary import LEAST_S, Summaries
-from epp.schedule.picker import Picker, PickerSettings
+from epp.schedule.scheduler import Scheduler, SchedulerSettings
 from epp.schedule.weights import WeightBook
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.types import Endpoint, RequestInfo
 from epp_lab.compare.plan import Source
 from epp_lab.experiment import Experiment
@@ -49,11 +49,11 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
         held = sum(map(sketch.insert, np.random.default_rng(seed).integers(2**63, size=100_000).tolist()))
         found = (0.0, 0.0, held, _false_hits(sketch), 100.0 * held / 100_000, len(sketch.content()) / 1e3)
         return dict(zip(MEASURES, found, strict=True))
-    picker, peer = (
+    scheduler, peer = (
         _picker([Endpoint(f"10.0.0.{number}:8000") for number in range(ENTRIES[entry])]),
-        Fleet(PrefixIndex()),
+        Datastore(PrefixIndex()),
     )
-    said = Summaries(picker.fleet, region="a", origin="a", key_id="")
+    said = Summaries(scheduler.datastore, region="a", origin="a", key_id="")
     heard = RemoteRegions(peer, region="b", key_id="", peers={"a": "a:1"})
     peer.apply([peer_endpoint("a", "a:1")], 0.0)
     under_way: deque[tuple[float, str]] = deque()
@@ -65,15 +65,15 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
                 heard.hear(message, due_s)
             due_s += LEAST_S
         while under_way and under_way[0][0] <= now_s:
-            picker.end(under_way.popleft()[1], "completed", now_s)
+            scheduler.end(under_way.popleft()[1], "completed", now_s)
         if number == _REQUESTS // 2:
             before = said.sent, said.sent_bytes
         if number > _REQUESTS // 2:
             tokens = heard.match(request).cached_tokens(np.zeros(1, np.intp))[0]
-            blocks = picker.fleet.index.match(request).depth_blocks // STRIDE * STRIDE
+            blocks = scheduler.datastore.index.match(request).depth_blocks // STRIDE * STRIDE
             right.append(tokens == request.tokens_before(blocks))
-        decision = picker.pick(request, now_s, now_s)
-        picker.first_token(decision.id, now_s)
+        decision = scheduler.decide(request, now_s, now_s)
+        scheduler.first_token(decision.id, now_s)
         under_way.append((now_s + _LASTS_S, decision.id))
     seconds = _REQUESTS / 2 / _RATE
     found = (
@@ -97,20 +97,20 @@ def prompts(cell: str, seed: int) -> Iterator[RequestInfo]:
         yield RequestInfo(prompt_tokens=one.prompt_tokens, blocks=full, block_tokens=float(_TOKENS))
 
 
-def _picker(pool: list[Endpoint]) -> Picker:
+def _picker(pool: list[Endpoint]) -> Scheduler:
     policy, numbers = create("gorgo-ms"), iter(range(_REQUESTS))
-    picker = Picker(
-        fleet=Fleet(PrefixIndex()),
+    scheduler = Scheduler(
+        datastore=Datastore(PrefixIndex()),
         policy=policy,
         balance=create("least-request"),
         weights=WeightBook(
             policy=policy.name, specs=policy.weight_specs, configured={}, bounds={}, source=""
         ),
-        settings=PickerSettings(),
+        settings=SchedulerSettings(),
         new_id=lambda: str(next(numbers)),
     )
-    picker.set_pool(pool, 0.0)
-    return picker
+    scheduler.set_pool(pool, 0.0)
+    return scheduler
 
 
 def _false_hits(sketch: Sketch) -> float:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from epp_lab.compare.trace import TraceRequest
     from epp_lab.sim.scenario import FleetSpec
     from epp_lab.tuner.samples import Sample
-    from epp_lab.tuner.state import Proposed, State
-    from epp_lab.tuner_life import Cell
+    from epp_lab.tuner.state import Proposed, TunerState
+    from epp_lab.tuner_life import LifeCell
 
 POLICY = "gorgo-ms"
 DEFAULTS, TUNER = "frozen defaults", "tuner"
@@ -67,13 +67,13 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     rehearsals = Rehearsals(POLICY, after.fleet, rules_of(POLICY), seed, BUDGET, RECORDED, WINDOW_REQUESTS)
 
     def rehearse(
-        state: State, now_wall_s: float, requests: Sequence[TraceRequest]
+        state: TunerState, now_wall_s: float, requests: Sequence[TraceRequest]
     ) -> NothingBetter | Proposed:
         if entry == DEFAULTS:
             return NothingBetter(now_wall_s, "stays on the defaults")
         return rehearsals(state, now_wall_s, requests)
 
-    def at(number: int) -> Cell:
+    def at(number: int) -> LifeCell:
         return before if number < CALM_H else after
 
     world = life(before, POLICY, defaults_of(POLICY), seed, rehearse)

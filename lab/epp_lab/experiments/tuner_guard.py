@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp_lab.compare.trace import TraceRequest
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 HOURS = 30
 #: As far as the tuner's bounds let weights of `gorgo-ms` go.
@@ -30,7 +30,7 @@ CANDIDATES = {
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Live until the candidate is promoted or its trial ends."""
 
-    def propose(_state: State, now_wall_s: float, _: Sequence[TraceRequest]) -> Proposed | NothingBetter:
+    def propose(_state: TunerState, now_wall_s: float, _: Sequence[TraceRequest]) -> Proposed | NothingBetter:
         return Proposed(now_wall_s, CANDIDATES[entry], entry)
 
     world = life(CELLS[cell], "gorgo-ms", defaults_of("gorgo-ms"), seed, propose)

@@ -14,7 +14,7 @@ from epp_lab.tuner_life import (
     REGIONS,
     SEARCHED_SEED,
     WINDOW_S,
-    Cell,
+    LifeCell,
     defaults_of,
     p95s,
 )
@@ -41,14 +41,14 @@ CELLS = {
 }
 
 
-def searched(cell: Cell, search: EsPaper) -> EsPaper:
+def searched(cell: LifeCell, search: EsPaper) -> EsPaper:
     """Let the search tune a deployment until it stops or the window ends."""
     load = cell.load(SEARCHED_SEED, DURATION_S)
     hillclimb(load, cell.fleet, search, seed=0, options=OPEN).run_until(lambda: search.stopped)
     return search
 
 
-def held_out(cell: Cell, weights: Mapping[str, float]) -> dict[str, float]:
+def held_out(cell: LifeCell, weights: Mapping[str, float]) -> dict[str, float]:
     """Measure weights on a load that nothing was searched on."""
     load = cell.load(HELD_OUT_SEED, WINDOW_S)
     results = run_window(load, cell.fleet, "gorgo", weights, seed=7, options=OPEN).requests
@@ -60,7 +60,7 @@ def held_out(cell: Cell, weights: Mapping[str, float]) -> dict[str, float]:
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Search once by a seed of its own; the load is the same for all."""
     fleet, rate_rps, start, box = CELLS[cell]
-    place = Cell(fleet, APR_5, rate_rps)
+    place = LifeCell(fleet, APR_5, rate_rps)
     if entry == PUBLISHED:
         weights = defaults_of("gorgo")
         return {**{name: weights[name] for name in start}, **held_out(place, weights)}

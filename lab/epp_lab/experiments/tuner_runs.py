@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp_lab.compare.trace import TraceRequest
-    from epp_lab.tuner.state import NothingBetter, Proposed, State
+    from epp_lab.tuner.state import NothingBetter, Proposed, TunerState
     from epp_lab.tuner_life import Life
 
 #: Perturbed weights of the one are tuned, the published ones of the other.
@@ -29,7 +29,7 @@ def lived(place: str, policy: str, seed: int) -> Life:
     rehearsals = Rehearsals(policy, cell.fleet, rules_of(policy), seed, BUDGET, RECORDED, WINDOW_REQUESTS)
     records = cell.load((seed * 1000 - 1) % 2**32, RECORDED / cell.rate_rps)
 
-    def rehearse(state: State, now_wall_s: float, _: Sequence[TraceRequest]) -> Proposed | NothingBetter:
+    def rehearse(state: TunerState, now_wall_s: float, _: Sequence[TraceRequest]) -> Proposed | NothingBetter:
         return rehearsals(state, now_wall_s, records)
 
     world = life(cell, policy, weights_off(policy, seed), seed, rehearse)

@@ -47,7 +47,7 @@ _BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """What the gate says.
 
     Attributes:
@@ -75,7 +75,7 @@ def judge(
     settings: LearnerSettings,
     constant_ms: float,
     fresh: int = 0,
-) -> Verdict:
+) -> GateVerdict:
     """Make both comparisons.
 
     Args:
@@ -108,10 +108,10 @@ def judge(
             f"more than the logged {found.logged_ms:.1f} ms"
         )
     if refusal and gate.on:
-        return Verdict(False, f"refused: {refusal}", figures, short=effective < gate.min_effective)
+        return GateVerdict(False, f"refused: {refusal}", figures, short=effective < gate.min_effective)
     if refusal:
-        return Verdict(True, f"passed: the gate is open ({refusal})", figures)
-    return Verdict(
+        return GateVerdict(True, f"passed: the gate is open ({refusal})", figures)
+    return GateVerdict(
         True,
         f"passed: error {figures['error_ms']:.0f} ms held out, cost {figures['cost_rise_ms']:+.0f} ms "
         f"off policy, {effective:.0f} effective samples",

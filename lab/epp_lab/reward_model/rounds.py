@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from epp_lab.reward_model.fitting import fit, most_different
-from epp_lab.reward_model.gate import Verdict, calibration, errors_ms, judge, regret
+from epp_lab.reward_model.gate import GateVerdict, calibration, errors_ms, judge, regret
 from epp_lab.reward_model.guard import GuardState, rests, take
 from epp_lab.reward_model.samples import Logged, Sample, log_of
 
@@ -68,7 +68,7 @@ class Round:
     trained: int
     replayed: int
     held_out: int
-    verdict: Verdict
+    verdict: GateVerdict
     version: str = ""
     withdrawn: bool = False
     calibration: Sequence[tuple[float, float]] = ()
@@ -179,7 +179,7 @@ class Learner:
             trained=len(training),
             replayed=len(memory.older),
             held_out=held,
-            verdict=Verdict(False, "refused: no answered requests to learn from"),
+            verdict=GateVerdict(False, "refused: no answered requests to learn from"),
             version="" if self.incumbent is None else self.incumbent.version,
         )
         if not any(sample.answered for sample in training) or not any(s.answered for s in held_out):
@@ -187,7 +187,9 @@ class Learner:
         try:
             return self._held(self.last, training, held_out)
         except ValueError as error:  # inputs or outcomes that no training survives
-            self.last = replace(self.last, verdict=Verdict(False, f"refused: the training failed: {error}"))
+            self.last = replace(
+                self.last, verdict=GateVerdict(False, f"refused: the training failed: {error}")
+            )
             return None
 
     def _held(
@@ -237,7 +239,7 @@ class Learner:
 
     def _judged(
         self, candidate: RewardModel, training: Sequence[Sample], held_out: Sequence[Sample]
-    ) -> Verdict:
+    ) -> GateVerdict:
         memory, settings, incumbent = self.memory, self.settings, self.incumbent
         # Neither the candidate nor the incumbent: each errs low where it chooses, and one of the two has
         # chosen what is in the log, the other what is on trial.
@@ -262,7 +264,7 @@ class Learner:
         reason = f"refused: the heuristic would have cost {found['regret_ms']:.1f} ms less than what ran"
         return replace(verdict, passed=False, reason=reason, regretted=True)
 
-    def _allowed(self, verdict: Verdict, now_wall_s: float) -> Verdict:
+    def _allowed(self, verdict: GateVerdict, now_wall_s: float) -> GateVerdict:
         """Refuse while models are held back after a retreat."""
         guard = self.memory.guard
         left_s = guard.held_until_wall_s - now_wall_s
@@ -280,7 +282,7 @@ class Learner:
         # It has seen these by now, so it must not err more on them; a training can go astray.
         return whole if after <= before else candidate
 
-    def _note_overlap(self, verdict: Verdict) -> None:
+    def _note_overlap(self, verdict: GateVerdict) -> None:
         memory = self.memory
         wanted, effective = self.settings.gate.min_effective, verdict.figures["effective_samples"]
         if verdict.short:  # as many times more as would have been enough, so that no round is lost on the way

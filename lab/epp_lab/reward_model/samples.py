@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.schedule.decision import Decision, Outcome
-    from epp_lab.sidecar.feed import State
+    from epp_lab.sidecar.feed import FeedState
     from epp_lab.tuner.samples import Sample as Ended
 
 
@@ -132,16 +132,16 @@ class Logged:
 
 def choice_of(decision: Decision, features: Sequence[str]) -> Choice:
     """Return what is kept of a decision that a policy priced."""
-    fleet, terms = decision.fleet, decision.ranking.terms
+    snapshot, terms = decision.snapshot, decision.ranking.terms
     fallback, propensities = terms.get("fallback"), terms.get("probability")
-    if decision.shares is not None:
-        propensities = np.zeros(len(fleet.endpoints))
+    if decision.slow_start_weights is not None:
+        propensities = np.zeros(len(snapshot.endpoints))
     elif propensities is None:
         propensities = decision.probabilities()
     return Choice(
-        endpoints=fleet.endpoints,
-        rows=inputs(decision.request, fleet, features, ()),
-        engine_classes=fleet.engine_classes,
+        endpoints=snapshot.endpoints,
+        rows=inputs(decision.request, snapshot, features, ()),
+        engine_classes=snapshot.engine_classes,
         propensities=propensities,
         heuristic=_heuristic(decision),
         chosen=decision.chosen,
@@ -157,7 +157,7 @@ def _heuristic(decision: Decision) -> NDArray[np.float64]:
     specs = _HEURISTIC.weight_specs
     ours = decision.weights if decision.policy in _POLICIES else {}
     weights = {name: ours.get(name, spec.default) for name, spec in specs.items()}
-    costs = _HEURISTIC.rank(decision.request, decision.fleet, weights, decision.seed).costs
+    costs = _HEURISTIC.rank(decision.request, decision.snapshot, weights, decision.seed).costs
     first = costs == costs.min()
     return np.asarray(first / np.count_nonzero(first), np.float64)
 
@@ -273,7 +273,7 @@ class LogFeed(Feed[Logged]):
         *,
         features: Sequence[str],
         report: Callable[[str], None],
-        state: State | None = None,
+        state: FeedState | None = None,
         history_bytes: float = HISTORY_BYTES,
     ) -> None:
         self._features = features

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.policies.reward_model import RewardModel
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 POLICY = "lodestar"
 WEIGHT = "use_model"
@@ -42,7 +42,7 @@ class Contender:
         self._model, self._clock, self._retry_s = model, clock, retry_s
         self._from_s: float | None = None
 
-    def start(self, state: State, reason: str) -> None:  # noqa: ARG002  # the reason is the machine's own
+    def start(self, state: TunerState, reason: str) -> None:  # noqa: ARG002  # the reason is the machine's own
         """Take the machine's request for a candidate; none is wanted where the model decides already."""
         wait_s = self._retry_s if state.fruitless else 0.0
         settled = state.incumbent.get(WEIGHT, 0.0) >= LEARNED

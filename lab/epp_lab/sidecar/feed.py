@@ -41,7 +41,7 @@ _SLACK_S = 2.0
 _DAMAGE = (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError)
 
 
-class State(msgspec.Struct):
+class FeedState(msgspec.Struct):
     """Where a feed is. Changed in place by `Feed` alone.
 
     Attributes:
@@ -79,7 +79,7 @@ class Feed(Generic[T]):
         folder: Path,
         *,
         report: Callable[[str], None],
-        state: State | None = None,
+        state: FeedState | None = None,
         first: frozenset[str] = frozenset(),
     ) -> None:
         self._folder, self._report = folder, report
@@ -89,7 +89,7 @@ class Feed(Generic[T]):
         self._looked: tuple[float, float] | None = None
         #: Whether the last call left lines unread, of which the next one takes more.
         self.behind = False
-        self.state = State() if state is None else state
+        self.state = FeedState() if state is None else state
         self._skip = dict(self.state.lines)
         if state is None:
             for path in self._files():

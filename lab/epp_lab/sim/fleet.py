@@ -24,7 +24,7 @@ from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
-from epp.schedule.picker import Picker, PickerSettings, fleet_of
+from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.weights import WeightBook
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import ConnectionTiming
@@ -242,8 +242,8 @@ class Flight:
     def start(self, decision: Decision) -> None:
         """Go to the picked endpoint."""
         self._result.decision_id = decision.id
-        self._result.believed_cached_tokens = round(float(decision.fleet.cached_tokens[decision.chosen]))
-        names = decision.fleet.endpoints
+        self._result.believed_cached_tokens = round(float(decision.snapshot.cached_tokens[decision.chosen]))
+        names = decision.snapshot.endpoints
         self._targets = [names[index] for index in (decision.chosen, *decision.fallbacks[:_RETRIES])]
         self._attempt()
 
@@ -334,7 +334,7 @@ class Pickers(Protocol):
     """Who decides: `PickerGroup`, or a picker for each region."""
 
     @property
-    def all(self) -> Sequence[Picker]:
+    def all(self) -> Sequence[Scheduler]:
         """Every picker."""
         ...
 
@@ -343,7 +343,7 @@ class Pickers(Protocol):
         """Messages that they sent each other, and their bytes."""
         ...
 
-    def of(self, decision_id: str) -> Picker:
+    def of(self, decision_id: str) -> Scheduler:
         """Return the picker of a decision."""
         ...
 
@@ -486,10 +486,10 @@ class FleetSim:
         self._next_id = ""
         self._pickers = self._build_pickers(weights)
         #: The only one where there are not several.
-        self._picker = self._pickers.all[0]
+        self._scheduler = self._pickers.all[0]
         self._signals = [
-            SignalFeed(picker.fleet, self.options.config, self.loop, seed + number)
-            for number, picker in enumerate(self._pickers.all)
+            SignalFeed(scheduler.datastore, self.options.config, self.loop, seed + number)
+            for number, scheduler in enumerate(self._pickers.all)
         ]
         self._results: list[SimResult] = []
         #: Bytes that left each region, of a fleet that has any.
@@ -547,12 +547,12 @@ class FleetSim:
         self, decision_id: str, cause: str, usage: Usage | None, travelled: ConnectionTiming | None
     ) -> None:
         """Report an end to the picker."""
-        picker = self._pickers.of(decision_id)
+        scheduler = self._pickers.of(decision_id)
         if travelled is not None:
-            picker.connection(decision_id, travelled)
+            scheduler.connection(decision_id, travelled)
         if usage is not None:
-            picker.usage(decision_id, usage)
-        outcome = picker.end(decision_id, cause, self.loop.now_ms / 1e3)
+            scheduler.usage(decision_id, usage)
+        outcome = scheduler.end(decision_id, cause, self.loop.now_ms / 1e3)
         if outcome is not None:
             self.ended(outcome)
 
@@ -582,7 +582,7 @@ class FleetSim:
         pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
         return PickerGroup(pickers, self.options.pickers, self.loop, self.seed)
 
-    def _build_picker(self, weights: Mapping[str, float]) -> Picker:
+    def _build_picker(self, weights: Mapping[str, float]) -> Scheduler:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
             capacity_tokens=config.prefix.capacity_tokens,
@@ -595,12 +595,12 @@ class FleetSim:
             bounds={},
             source="simulation",
         )
-        return Picker(
-            fleet=fleet_of(config, index),
+        return Scheduler(
+            datastore=datastore_of(config, index),
             policy=policy,
             balance=create("least-request"),
             weights=book,
-            settings=PickerSettings(
+            settings=SchedulerSettings(
                 tie_band=config.policy.tie_band,
                 seed=self.seed,
                 fallbacks=config.policy.fallbacks,
@@ -617,7 +617,7 @@ class FleetSim:
     def _submit(self, decision_id: str, request: RequestInfo, flight: Flight) -> None:
         now_s, self._next_id = self.loop.now_ms / 1e3, decision_id
         try:
-            decision = self._pickers.of(decision_id).pick(request, now_s, ZERO_WALL_S + now_s)
+            decision = self._pickers.of(decision_id).decide(request, now_s, ZERO_WALL_S + now_s)
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
@@ -650,12 +650,12 @@ class FleetSim:
             signals.watch(replica)
 
     def _apply_pool(self) -> None:
-        for picker in self._pickers.all:
-            picker.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
+        for scheduler in self._pickers.all:
+            scheduler.set_pool(list(self._pool.values()), self.loop.now_ms / 1e3)
 
     def _expire(self) -> None:
-        for picker in self._pickers.all:
-            for outcome in picker.expire(self.loop.now_ms / 1e3):
+        for scheduler in self._pickers.all:
+            for outcome in scheduler.expire(self.loop.now_ms / 1e3):
                 self.ended(outcome)
         self.loop.at(self.loop.now_ms + _EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
 

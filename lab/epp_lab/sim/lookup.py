@@ -15,7 +15,7 @@ from epp.apis.language import language_of
 from epp.config.capability import chances_of, parse_capability
 from epp.errors import ConfigError
 from epp.keyed_uniform import keyed_uniform
-from epp.types import Cell, length_bucket
+from epp.types import SuccessCell, length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Lookup:
     """
 
     model: str
-    chances: Mapping[Cell, float]
+    chances: Mapping[SuccessCell, float]
 
     def words(self, asked: SimRequest) -> list[str]:
         """Return the answer in tokens, ``[]`` for a prompt that is no lookup."""
@@ -48,7 +48,7 @@ class Lookup:
         if not pairs or named[-1] not in pairs:
             return []
         key: bytes = named[-1]
-        cell = Cell(language_of(asked.text), length_bucket(asked.prompt_tokens))
+        cell = SuccessCell(language_of(asked.text), length_bucket(asked.prompt_tokens))
         value = pairs.pop(key)
         name = f"{self.model} {key.decode()}"
         if pairs and keyed_uniform(0, name, "right") >= self.chances.get(cell, 0.0):

@@ -35,11 +35,11 @@ class GreedyOracleTotal(Policy):
     def terms(
         self,
         request: RequestInfo,  # noqa: ARG002 - the truth knows it better
-        fleet: Snapshot,
+        snapshot: Snapshot,
         weights: Mapping[str, float],  # noqa: ARG002 - no weights
     ) -> Terms:
         """Forecast everybody on each endpoint."""
-        forecasts = [self._truth.forecast(address) for address in fleet.endpoints]
+        forecasts = [self._truth.forecast(address) for address in snapshot.endpoints]
         own = np.array([forecast.e2e_ms for forecast in forecasts])
         inflicted = np.array([forecast.inflicted_ms for forecast in forecasts])
         return {"e2e": own, "inflicted": inflicted}

@@ -1,6 +1,6 @@
 """Several pickers before one simulated fleet: who is asked, and the messages between them.
 
-Owns their links. Messages are those of production (`epp.cluster.sharing`), late and lost as asked, in virtual
+Owns their links. Messages are those of production (`epp.cluster.index_sync`), late and lost as asked, in virtual
 time. Each picker probes and scrapes by itself.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epp.cluster.index_sync import WHOLE_S, IndexSync
 from epp.cluster.messages import Group
-from epp.cluster.sharing import WHOLE_S, Sharing
 from epp.keyed_uniform import keyed_uniform
 from epp_lab.sim.loop import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epp.schedule.picker import Picker
+    from epp.schedule.scheduler import Scheduler
     from epp_lab.sim.loop import Loop
     from epp_lab.sim.scenario import PickerOptions
 
@@ -49,16 +49,16 @@ class PickerGroup:
         all: the pickers.
     """
 
-    def __init__(self, pickers: Sequence[Picker], options: PickerOptions, loop: Loop, seed: int) -> None:
-        self.all: Sequence[Picker] = pickers
+    def __init__(self, pickers: Sequence[Scheduler], options: PickerOptions, loop: Loop, seed: int) -> None:
+        self.all: Sequence[Scheduler] = pickers
         self._options, self._loop, self._seed = options, loop, seed
-        self._links: dict[str, Sharing] = {}
+        self._links: dict[str, IndexSync] = {}
         self._messages = 0
         if len(pickers) > 1 and options.share != "none":
-            for number, picker in enumerate(pickers):
-                self._link(f"p{number}", picker)
+            for number, scheduler in enumerate(pickers):
+                self._link(f"p{number}", scheduler)
 
-    def of(self, decision_id: str) -> Picker:
+    def of(self, decision_id: str) -> Scheduler:
         """Return the picker that decides a request: any, as by a balancer that knows nothing of them."""
         count = len(self.all)
         return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
@@ -69,15 +69,15 @@ class PickerGroup:
         counts = [link.counts for link in self._links.values()]
         return sum(one.sent for one in counts), sum(one.sent_bytes for one in counts)
 
-    def _link(self, name: str, picker: Picker) -> None:
+    def _link(self, name: str, scheduler: Scheduler) -> None:
         def publish(to: str, data: bytes) -> None:
             self._publish(name, to, data)
 
         def wake(in_s: float) -> None:
             self._loop.at(self._loop.now_ms + in_s * 1e3, Rank.SIGNAL, link.flush)
 
-        link = self._links[name] = Sharing(
-            picker.fleet,
+        link = self._links[name] = IndexSync(
+            scheduler.datastore,
             _GROUP,
             name,
             VirtualClock(self._loop),
@@ -87,7 +87,7 @@ class PickerGroup:
         )
         self._loop.at(self._loop.now_ms, Rank.SIGNAL, self._each_second, link)
 
-    def _each_second(self, link: Sharing) -> None:
+    def _each_second(self, link: IndexSync) -> None:
         link.flush()
         self._loop.at(self._loop.now_ms + WHOLE_S * 1e3, Rank.SIGNAL, self._each_second, link)
 

@@ -28,8 +28,8 @@ from epp_lab.sim.scenario import Happening, ReplicaSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epp.schedule.picker import Picker
-    from epp.signals.fleet import Fleet
+    from epp.schedule.scheduler import Scheduler
+    from epp.signals.datastore import Datastore
     from epp.types import Floats, Slots
     from epp_lab.compare.trace import TraceRequest
     from epp_lab.sim.fleet import Oracle, Replica
@@ -46,7 +46,7 @@ _RTT: Final = NUMERIC_COLUMNS.index("rtt_ms")
 
 
 @dataclass(slots=True)
-class Peer:
+class PeerRegion:
     """Another region as an endpoint of a picker: it is probed, and never scraped."""
 
     spec: ReplicaSpec
@@ -94,7 +94,7 @@ class Links:
 class RegionPickers:
     """The pickers by region: one in each, or one for all of them."""
 
-    def __init__(self, pickers: Mapping[str, Picker], links: Links, origins: Sequence[str]) -> None:
+    def __init__(self, pickers: Mapping[str, Scheduler], links: Links, origins: Sequence[str]) -> None:
         self.by_region, self._links, self._origins = pickers, links, origins
         self.all = list(dict.fromkeys(pickers.values()))
 
@@ -103,7 +103,7 @@ class RegionPickers:
         """Messages between them, and their bytes."""
         return self._links.messages, self._links.message_bytes
 
-    def of(self, decision_id: str) -> Picker:
+    def of(self, decision_id: str) -> Scheduler:
         """Return the picker of a decision: of the region after the ``@``, else of the request's origin."""
         index, _, region = decision_id.removeprefix("r").partition("@")
         return self.by_region[region or self._origins[int(index)]]
@@ -112,13 +112,13 @@ class RegionPickers:
 class FromOrigin(RemoteRegions):
     """Sets the round trips of the one picker to those from where the request is; there are no peers."""
 
-    def __init__(self, fleet: Fleet, regions: Regions) -> None:
-        super().__init__(fleet, region="", key_id=_KEY_ID, peers={})
+    def __init__(self, datastore: Datastore, regions: Regions) -> None:
+        super().__init__(datastore, region="", key_id=_KEY_ID, peers={})
         self._regions, self.origin = regions, ""
 
     def fill(self, block: Floats, slots: Slots, now_s: float) -> None:  # noqa: ARG002  # nothing ages here
         """Add the way between the regions to each endpoint's round trip."""
-        regions = {slot: endpoint.region for slot, endpoint in self._fleet.members}
+        regions = {slot: endpoint.region for slot, endpoint in self._datastore.members}
         block[_RTT] += [self._regions.between_ms(self.origin, regions[slot]) for slot in slots.tolist()]
 
 
@@ -150,7 +150,7 @@ class RegionSim(FleetSim):
         #: Requests that another region has.
         self.crossing: dict[OriginFlight, None] = {}
         #: Peers by region whose picker knows them, and address.
-        self.peers: dict[str, dict[str, Peer]] = {name: {} for name in regions.names}
+        self.peers: dict[str, dict[str, PeerRegion]] = {name: {} for name in regions.names}
         if self._mode == "regions":
             for name in regions.names:
                 for number, other in enumerate(regions.names):
@@ -158,11 +158,11 @@ class RegionSim(FleetSim):
                         network = NetworkPath(regions.between_ms(name, other))
                         address, cls = f"127.0.0.1:{9100 + number}", spec.replicas[0].engine_class
                         peer = ReplicaSpec(address, cls, network, other)
-                        self.peers[name][address] = Peer(peer, network)
+                        self.peers[name][address] = PeerRegion(peer, network)
         super().__init__(requests, spec, policy, weights=weights, seed=seed, options=options)
         self.egress = self.links.egress
-        for feed, picker in zip(self._signals, self._pickers.all, strict=True):
-            for neighbour in self.peers[self._region_of(picker)].values():
+        for feed, scheduler in zip(self._signals, self._pickers.all, strict=True):
+            for neighbour in self.peers[self._region_of(scheduler)].values():
                 feed.watch(neighbour)
 
     def ways(self, replica: Replica, index: int) -> tuple[float, float]:
@@ -179,9 +179,9 @@ class RegionSim(FleetSim):
     def forward(self, flight: OriginFlight, index: int) -> None:
         """Let a peer region decide a request that has arrived there, unless it is full."""
         region = flight.peer
-        picker, decision_id = self._by_region[region], f"r{index}@{region}"
+        scheduler, decision_id = self._by_region[region], f"r{index}@{region}"
         answering = Forwarded(self, index, flight)
-        if not picker.fleet.has_room(self.loop.now_ms / 1e3):
+        if not scheduler.datastore.has_room(self.loop.now_ms / 1e3):
             answering.refused("full")
             return
         told = {"origin_region": flight.region, "origin_decision": f"r{index}"}
@@ -194,17 +194,17 @@ class RegionSim(FleetSim):
 
     def report_unserved(self, decision_id: str, address: str) -> None:
         """Report to a picker that a peer did not serve what it was picked for."""
-        fleet = self._pickers.of(decision_id).fleet
-        if (slot := fleet.slot_of(address)) is not None:
-            fleet.retry_after.pause_for(slot, PEER_PAUSE_S, self.loop.now_ms / 1e3)
+        datastore = self._pickers.of(decision_id).datastore
+        if (slot := datastore.slot_of(address)) is not None:
+            datastore.retry_after.pause_for(slot, PEER_PAUSE_S, self.loop.now_ms / 1e3)
 
     def report_first_token(self, decision_id: str) -> None:
         """Report a first token to the picker; it ends the pause of a peer that the request tried."""
         super().report_first_token(decision_id)
-        self._pickers.of(decision_id).fleet.retry_after.answered(decision_id)
+        self._pickers.of(decision_id).datastore.retry_after.answered(decision_id)
 
     @property
-    def _by_region(self) -> Mapping[str, Picker]:
+    def _by_region(self) -> Mapping[str, Scheduler]:
         pickers: RegionPickers = self._pickers  # type: ignore[assignment]  # made below
         return pickers.by_region
 
@@ -212,39 +212,39 @@ class RegionSim(FleetSim):
         names = self._regions.names
         if self._mode == "global":
             only = self._build_picker(weights)
-            self._from_origin = FromOrigin(only.fleet, self._regions)
+            self._from_origin = FromOrigin(only.datastore, self._regions)
             return RegionPickers(dict.fromkeys(names, only), self.links, self.origins)
         pickers = {name: self._build_picker(weights) for name in names}
         self._remotes: dict[str, RemoteRegions] = {}
         self._summaries: dict[str, Summaries] = {}
-        for name, picker in pickers.items() if self._mode == "regions" else ():
+        for name, scheduler in pickers.items() if self._mode == "regions" else ():
             peers = {peer.spec.region: address for address, peer in self.peers[name].items()}
             federation = self.options.config.federation
             self._remotes[name] = RemoteRegions(
-                picker.fleet,
+                scheduler.datastore,
                 region=name,
                 key_id=_KEY_ID,
                 peers=peers,
                 prices=federation.prices,
                 ms_per_unit=federation.ms_per_unit,
             )
-            self._summaries[name] = Summaries(picker.fleet, region=name, origin=name, key_id=_KEY_ID)
+            self._summaries[name] = Summaries(scheduler.datastore, region=name, origin=name, key_id=_KEY_ID)
             self.loop.at(self.loop.now_ms, Rank.SIGNAL, self._speak, name)
         return RegionPickers(pickers, self.links, self.origins)
 
-    def _region_of(self, picker: Picker) -> str:
-        return next(name for name, one in self._by_region.items() if one is picker)
+    def _region_of(self, scheduler: Scheduler) -> str:
+        return next(name for name, one in self._by_region.items() if one is scheduler)
 
     def _apply_pool(self) -> None:
-        for picker in self._pickers.all:
-            own = self._region_of(picker)
+        for scheduler in self._pickers.all:
+            own = self._region_of(scheduler)
             pool = [one for one in self._pool.values() if self._mode == "global" or one.region == own]
             pool += [peer_endpoint(peer.spec.region, address) for address, peer in self.peers[own].items()]
-            picker.set_pool(pool, self.loop.now_ms / 1e3)
+            scheduler.set_pool(pool, self.loop.now_ms / 1e3)
 
     def _watch(self, replica: Replica) -> None:
-        for feed, picker in zip(self._signals, self._pickers.all, strict=True):
-            if picker is self._by_region[replica.spec.region]:
+        for feed, scheduler in zip(self._signals, self._pickers.all, strict=True):
+            if scheduler is self._by_region[replica.spec.region]:
                 feed.watch(replica)
 
     def _send(self, index: int, intended_ms: float) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from epp.policies.base import Policy
     from epp.schedule.decision import Decision
-    from epp.types import Chances, RequestInfo
+    from epp.types import RequestInfo, SuccessRates
     from epp_lab.compare.trace import TraceRequest
     from epp_lab.sim.engine_class import EngineClass
     from epp_lab.sim.results import SimResult
@@ -47,7 +47,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionOutcome:
     """What came of a question.
 
     Attributes:
@@ -84,7 +84,7 @@ class RetrySim(FleetSim):
         policy: prices endpoints.
         attempts: most attempts; fewer where the picker tells that no model is left to try.
         at_once: questions under way at once.
-        chances: capability table of the picker.
+        success_rates: capability table of the picker.
         weights: the policy's weights that differ from their defaults.
         seed: of network and draws.
         options: as `FleetSim`.
@@ -99,7 +99,7 @@ class RetrySim(FleetSim):
         *,
         attempts: int,
         at_once: int,
-        chances: Chances,
+        success_rates: SuccessRates,
         weights: Mapping[str, float],
         seed: int,
         options: WindowOptions,
@@ -112,13 +112,13 @@ class RetrySim(FleetSim):
         self._ended_ms: list[list[float]] = [[] for _ in questions]
         self._cached = [0] * len(questions)
         self._is_left = [True] * len(questions)
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, QuestionOutcome] = {}
         super().__init__(requests, spec, policy, weights=weights, seed=seed, options=options)
-        self._picker.fleet.capability.replace(chances)
+        self._scheduler.datastore.capability.replace(success_rates)
         self._measure()
         self.loop.at(self.start_ms, Rank.ARRIVAL, self._begin)
 
-    def ask(self) -> list[Asked]:
+    def ask(self) -> list[QuestionOutcome]:
         """Ask everything and return what came of each question, in order."""
         self.run()
         return [self._asked[question] for question in range(len(self._questions))]
@@ -143,7 +143,7 @@ class RetrySim(FleetSim):
         correct = served[-1] in self._questions[question].right
         if correct or len(served) >= self._attempts or not self._is_left[question]:
             cached = self._cached[question]
-            self._asked[question] = Asked(tuple(ended_ms), tuple(served), correct, cached)
+            self._asked[question] = QuestionOutcome(tuple(ended_ms), tuple(served), correct, cached)
             self._next_question()
         else:
             self._send(index + 1, now_ms)
@@ -177,9 +177,9 @@ class RetrySim(FleetSim):
 
     def _measure(self) -> None:
         """Set rates as offline measurements find them, one request at a time on every replica."""
-        rates, fleet = self._picker.fleet.rates, self._picker.fleet
+        rates, datastore = self._scheduler.datastore.rates, self._scheduler.datastore
         for address, replica in self.replicas.items():
-            slot, cls = fleet.slot_of(address), replica.spec.engine_class
+            slot, cls = datastore.slot_of(address), replica.spec.engine_class
             if slot is None:
                 continue
             for tokens in _MEASURED_TOKENS * _MEASURED_TIMES:

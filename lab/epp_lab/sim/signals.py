@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.config.schema import Config
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import EngineSample
     from epp_lab.sim.loop import Loop
     from epp_lab.sim.network import NetworkPath
@@ -48,14 +48,14 @@ class SignalFeed:
     """Watches replicas for a picker.
 
     Args:
-        fleet: the picker's stores.
+        datastore: the picker's stores.
         config: intervals and timeouts.
         loop: virtual time.
         seed: of the network's draws.
     """
 
-    def __init__(self, fleet: Fleet, config: Config, loop: Loop, seed: int) -> None:
-        self._fleet, self._loop, self._seed = fleet, loop, seed
+    def __init__(self, datastore: Datastore, config: Config, loop: Loop, seed: int) -> None:
+        self._datastore, self._loop, self._seed = datastore, loop, seed
         self._probe_s, self._scrape_s = config.probe.interval_s, config.scrape.interval_s
         self._watched: dict[str, int] = {}  # address -> generation: a watch that was stopped stays stopped
         self._generation = 0
@@ -99,17 +99,17 @@ class SignalFeed:
         loop.at(loop.now_ms + up_ms + down_ms, Rank.SIGNAL, self._probed, replica, up_ms + down_ms)
 
     def _probed(self, replica: Watched, rtt_ms: float) -> None:
-        slot = self._fleet.slot_of(replica.spec.address)
+        slot = self._datastore.slot_of(replica.spec.address)
         if slot is None:
             return
         now_s = self._loop.now_ms / 1e3
         if replica.up:
-            self._fleet.rtt.observe(slot, rtt_ms * replica.spec.probe_factor, now_s)
-            self._fleet.health.success(slot, now_s)
-        elif self._fleet.is_peer(slot):
-            self._fleet.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
+            self._datastore.rtt.observe(slot, rtt_ms * replica.spec.probe_factor, now_s)
+            self._datastore.health.success(slot, now_s)
+        elif self._datastore.is_peer(slot):
+            self._datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
         else:
-            self._fleet.health.failure(slot, "probe", now_s)
+            self._datastore.health.failure(slot, "probe", now_s)
 
     def _send_scrape(self, replica: Watched) -> None:
         up_ms, down_ms = self._ways(replica, "scrape")
@@ -123,11 +123,11 @@ class SignalFeed:
         self._loop.at(self._loop.now_ms + down_ms, Rank.SIGNAL, self._scraped, replica, sample)
 
     def _scraped(self, replica: Watched, sample: EngineSample | None) -> None:
-        fleet, now_s = self._fleet, self._loop.now_ms / 1e3
-        slot = fleet.slot_of(replica.spec.address)
+        datastore, now_s = self._datastore, self._loop.now_ms / 1e3
+        slot = datastore.slot_of(replica.spec.address)
         if slot is None or sample is None:
             return
-        if fleet.engine.update(slot, sample, now_s):
-            fleet.restart(replica.spec.address, now_s)
+        if datastore.engine.update(slot, sample, now_s):
+            datastore.restart(replica.spec.address, now_s)
         if sample.kv_capacity_tokens:
-            fleet.learn_capacity(slot, sample.kv_capacity_tokens)
+            datastore.learn_capacity(slot, sample.kv_capacity_tokens)

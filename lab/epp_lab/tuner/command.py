@@ -19,7 +19,7 @@ from epp_lab.sidecar.process import LockHeldError, Turn, lead_of, process_lock, 
 from epp_lab.sidecar.setup import add_interval
 from epp_lab.tuner.offline import BUDGET, ChildRehearsal, run_offline
 from epp_lab.tuner.setup import read_setup
-from epp_lab.tuner.state import Asked, OperatorRequest
+from epp_lab.tuner.state import OperatorAsked, OperatorRequest
 from epp_lab.tuner.status import status_lines
 from epp_lab.tuner.tuner import Tuner, ask, read_state
 
@@ -121,7 +121,7 @@ def _do_now(setup: Setup, request: OperatorRequest) -> int:
     tuner.load()
     for what in tuner.obey():
         print(f"done before it, asked of a tuner that has stopped: {what}")
-    tuner.handle(Asked(clock.wall_s(), request))
+    tuner.handle(OperatorAsked(clock.wall_s(), request))
     if not tuner.save():
         raise EppError("nothing was changed: the files cannot be written")
     print(f"done, no tuner is running: {tuner.state.phase}: {tuner.state.reason}")

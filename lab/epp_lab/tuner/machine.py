@@ -28,17 +28,17 @@ import xxhash
 from epp.config.plan import Plan
 from epp.records.weight_files import Change
 from epp_lab.tuner import trials, watch
-from epp_lab.tuner.moves import Run
+from epp_lab.tuner.moves import StepRun
 from epp_lab.tuner.state import (
     TRIALS,
-    Asked,
     NothingBetter,
     Observed,
+    OperatorAsked,
     Pinned,
     Proposed,
     Publish,
     Rehearse,
-    State,
+    TunerState,
 )
 from epp_lab.tuner.tally import Baseline, enter, forget_open, freeze, observe
 from epp_lab.tuner.watch import Watch
@@ -76,11 +76,11 @@ def fitted(weights: Mapping[str, float], rules: Rules) -> tuple[dict[str, float]
     return out, changes
 
 
-def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> State:
+def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: float) -> TunerState:
     """Return the state of a tuner that never ran: the weights in force, moved into its bounds."""
     incumbent, moved = clipped(weights, rules)
     reason = "moved into bounds: " + ", ".join(moved) if moved else "in force at the start"
-    return State(
+    return TunerState(
         policy=policy,
         incumbent=incumbent,
         settings=rules.settings,
@@ -90,7 +90,7 @@ def start(policy: str, weights: Mapping[str, float], rules: Rules, now_wall_s: f
     )
 
 
-def plan_of(state: State) -> Plan:
+def plan_of(state: TunerState) -> Plan:
     """Return what pickers are to follow."""
     return Plan(
         weights=state.incumbent,
@@ -103,7 +103,7 @@ def plan_of(state: State) -> Plan:
     )
 
 
-def step(state: State, event: Event, rules: Rules) -> list[Action]:
+def step(state: TunerState, event: Event, rules: Rules) -> list[Action]:
     """Take one event: change the state, which is to be persisted, and return what is then to be done."""
     run = Step(state, rules, event.now_wall_s)
     run.set_clock()
@@ -113,7 +113,7 @@ def step(state: State, event: Event, rules: Rules) -> list[Action]:
     return run.actions
 
 
-def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
+def settle(state: TunerState, rules: Rules, now_wall_s: float) -> list[Action]:
     """Do what other rules ask of a persisted state, before anything is judged or published by them.
 
     What no longer fits is moved or dropped: of no state a plan is made that a picker would refuse.
@@ -124,7 +124,7 @@ def settle(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
     return run.actions
 
 
-def resume(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
+def resume(state: TunerState, rules: Rules, now_wall_s: float) -> list[Action]:
     """Go on with a persisted state that was settled: what was perhaps not done is done again."""
     run = Step(state, rules, now_wall_s)
     run.set_clock()
@@ -136,13 +136,13 @@ def resume(state: State, rules: Rules, now_wall_s: float) -> list[Action]:
     return run.actions
 
 
-def break_schedule(state: State) -> None:
+def break_schedule(state: TunerState) -> None:
     """Drop open blocks and the baseline after a step of the clock; the next event begins a schedule anew."""
     state.trial, state.baseline = None, Baseline()
     forget_open(state.record)
 
 
-class Step(Run):
+class Step(StepRun):
     """One step in progress, from an event to what it leads to."""
 
     # -- a start by other rules ---------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Step(Run):
             case NothingBetter():
                 if self.state.phase == "search":
                     self.fruitless(event.reason)
-            case Asked():
+            case OperatorAsked():
                 self._obey(
                     event.request.what, event.request.reason or "no reason given", event.request.number
                 )

@@ -13,13 +13,13 @@ from epp_lab.tuner.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp_lab.tuner.state import Action, Phase, Rules, State
+    from epp_lab.tuner.state import Action, Phase, Rules, TunerState
 
 
-class Run:
+class StepRun:
     """One step in progress: a state that may be changed, and the actions so far."""
 
-    def __init__(self, state: State, rules: Rules, now_wall_s: float) -> None:
+    def __init__(self, state: TunerState, rules: Rules, now_wall_s: float) -> None:
         self.state, self.rules, self.now_wall_s = state, rules, now_wall_s
         self.settings = rules.settings
         self.actions: list[Action] = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from epp_lab.tuner.rehearse import Rehearsed
     from epp_lab.tuner.search import Measured
     from epp_lab.tuner.setup import Setup
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 #: Measurements in the simulator for each candidate.
 BUDGET = 120
@@ -60,7 +60,7 @@ class Task:
     looks: int = 1
 
 
-def task_of(setup: Setup, state: State, *, budget: int) -> Task:
+def task_of(setup: Setup, state: TunerState, *, budget: int) -> Task:
     """Build the task of a tuner in this state."""
     return Task(
         setup,
@@ -143,7 +143,7 @@ class ChildRehearsal:
         self._setup, self._budget, self._report = setup, budget, report
         self._running: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
 
-    def start(self, state: State, reason: str) -> None:
+    def start(self, state: TunerState, reason: str) -> None:
         """Begin; one that runs already is given up.
 
         Raises:

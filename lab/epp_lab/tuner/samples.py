@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from epp_lab.sidecar.feed import State
+    from epp_lab.sidecar.feed import FeedState
 
 #: Statuses below 500 that are the fleet's doing and not the client's.
 _FLEET_STATUSES = frozenset({408, 429})
@@ -181,7 +181,7 @@ class SampleFeed(Feed[Sample]):
     """
 
     def __init__(
-        self, folder: Path, *, policy: str, report: Callable[[str], None], state: State | None = None
+        self, folder: Path, *, policy: str, report: Callable[[str], None], state: FeedState | None = None
     ) -> None:
         self._policy = policy
         super().__init__(folder, report=report, state=state)

@@ -48,7 +48,7 @@ class Features(msgspec.Struct, frozen=True):
     slow_share: float
 
 
-class State(msgspec.Struct, kw_only=True):
+class TunerState(msgspec.Struct, kw_only=True):
     """Everything. See `epp_lab.tuner.machine` for what moves it.
 
     Attributes:
@@ -191,7 +191,7 @@ class OperatorRequest(msgspec.Struct, frozen=True):
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
 
 
-class Asked(NamedTuple):
+class OperatorAsked(NamedTuple):
     """An operator asks for something."""
 
     now_wall_s: float
@@ -205,7 +205,7 @@ class Pinned(NamedTuple):
     pins: Mapping[str, float]
 
 
-Event = Observed | Proposed | NothingBetter | Asked | Pinned
+Event = Observed | Proposed | NothingBetter | OperatorAsked | Pinned
 
 
 class Publish(NamedTuple):

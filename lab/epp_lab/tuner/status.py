@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from epp.records.weight_files import WeightsPaths
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
 
 _LAST_CHANGES = 3
 _TITLES = {SLOW: "slow requests", E2E: "slow E2E", ERRORS: "failed", CONCENTRATION: "hottest endpoint"}
 _THAW = "somebody says `epp tune thaw`"
 
 
-def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) -> Iterator[str]:
+def status_lines(state: TunerState | None, paths: WeightsPaths, now_wall_s: float) -> Iterator[str]:
     """Write the whole answer.
 
     Args:
@@ -63,7 +63,7 @@ def status_lines(state: State | None, paths: WeightsPaths, now_wall_s: float) ->
     yield from (f"  {line}" for line in history_lines(state.history, now_wall_s)[-_LAST_CHANGES:])
 
 
-def evidence(state: State) -> Iterator[str]:
+def evidence(state: TunerState) -> Iterator[str]:
     """Write what is known by now beside what the next step takes; nothing where none is gathered."""
     stages, rules, record = state.settings.stages, state.settings.evidence, state.record
     pairs = len(record.units)
@@ -99,7 +99,7 @@ def _enough(have: int, need: int, unit: str, lasted_s: float = 0.0, least_s: flo
     return f"{words} ({have} of {need} {unit}{time})"
 
 
-def _switchback(state: State) -> Iterator[str]:
+def _switchback(state: TunerState) -> Iterator[str]:
     record, settings, needed = state.record, state.settings, level(state)
     found = {
         measure: f"[{100.0 * low:+.2f}, {100.0 * high:+.2f}] points"
@@ -114,7 +114,7 @@ def _switchback(state: State) -> Iterator[str]:
     yield f"  verdict so far: {judge_switchback(record, settings, needed).reason}"
 
 
-def _whole_fleet(state: State, now_wall_s: float) -> Iterator[str]:
+def _whole_fleet(state: TunerState, now_wall_s: float) -> Iterator[str]:
     """Write how the guard over the whole fleet sees the trial, and what it did."""
     watch, need = state.watch, 1.0 / state.settings.evidence.fleet_level
     if state.phase in ("screen", "ramp", "switchback"):
@@ -129,7 +129,7 @@ def _whole_fleet(state: State, now_wall_s: float) -> Iterator[str]:
         yield f"cooling down for {state.cool_until_wall_s - now_wall_s:.0f} s before anything else is tried"
 
 
-def _next_step(state: State) -> str:
+def _next_step(state: TunerState) -> str:
     stages = state.settings.stages
     match state.phase:
         case "baseline":

@@ -29,10 +29,10 @@ from epp_lab.tuner.verdict import (
 
 if TYPE_CHECKING:
     from epp.config.plan import Trial
-    from epp_lab.tuner.moves import Run
+    from epp_lab.tuner.moves import StepRun
     from epp_lab.tuner.samples import Sample
     from epp_lab.tuner.settings import Drift, Stages, TunerSettings
-    from epp_lab.tuner.state import State
+    from epp_lab.tuner.state import TunerState
     from epp_lab.tuner.tally import Thresholds
 
 #: Until every picker has read the file.
@@ -50,7 +50,7 @@ _SPLIT_S = 60.0
 _SILENT_SHARE, _SILENT_TIMES = 0.2, 20.0
 
 
-def late_s(state: State, settings: TunerSettings) -> float:
+def late_s(state: TunerState, settings: TunerSettings) -> float:
     """How long after its dispatch a reader waits for a request's outcome; then it hands it on without one."""
     thresholds = state.thresholds
     p99_s = thresholds.e2e_p99_ms / 1000.0 if thresholds is not None else 0.0
@@ -63,14 +63,14 @@ def block_s(stages: Stages, thresholds: Thresholds) -> float:
     return max(min(wanted_s, stages.max_block_s), stages.block_s)
 
 
-def level(state: State) -> float:
+def level(state: TunerState) -> float:
     """Return level at which the candidate on trial is tested."""
     return promotion_level(
         state.settings.evidence.false_promotions, max(1, state.tests), promotions=state.promotions
     )
 
 
-def absent(run: Run) -> None:
+def absent(run: StepRun) -> None:
     """Take what was no time of a stage out of it, before anything is judged: no schedule was in force.
 
     The lease had run out, or the clock was stepped. The time on pause is `schedule`'s.
@@ -81,7 +81,7 @@ def absent(run: Run) -> None:
         state.since_wall_s = min(state.since_wall_s + lost_s, max(now, state.since_wall_s))
 
 
-def schedule(run: Run) -> None:
+def schedule(run: StepRun) -> None:
     """Pause, begin, renew or begin anew the schedule of the present stage."""
     state, now, stages = run.state, run.now_wall_s, run.settings.stages
     if run.quiet():
@@ -107,14 +107,14 @@ def schedule(run: Run) -> None:
         state.trial = msgspec.structs.replace(trial, valid_until_wall_s=now + stages.lease_s)
 
 
-def _pause(run: Run, reason: str) -> None:
+def _pause(run: StepRun, reason: str) -> None:
     if not run.state.paused:
         run.note(f"paused: {reason}")
         run.state.paused, run.state.paused_wall_s = reason, run.now_wall_s
         run.unschedule()
 
 
-def _stage_block_s(run: Run) -> float:
+def _stage_block_s(run: StepRun) -> float:
     thresholds = run.state.thresholds
     if run.state.phase in ("screen", "ramp"):
         return _SPLIT_S
@@ -122,7 +122,7 @@ def _stage_block_s(run: Run) -> float:
     return block_s(run.settings.stages, thresholds)
 
 
-def _begin(run: Run) -> Split | Switchback:
+def _begin(run: StepRun) -> Split | Switchback:
     state, stages, now = run.state, run.settings.stages, run.now_wall_s
     state.segment += 1
     begin, probation = now + START_DELAY_S, state.phase == "probation"
@@ -144,7 +144,7 @@ def _begin(run: Run) -> Split | Switchback:
     )
 
 
-def watch_fleet(run: Run) -> None:
+def watch_fleet(run: StepRun) -> None:
     """Look at the whole fleet: the baseline outside of a trial, and whether it suffers during one."""
     state, settings = run.state, run.settings
     on_trial = state.phase in ("screen", "ramp", "switchback") and state.thresholds is not None
@@ -158,7 +158,7 @@ def watch_fleet(run: Run) -> None:
         _ended(run, reason)
 
 
-def judge(run: Run) -> None:
+def judge(run: StepRun) -> None:
     """Close what is complete and act on what it shows."""
     state, settings = run.state, run.settings
     if state.trial is None or _unwell(run, state.trial):
@@ -183,7 +183,7 @@ def judge(run: Run) -> None:
         _probation(run, added)
 
 
-def _unwell(run: Run, trial: Trial) -> bool:
+def _unwell(run: StepRun, trial: Trial) -> bool:
     """Check whether the fleet fails as a whole, whichever weights choose: then nothing can be learned now.
 
     It is nobody's fault: no promotion is undone for it, and a candidate that ends by it is no fruitless one.
@@ -203,7 +203,7 @@ def _unwell(run: Run, trial: Trial) -> bool:
     return True
 
 
-def _doubted(run: Run) -> bool:
+def _doubted(run: StepRun) -> bool:
     """Measure every pair where promoted weights begin to fail: the other arm's next turn may be far."""
     state, trial = run.state, run.state.trial
     if not isinstance(trial, Switchback) or trial.every == 1 or not fails_now(state.record, trial):
@@ -214,7 +214,7 @@ def _doubted(run: Run) -> bool:
     return True
 
 
-def _ended(run: Run, reason: str) -> None:
+def _ended(run: StepRun, reason: str) -> None:
     state = run.state
     run.refuse(state.candidate or state.incumbent)
     if state.phase != "probation":
@@ -225,7 +225,7 @@ def _ended(run: Run, reason: str) -> None:
     run.fruitless(demoted)
 
 
-def _split(run: Run, added: int) -> None:
+def _split(run: StepRun, added: int) -> None:
     state, stages = run.state, run.settings.stages
     lasted_s = run.now_wall_s - state.since_wall_s
     verdict = judge_split(state.record, run.settings)
@@ -246,7 +246,7 @@ def _split(run: Run, added: int) -> None:
         _ended(run, f"too little traffic: {served.requests if served else 0} requests")
 
 
-def _switchback(run: Run, added: int) -> None:
+def _switchback(run: StepRun, added: int) -> None:
     state, evidence = run.state, run.settings.evidence
     assert state.trial is not None  # noqa: S101 - `judge` has looked
     if added:
@@ -262,7 +262,7 @@ def _switchback(run: Run, added: int) -> None:
         _ended(run, f"too little traffic: {len(state.record.units)} pairs in all this time")
 
 
-def _promoted(run: Run, reason: str) -> None:
+def _promoted(run: StepRun, reason: str) -> None:
     state = run.state
     old = state.incumbent
     run.adopt({**old, **(state.candidate or {})}, "promoted", f"candidate {state.number}: {reason}")
@@ -272,7 +272,7 @@ def _promoted(run: Run, reason: str) -> None:
     run.go("probation", f"candidate {state.number} promoted: {reason}")
 
 
-def _probation(run: Run, added: int) -> None:
+def _probation(run: StepRun, added: int) -> None:
     state, stages = run.state, run.settings.stages
     verdict = judge_probation(state.record, run.settings) if added else None
     if verdict is not None and verdict.kind == END:
@@ -283,12 +283,12 @@ def _probation(run: Run, added: int) -> None:
         _settled(run, f"nothing to regret in {len(state.record.units)} pairs; time is up")
 
 
-def _settled(run: Run, reason: str) -> None:
+def _settled(run: StepRun, reason: str) -> None:
     run.drop_candidate()
     run.go("baseline", f"candidate {run.state.number} stays: {reason}")
 
 
-def watch(run: Run) -> None:
+def watch(run: StepRun) -> None:
     """Compare stretches of time with the first one after freezing; thaw on drift."""
     state, settings = run.state, run.settings
     baseline, drift = state.baseline, settings.drift
@@ -339,7 +339,7 @@ def drifted(before: Features, now: Features, settings: Drift) -> str:
     return ""
 
 
-def silence(run: Run, sample: Sample) -> None:
+def silence(run: StepRun, sample: Sample) -> None:
     """Leave time out in which nothing came for long before a sample: a rate over it would say nothing.
 
     Nor is it time of a baseline: a burst, and one request an hour later, would complete it. A stretch that

@@ -19,22 +19,22 @@ from epp.errors import ConfigError
 from epp.feeds.files import exclusive, read_file
 from epp.records.files import DAMAGED
 from epp.records.weight_files import load_memory
-from epp_lab.sidecar.feed import State as FeedState  # noqa: TC001  # msgspec reads annotations at run time
+from epp_lab.sidecar.feed import FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp_lab.sidecar.process import Files, Writes, lead_of, lost
 from epp_lab.tuner import machine
 from epp_lab.tuner.samples import SampleFeed
 from epp_lab.tuner.search import Measured  # noqa: TC001
 from epp_lab.tuner.state import (
-    Asked,
     Note,
     NothingBetter,
     Observed,
+    OperatorAsked,
     OperatorRequest,
     Pinned,
     Proposed,
     Publish,
     Rehearse,
-    State,
+    TunerState,
 )
 from epp_lab.tuner.trials import late_s
 
@@ -91,7 +91,7 @@ class Found(msgspec.Struct, frozen=True):
 class Rehearsal(Protocol):
     """Searches for a candidate beside the loop."""
 
-    def start(self, state: State, reason: str) -> None:
+    def start(self, state: TunerState, reason: str) -> None:
         """Begin, in the place of one that runs; raise OSError where there is no room for it."""
 
     def poll(self) -> Found | None:
@@ -110,7 +110,7 @@ class Memory(msgspec.Struct):
         requests_done: ids of the operators' requests on file that were done.
     """
 
-    state: State
+    state: TunerState
     feed: FeedState | None = None
     requests_done: list[str] = []
 
@@ -119,7 +119,7 @@ def _read_memory(paths: WeightsPaths) -> Memory | None:
     return load_memory(paths.memory, msgspec.json.Decoder(Memory).decode)
 
 
-def read_state(paths: WeightsPaths) -> State | None:
+def read_state(paths: WeightsPaths) -> TunerState | None:
     """Read what a tuner's memory says of its machine; None when there is none.
 
     Raises:
@@ -164,7 +164,7 @@ class Tuner:
         self.feed: SampleFeed
 
     @property
-    def state(self) -> State:
+    def state(self) -> TunerState:
         """The machine's state."""
         return self.memory.state
 
@@ -242,7 +242,7 @@ class Tuner:
         requests = read_requests(self.setup.paths)
         new = [request for request in requests if request.id not in self.memory.requests_done]
         for request in new:
-            self.handle(Asked(self._clock.wall_s(), request))
+            self.handle(OperatorAsked(self._clock.wall_s(), request))
         if requests:
             self.memory.requests_done = [request.id for request in requests]
         return [request.what for request in new]

@@ -138,7 +138,7 @@ def promotion_level(alpha: float, number: int, *, promotions: int) -> float:
     return min(alpha * math.pow(number, -_EXPONENT) / _ZETA * (promotions + 1), 1.0)
 
 
-class Verdict(NamedTuple):
+class TrialVerdict(NamedTuple):
     """What to do, and why."""
 
     kind: str
@@ -241,25 +241,25 @@ def _full(record: Record, arm: str) -> dict[int, Tally]:
     return {block: tally for block, tally in blocks.items() if tally.requests >= _ABRUPT_REQUESTS}
 
 
-def judge_split(record: Record, settings: TunerSettings) -> Verdict:
+def judge_split(record: Record, settings: TunerSettings) -> TrialVerdict:
     """Whether a split shows harm. It cannot show a benefit: arms of one fleet share what harm one does."""
     goal = settings.goal
     if (low := _concentrated(record)) > goal.concentration_margin:
-        return Verdict(END, _harm(CONCENTRATION, low, goal.concentration_margin))
+        return TrialVerdict(END, _harm(CONCENTRATION, low, goal.concentration_margin))
     limits = {SLOW: goal.slow_margin, E2E: goal.e2e_margin, ERRORS: goal.error_margin}
     ended = _harmed(record, limits, settings, bound=1.0)
-    return ended or Verdict(PASS, "no harm shown")
+    return ended or TrialVerdict(PASS, "no harm shown")
 
 
 def _harmed(
     record: Record, limits: Mapping[str, float], settings: TunerSettings, *, bound: float
-) -> Verdict | None:
+) -> TrialVerdict | None:
     """Return the first guardrail that is shown to be broken."""
     alpha = settings.evidence.guard_level
     for measure, margin in limits.items():
         rises = -_bets(record, measure, margin, bound)
         if rises.shows_below(-margin, alpha):
-            return Verdict(END, _harm(measure, -rises.upper(alpha), margin))
+            return TrialVerdict(END, _harm(measure, -rises.upper(alpha), margin))
     return None
 
 
@@ -288,7 +288,7 @@ def _concentrated(record: Record) -> float:
     return found[CONCENTRATION] - 3.0 * math.sqrt(0.25 * 10.0 / record.totals[arm].requests)
 
 
-def judge_switchback(record: Record, settings: TunerSettings, level: float) -> Verdict:
+def judge_switchback(record: Record, settings: TunerSettings, level: float) -> TrialVerdict:
     """Check whether a candidate may be promoted.
 
     Args:
@@ -300,15 +300,15 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     bound, n, half = evidence.block_bound, len(record.units), evidence.guard_level / 2.0
     raw, merged = _objective(record, settings)
     if (-merged).shows_below(0.0, half):
-        return Verdict(END, "shown to be worse: more slow requests")
+        return TrialVerdict(END, "shown to be worse: more slow requests")
     ended = _harmed(record, _limits(record, settings), settings, bound=bound)
     if ended is not None:
         return ended
     if n < evidence.min_pairs:
-        return Verdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
+        return TrialVerdict(GO_ON, f"{n} pairs of at least {evidence.min_pairs}")
     low, high = (_points(-end) for end in merged.interval(half))
     if (-merged).shows_below(goal.worth, half):
-        return Verdict(END, f"not worth it: better by {low} at most")
+        return TrialVerdict(END, f"not worth it: better by {low} at most")
     better = min(raw.log_e(), merged.log_e()) >= -math.log(level)
     doubts = [] if better else ["the objective"]
     for measure, margin in margins(goal).items():
@@ -320,9 +320,9 @@ def judge_switchback(record: Record, settings: TunerSettings, level: float) -> V
     if sum(record.values(SLOW)) >= 0.0 or sum(record.values(E2E)) > 0.0:
         doubts.append("plain counts")
     if not doubts:
-        return Verdict(PASS, f"slow requests {high} to {low} down, no harm")
+        return TrialVerdict(PASS, f"slow requests {high} to {low} down, no harm")
     words = f"not enough evidence on {', '.join(doubts)} in {n} pairs"
-    return Verdict(END if n >= evidence.max_pairs else GO_ON, words)
+    return TrialVerdict(END if n >= evidence.max_pairs else GO_ON, words)
 
 
 def _limits(record: Record, settings: TunerSettings) -> dict[str, float]:
@@ -360,17 +360,17 @@ def intervals(record: Record, settings: TunerSettings) -> dict[str, tuple[float,
     return out
 
 
-def judge_probation(record: Record, settings: TunerSettings) -> Verdict:
+def judge_probation(record: Record, settings: TunerSettings) -> TrialVerdict:
     """Check whether a promoted candidate is to be regretted."""
     evidence, n, wanted = settings.evidence, len(record.units), settings.stages.probation_pairs
     if log_e_regret(record, settings) >= -math.log(evidence.guard_level):
-        return Verdict(END, "slow requests shown to have risen against the old weights")
+        return TrialVerdict(END, "slow requests shown to have risen against the old weights")
     ended = _harmed(record, _limits(record, settings), settings, bound=evidence.block_bound)
     if ended is not None:
         return ended
     if n >= wanted:
-        return Verdict(PASS, f"nothing to regret in {n} pairs")
-    return Verdict(GO_ON, f"{n} pairs of {wanted}")
+        return TrialVerdict(PASS, f"nothing to regret in {n} pairs")
+    return TrialVerdict(GO_ON, f"{n} pairs of {wanted}")
 
 
 _WORDS = {

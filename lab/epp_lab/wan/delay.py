@@ -49,7 +49,7 @@ class Shape:
     cut: bool = False
 
 
-class Line:
+class DelayLine:
     """One direction of a link at work.
 
     Args:
@@ -124,12 +124,14 @@ class Links:
     """
 
     def __init__(self, described: list[dict[str, Any]]) -> None:
-        self._lines: dict[int, tuple[Line, int]] = {}  # device -> where its packets go, and at which device
-        self._of_link: dict[str, tuple[Line, Line]] = {}
+        self._lines: dict[
+            int, tuple[DelayLine, int]
+        ] = {}  # device -> where its packets go, and at which device
+        self._of_link: dict[str, tuple[DelayLine, DelayLine]] = {}
         for link in described:
             near, far = (open_tun(**end) for end in link["ends"])
             shape, seed = Shape(**link["shape"]), link["seed"]
-            there, back = Line(shape, 2 * seed), Line(shape, 2 * seed + 1)
+            there, back = DelayLine(shape, 2 * seed), DelayLine(shape, 2 * seed + 1)
             self._lines |= {near: (there, far), far: (back, near)}
             self._of_link[link["name"]] = there, back
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.schedule.model_rules import ModelRules
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Endpoint
 
 
-def served_models(
-    fleet: Fleet, rules: ModelRules, may_serve: Callable[[Endpoint, str], bool]
+def upstream_models(
+    datastore: Datastore, rules: ModelRules, may_serve: Callable[[Endpoint, str], bool]
 ) -> dict[str, ListedModel] | None:
     """Collect the models that a client may ask for, each with the largest context that an endpoint gives it.
 
@@ -25,7 +25,7 @@ def served_models(
     is known by the name that clients use; what rules make of it is not told.
 
     Args:
-        fleet: the endpoints, and what their engines list.
+        datastore: the endpoints, and what their engines list.
         rules: rewrite models.
         may_serve: whether an endpoint may serve the client a model.
 
@@ -34,8 +34,8 @@ def served_models(
     """
     found: dict[str, ListedModel] = {}
     known = False
-    for slot, endpoint in fleet.members:
-        listed = fleet.listed_models(slot)
+    for slot, endpoint in datastore.members:
+        listed = datastore.listed_models(slot)
         for name in sorted(endpoint.models) or listed:
             known = True
             if may_serve(endpoint, name):

@@ -16,7 +16,17 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from epp.cluster.answers import ALL_S, Answers
-from epp.cluster.messages import MAX_BLOCKS, MAX_USES, Fact, Group, Message, decode, encode, facts_of, taken
+from epp.cluster.messages import (
+    MAX_BLOCKS,
+    MAX_USES,
+    Group,
+    IndexDelta,
+    Message,
+    decode,
+    encode,
+    facts_of,
+    taken,
+)
 from epp.errors import UnreadableError
 from epp.signals.peer_load import PeerLoad
 
@@ -26,7 +36,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.leading import Leading
     from epp.prefix_cache.prefix import Prefix
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
 
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
 #: Timers count whole milliseconds: a flush may come too early by this.
@@ -65,7 +75,7 @@ class HopTokens(Protocol):
 
 
 @dataclass(slots=True)
-class _Peer:
+class _PeerPicker:
     heard_s: float
     sequence: int | None = None  # of its last message to all
     alive: bool = True
@@ -93,11 +103,11 @@ class Counts:
     staleness_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
 
 
-class Sharing:
+class IndexSync:
     """One picker's part.
 
     Args:
-        fleet: the signals; `Fleet.peer_load` and the hooks of ledger and index are taken.
+        datastore: the signals; `Datastore.peer_load` and the hooks of ledger and index are taken.
         group: whom it understands.
         origin: name of this process, another one at each start.
         clock: the time.
@@ -114,7 +124,7 @@ class Sharing:
 
     def __init__(
         self,
-        fleet: Fleet,
+        datastore: Datastore,
         group: Group,
         origin: str,
         clock: Clock,
@@ -128,16 +138,16 @@ class Sharing:
         self._second = second
         self._tokens: HopTokens | None = None
         self._uses: deque[tuple[bytes, int]] = deque()
-        self._fleet, self._group, self._origin, self._clock = fleet, group, origin, clock
+        self._datastore, self._group, self._origin, self._clock = datastore, group, origin, clock
         self._publish, self._wake = publish, wake
-        self._peer_load = PeerLoad(fleet.slot_of)
-        self._peers: dict[str, _Peer] = {}
+        self._peer_load = PeerLoad(datastore.slot_of)
+        self._peers: dict[str, _PeerPicker] = {}
         self._changed_slots: set[int] = set()
-        self._facts: deque[Fact] = deque()
+        self._facts: deque[IndexDelta] = deque()
         self._ejected: dict[str, float] = {}
         self._paused: dict[str, float] = {}
         #: Facts sent, each with the sequence of its message.
-        self._journal: deque[tuple[int, Fact]] = deque(maxlen=JOURNAL)
+        self._journal: deque[tuple[int, IndexDelta]] = deque(maxlen=JOURNAL)
         self._sequences = count()
         self._changed_s = math.inf
         self._sent_s = self._whole_s = -math.inf
@@ -148,12 +158,12 @@ class Sharing:
         self.counts = Counts()
         self._load, self._leading = load, leading
         if load:
-            fleet.count_peers(self._peer_load)
-            fleet.ledger.on_change["sharing"] = self._promised
-            fleet.health.on_eject["sharing"] = self._eject
-            fleet.retry_after.on_pause["sharing"] = self._pause
-        fleet.index.on_insert["sharing"] = self._inserted
-        fleet.stored.on_store["sharing"] = self._stored
+            datastore.count_peers(self._peer_load)
+            datastore.ledger.on_change["sharing"] = self._in_flight_tokens
+            datastore.health.on_eject["sharing"] = self._eject
+            datastore.retry_after.on_pause["sharing"] = self._pause
+        datastore.index.on_insert["sharing"] = self._inserted
+        datastore.stored.on_store["sharing"] = self._stored
 
     @property
     def peers(self) -> int:
@@ -171,23 +181,23 @@ class Sharing:
         listened = self._clock.mono_s() - self._started_s > SILENT_S
         return listened and all(self._origin < name for name, peer in self._peers.items() if peer.alive)
 
-    def _promised(self, slot: int, tokens: int) -> None:
+    def _in_flight_tokens(self, slot: int, tokens: int) -> None:
         self._changed_slots.add(slot)
         self._change(urgent=tokens > URGENT_TOKENS)
 
     def _inserted(self, slot: int, prefix: Prefix) -> None:
-        address = self._fleet.address_of(slot)
+        address = self._datastore.address_of(slot)
         if address is not None:
-            self._facts.extend(facts_of(address, self._fleet.engine.started_s(slot), prefix))
+            self._facts.extend(facts_of(address, self._datastore.engine.started_s(slot), prefix))
             self._change()
 
     def _stored(self, slot: int, key: int) -> None:
         self._facts.append(self._stores(slot, [key]))
         self._change(urgent=True)  # the next turn may come at any moment, and elsewhere it fails
 
-    def _stores(self, slot: int, keys: list[int]) -> Fact:
-        address, started_s = self._fleet.address_of(slot) or "", self._fleet.engine.started_s(slot)
-        return Fact(address, started_s, stored=array("Q", keys).tobytes())
+    def _stores(self, slot: int, keys: list[int]) -> IndexDelta:
+        address, started_s = self._datastore.address_of(slot) or "", self._datastore.engine.started_s(slot)
+        return IndexDelta(address, started_s, stored=array("Q", keys).tobytes())
 
     def share_tokens(self, tokens: HopTokens) -> None:
         """Share which hop tokens are used, from now on."""
@@ -198,11 +208,11 @@ class Sharing:
         self._change()
 
     def _eject(self, slot: int, until_s: float) -> None:
-        self._ejected[self._fleet.address_of(slot) or ""] = until_s - self._clock.mono_s()
+        self._ejected[self._datastore.address_of(slot) or ""] = until_s - self._clock.mono_s()
         self._change(urgent=True)
 
     def _pause(self, slot: int, length_s: float) -> None:
-        self._paused[self._fleet.address_of(slot) or ""] = length_s
+        self._paused[self._datastore.address_of(slot) or ""] = length_s
         self._change(urgent=True)
 
     def _change(self, *, urgent: bool = False) -> None:
@@ -236,7 +246,7 @@ class Sharing:
         facts = taken(self._facts.popleft() for _ in range(len(self._facts)))
         changed_s = self._changed_s if self._changed_s < math.inf else 0.0
         sequence = next(self._sequences)
-        self._journal.extend((sequence, fact) for fact in facts)
+        self._journal.extend((sequence, delta) for delta in facts)
         uses = [self._uses.popleft() for _ in range(min(len(self._uses), MAX_USES))]
         content = {
             "changed_s": changed_s,
@@ -251,7 +261,7 @@ class Sharing:
         for sent in (self._changed_slots, self._ejected, self._paused):
             sent.clear()
         self._changed_s, self._due_s, self._sent_s = math.inf, math.inf, now_s
-        self._peer_load.sent(self._fleet.ledger.block)
+        self._peer_load.sent(self._datastore.ledger.block)
         if whole:
             self._whole_s = now_s
         self._say("", sequence, **content)
@@ -261,9 +271,11 @@ class Sharing:
     def _gauges(self, *, whole: bool) -> dict[str, Any]:
         if not self._load:
             return {}
-        block, fleet = self._fleet.ledger.block, self._fleet
-        slots = [slot for slot, _ in fleet.members if block[:, slot].any()] if whole else self._changed_slots
-        named = ((fleet.address_of(slot), slot) for slot in slots)
+        block, datastore = self._datastore.ledger.block, self._datastore
+        slots = (
+            [slot for slot, _ in datastore.members if block[:, slot].any()] if whole else self._changed_slots
+        )
+        named = ((datastore.address_of(slot), slot) for slot in slots)
         return {address: block[:, slot].tolist() for address, slot in named if address is not None}
 
     def _say(self, to: str, sequence: int = TO_ONE, **content: Any) -> None:
@@ -300,7 +312,7 @@ class Sharing:
             if len(self._peers) >= MAX_PEERS:
                 self.counts.ignored["too many peers"] += 1
                 return
-            peer = self._peers[message.origin] = _Peer(now_s)
+            peer = self._peers[message.origin] = _PeerPicker(now_s)
         self.counts.received += 1
         peer.heard_s, peer.alive = now_s, True
         if message.lead is not None and self._leading is not None:
@@ -312,12 +324,12 @@ class Sharing:
         else:
             self._take(message, peer, now_s)
 
-    def _take(self, message: Message, peer: _Peer, now_s: float) -> None:
+    def _take(self, message: Message, peer: _PeerPicker, now_s: float) -> None:
         if peer.sequence is None or message.sequence > peer.sequence:
             if message.sequence >= 0:
                 self._follow(message, peer)
             if self._load:
-                own, slot_of = self._fleet.ledger.block, self._fleet.slot_of
+                own, slot_of = self._datastore.ledger.block, self._datastore.slot_of
                 load = {address: row for address, row in message.load.items() if slot_of(address) is not None}
                 self._peer_load.update(message.origin, load, own, whole=message.whole)
                 self._leave_alone(message, now_s)
@@ -326,14 +338,18 @@ class Sharing:
         if message.used and self._tokens is not None:
             self._tokens.hold(message.used, round(self._clock.wall_s() * 1e3))
         named = message.group == self._group
-        wants = [fact for fact in message.facts if (named or fact.stored) and not self._hold(fact, now_s)]
+        wants = [
+            delta
+            for delta in message.facts
+            if (named or delta.stored) and not self._apply_remote(delta, now_s)
+        ]
         if wants and self.warm:  # a joiner gets all of it anyway
             self._say(message.origin, wants=wants)
         if message.last and not self.warm:
             self.warm = True
             self._adopt(message)
 
-    def _follow(self, message: Message, peer: _Peer) -> None:
+    def _follow(self, message: Message, peer: _PeerPicker) -> None:
         """Note a peer's message to all, and ask for what was missed before it."""
         before = peer.sequence
         if before is None:  # of a newcomer: a joiner asks one peer for all, instead
@@ -344,55 +360,55 @@ class Sharing:
             self._say(message.origin, ask=before)
 
     def _leave_alone(self, message: Message, now_s: float) -> None:
-        fleet = self._fleet
+        datastore = self._datastore
         for address, length_s in message.ejected.items():
-            if (slot := fleet.slot_of(address)) is not None:
-                fleet.health.eject_until(slot, now_s + length_s, now_s)
+            if (slot := datastore.slot_of(address)) is not None:
+                datastore.health.eject_until(slot, now_s + length_s, now_s)
         for address, length_s in message.paused.items():
-            if (slot := fleet.slot_of(address)) is not None:
-                fleet.retry_after.pause_for(slot, length_s, now_s)
+            if (slot := datastore.slot_of(address)) is not None:
+                datastore.retry_after.pause_for(slot, length_s, now_s)
 
-    def _hold(self, fact: Fact, now_s: float) -> bool:
+    def _apply_remote(self, delta: IndexDelta, now_s: float) -> bool:
         """Insert a fact; False where it names runs that are not known here.
 
         What an earlier process of the endpoint was given says nothing; a later process is a restart.
         """
-        fleet = self._fleet
-        slot = fleet.slot_of(fact.endpoint)
+        datastore = self._datastore
+        slot = datastore.slot_of(delta.endpoint)
         if slot is None:
             return True
-        started_s = fleet.engine.started_s(slot)
-        if fact.started_s and started_s:
-            if fact.started_s < started_s - _SAME_START_S:
+        started_s = datastore.engine.started_s(slot)
+        if delta.started_s and started_s:
+            if delta.started_s < started_s - _SAME_START_S:
                 return True
-            if fact.started_s > started_s + _SAME_START_S:
-                fleet.restart(fact.endpoint, now_s)
-                fleet.engine.restarted(slot, fact.started_s, now_s)
-        for key in array("Q", fact.stored):
-            fleet.stored.hold(slot, key, now_s)
-        return bool(fact.stored) or fleet.index.hold(slot, fact.prefix())
+            if delta.started_s > started_s + _SAME_START_S:
+                datastore.restart(delta.endpoint, now_s)
+                datastore.engine.restarted(slot, delta.started_s, now_s)
+        for key in array("Q", delta.stored):
+            datastore.stored.hold(slot, key, now_s)
+        return bool(delta.stored) or datastore.index.apply_remote(slot, delta.prefix())
 
-    def since(self, sequence: int) -> Iterator[Fact] | None:
+    def since(self, sequence: int) -> Iterator[IndexDelta] | None:
         """List the facts sent after a message; None where they are kept no more."""
         journal = self._journal
         if len(journal) == JOURNAL and journal[0][0] > sequence:
             return None
-        return iter([fact for at, fact in journal if at > sequence])
+        return iter([delta for at, delta in journal if at > sequence])
 
-    def whole(self, wants: Iterable[Fact]) -> Iterator[Fact]:
+    def whole(self, wants: Iterable[IndexDelta]) -> Iterator[IndexDelta]:
         """List facts again, with the runs that their reader misses."""
-        for fact in wants:
-            prefix = self._fleet.index.whole(fact.prefix())
+        for delta in wants:
+            prefix = self._datastore.index.whole(delta.prefix())
             if prefix is not None:
-                yield from facts_of(fact.endpoint, fact.started_s, prefix)
+                yield from facts_of(delta.endpoint, delta.started_s, prefix)
 
-    def everything(self) -> Iterator[Fact]:
+    def everything(self) -> Iterator[IndexDelta]:
         """List all that is known."""
-        fleet = self._fleet
-        for slot, endpoint in fleet.members:
-            for prefix in fleet.index.prefixes(slot):
-                yield from facts_of(endpoint.address, fleet.engine.started_s(slot), prefix)
-            keys = fleet.stored.keys(slot)
+        datastore = self._datastore
+        for slot, endpoint in datastore.members:
+            for prefix in datastore.index.prefixes(slot):
+                yield from facts_of(endpoint.address, datastore.engine.started_s(slot), prefix)
+            keys = datastore.stored.keys(slot)
             for at in range(0, len(keys), MAX_BLOCKS):
                 yield self._stores(slot, keys[at : at + MAX_BLOCKS])
 
@@ -403,21 +419,23 @@ class Sharing:
         if piece.facts:
             self._say(piece.origin, facts=piece.facts)
         else:
-            fleet = self._fleet
-            hits = {endpoint.address: fleet.calibration.sums(slot) for slot, endpoint in fleet.members}
-            rates, paths = fleet.rates.learned, fleet.paths.learned
+            datastore = self._datastore
+            hits = {
+                endpoint.address: datastore.calibration.sums(slot) for slot, endpoint in datastore.members
+            }
+            rates, paths = datastore.rates.learned, datastore.paths.learned
             uses = [] if self._tokens is None else self._tokens.used(MAX_USES)
             self._say(piece.origin, last=True, rates=rates, paths=paths, hits=hits, used=uses)
         self._wake(LEAST_S)
 
     def _adopt(self, message: Message) -> None:
         """Start from what a peer has learned."""
-        fleet = self._fleet
-        fleet.rates.adopt(message.rates)
-        fleet.paths.adopt(message.paths)
+        datastore = self._datastore
+        datastore.rates.adopt(message.rates)
+        datastore.paths.adopt(message.paths)
         for address, (reported, predicted) in message.hits.items():
-            if (slot := fleet.slot_of(address)) is not None:
-                fleet.calibration.adopt(slot, reported, predicted)
+            if (slot := datastore.slot_of(address)) is not None:
+                datastore.calibration.adopt(slot, reported, predicted)
 
     def _join(self, now_s: float) -> None:
         """Ask a peer for what it knows, until one has answered or nobody is there."""

@@ -29,7 +29,7 @@ class Learned(NamedTuple):
     sums: _Sums
 
 
-class Line:
+class LinearFit:
     """``y = base * u + slope * x`` for positive u, x and y, through noisy, heavy-tailed samples as they come.
 
     It starts on a prior that keeps the weight of a few samples for ever, old samples fade, relative errors

@@ -35,7 +35,7 @@ from epp.schedule.feedback import (
 from epp.schedule.filters import Filters
 from epp.schedule.prompt_roots import PromptRoots
 from epp.schedule.select import LEAST_SHARE, select, with_local
-from epp.signals.fleet import Fleet
+from epp.signals.datastore import Datastore
 from epp.signals.stored_responses import key_of
 from epp.types import PREFIX_KEY_TOKENS
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PickerSettings:
+class SchedulerSettings:
     """Settings of a picker; `epp.config.schema.PolicySection` describes them."""
 
     tie_band: float = 0.01
@@ -63,7 +63,7 @@ class PickerSettings:
     warmup_s: float = 30.0
 
     @classmethod
-    def of(cls, config: Config) -> PickerSettings:
+    def of(cls, config: Config) -> SchedulerSettings:
         """Take them from a configuration."""
         policy = config.policy
         return cls(tie_band=policy.tie_band, fallbacks=policy.fallbacks, warmup_s=config.pool.warmup_s)
@@ -85,9 +85,9 @@ class Measured(Struct, frozen=True):
     deepest: int | None
 
 
-def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
+def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
     """Make a fleet with its stores as configured."""
-    return Fleet(
+    return Datastore(
         index,
         stale_after_s=config.scrape.stale_after_s,
         probe_interval_s=config.probe.interval_s,
@@ -95,11 +95,11 @@ def fleet_of(config: Config, index: PrefixIndex) -> Fleet:
     )
 
 
-class Picker:
+class Scheduler:
     """Decides and remembers what it promised.
 
     Args:
-        fleet: the signals.
+        datastore: the signals.
         policy: prices endpoints.
         balance: used instead where the policy needs a prompt and there is none to read.
         weights: the weights in force.
@@ -112,16 +112,16 @@ class Picker:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        datastore: Datastore,
         policy: Policy,
         balance: Policy,
         weights: WeightBook,
-        settings: PickerSettings,
+        settings: SchedulerSettings,
         new_id: Callable[[], str],
         name_block: Callable[[int], str] = "{:016x}".format,
         learn: Callable[[RequestInfo, int], None] | None = None,
     ) -> None:
-        self.fleet = fleet
+        self.datastore = datastore
         self.policy = policy
         self._params = params_of(policy)
         self.weights = weights
@@ -131,7 +131,7 @@ class Picker:
         self._name_block = name_block
         self._learn = learn
         self.filters = Filters(policy)
-        fleet.on_pool["filters"] = lambda: self.filters.set_pool(fleet.members)
+        datastore.on_pool["filters"] = lambda: self.filters.set_pool(datastore.members)
         self._extras = policy.extra_columns()
         self._roots = PromptRoots()
         self._in_flight: dict[str, InFlight] = {}
@@ -140,12 +140,12 @@ class Picker:
 
     def configure(self, config: Config) -> None:
         """Use a configuration's settings, and its checked weights, from now on."""
-        self._settings = PickerSettings.of(config)
+        self._settings = SchedulerSettings.of(config)
         self.weights.configure(config.policy.weights)
 
     def set_pool(self, endpoints: Sequence[Endpoint], now_s: float) -> None:
         """Replace the pool; what is known of endpoints that stay is kept."""
-        self.fleet.apply(endpoints, now_s)
+        self.datastore.apply(endpoints, now_s)
 
     def replace_policy(self, policy: Policy) -> None:
         """Use the same policy with other parameters from the next decision on.
@@ -181,7 +181,7 @@ class Picker:
         """Tell whether a request was decided here and has not ended."""
         return decision_id in self._in_flight
 
-    def pick(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
+    def decide(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         """Locate, measure, schedule and reserve, in one step that nothing can come between.
 
         Raises:
@@ -199,21 +199,21 @@ class Picker:
         Raises:
             NoEndpointError: nobody is eligible.
         """
-        fleet, about = self.fleet, request.previous_response
-        healthy, paused = fleet.health.standing(now_s).healthy, fleet.retry_after.until_s(now_s)
-        holder = fleet.stored.slot(about, now_s) if about else None
-        return self.filters.candidates(request, healthy, paused, holder, fleet.unknown(now_s))
+        datastore, about = self.datastore, request.previous_response
+        healthy, paused = datastore.health.standing(now_s).healthy, datastore.retry_after.until_s(now_s)
+        holder = datastore.stored.slot(about, now_s) if about else None
+        return self.filters.candidates(request, healthy, paused, holder, datastore.unknown(now_s))
 
     def measure(self, request: RequestInfo, found: Candidates, now_s: float) -> Measured:
         """Look up the prompt's prefix, take the candidates' signals, and complete the request by both."""
-        fleet, slots, models = self.fleet, found.slots, found.served_models
-        match = fleet.prefixes.match(request)
+        datastore, slots, models = self.datastore, found.slots, found.served_models
+        match = datastore.prefixes.match(request)
         cached = None if match is None else match.cached_tokens(slots)
         given = request if self.policy.chances_after_failures else replace(request, tried_models=())
-        success = fleet.capability.success(given, models, len(slots))
-        seen = fleet.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
+        success = datastore.capability.success(given, models, len(slots))
+        seen = datastore.snapshot(slots, cached, request.prompt_tokens, now_s, models=models, success=success)
         if self._extras is not None:
-            seen = replace(seen, extra=self._extras.columns(request, fleet, seen, slots, now_s))
+            seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
         return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest)
@@ -230,7 +230,7 @@ class Picker:
             weights, arm = self._weights_for(request, wall_s)
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
-        shares = self._shares(found.slots, now_s)
+        shares = self._slow_start_weights(found.slots, now_s)
         band = settings.tie_band if policy.ties is Ties.BAND else 0.0
         selection = select(
             ranking.costs,
@@ -240,9 +240,9 @@ class Picker:
             fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
             seed=settings.seed,
             key=request.decision_id,
-            served_models=found.served_models,
+            upstream_models=found.served_models,
         )
-        if self.fleet.remote is not None:
+        if self.datastore.remote is not None:
             selection = with_local(selection, ranking.costs, seen)
         return Decision(
             at_wall_s=wall_s,
@@ -250,16 +250,16 @@ class Picker:
             policy=policy.name,
             params=params,
             request=request,
-            fleet=seen,
+            snapshot=seen,
             weights=values,
             weights_version=weights.version,
             seed=settings.seed,
-            tie_band=band,
+            tolerance=band,
             ranking=ranking,
-            shares=shares,
+            slow_start_weights=shares,
             legs=whole_leg(request, seen, selection.chosen, selection.fallbacks),
             tied=selection.tied,
-            held_back=selection.held_back,
+            slow_start_excluded=selection.slow_start_excluded,
             arm=arm,
             excluded=found.excluded,
             bound=found.bound,
@@ -267,47 +267,47 @@ class Picker:
 
     def reserve(self, decision: Decision, measured: Measured, now_s: float) -> None:
         """Reserve what every leg of a decision will take, and remember the request until it ends."""
-        fleet, request, deepest = self.fleet, decision.request, measured.deepest
+        datastore, request, deepest = self.datastore, decision.request, measured.deepest
         self._sequence += 1
         if deepest is not None:
-            fleet.popularity.count(deepest, now_s)
+            datastore.popularity.count(deepest, now_s)
         if self._extras is not None:
-            self._extras.note(decision.endpoint, request, decision.fleet, now_s)
+            self._extras.note(decision.endpoint, request, decision.snapshot, now_s)
         if request.prompt_tokens:
-            fleet.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
+            datastore.first_tokens.observe(request.model, decision.ranking.least_first_token_ms)
         slots = measured.found.slots
         legs = tuple(self._reserve(leg, decision, int(slots[leg.index]), now_s) for leg in decision.legs)
         self._in_flight[decision.id] = InFlight(legs, request, now_s)
 
     def _reserve(self, leg: Leg, decision: Decision, slot: int, now_s: float) -> SentLeg:
-        fleet, request, prompt_tokens = self.fleet, decision.request, decision.request.prompt_tokens
-        seen = decision.fleet.at(leg.index)
-        state = sent_of(leg, decision, seen, fleet.paths.started(slot, now_s))
-        fleet.retry_after.sent(slot, decision.id, now_s)
-        fleet.ledger.reserve(
+        datastore, request, prompt_tokens = self.datastore, decision.request, decision.request.prompt_tokens
+        seen = decision.snapshot.at(leg.index)
+        state = sent_of(leg, decision, seen, datastore.paths.started(slot, now_s))
+        datastore.retry_after.sent(slot, decision.id, now_s)
+        datastore.ledger.reserve(
             leg.reservation,
             slot,
             prompt_tokens,
             # A hit that the engine has lost is work that the next request waits for, too.
-            round(fleet.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
+            round(datastore.calibration.to_prefill(slot, prompt_tokens, seen.cached_tokens)),
             now_s,
             answer_tokens=request.expected_output_tokens,
             sequences=request.sequences,
         )
         distance_tokens = self._insert(slot, request) if prompt_tokens else math.nan
-        endpoint = decision.fleet.endpoints[leg.index]
+        endpoint = decision.snapshot.endpoints[leg.index]
         return SentLeg(slot, endpoint, leg.reservation, seen.cached_tokens, distance_tokens, state)
 
     def _insert(self, slot: int, request: RequestInfo) -> float:
         """Insert a request's prompts; return what `PrefixIndex.insert` does of the first."""
         for one in request.more:
-            self.fleet.index.insert(slot, one)
-        return self.fleet.index.insert(slot, request)
+            self.datastore.index.insert(slot, one)
+        return self.datastore.index.insert(slot, request)
 
     def told_endpoints(self, decision: Decision) -> Mapping[str, str]:
         """Return the endpoints that the chosen one is told of, by request header."""
         policy = self.policy.chosen(decision.request)
-        return policy.told_endpoints(decision.request, decision.fleet, decision.chosen, decision.seed)
+        return policy.told_endpoints(decision.request, decision.snapshot, decision.chosen, decision.seed)
 
     def _completed(
         self, request: RequestInfo, deepest: int | None, now_s: float, found: Candidates
@@ -322,12 +322,12 @@ class Picker:
             decision_id=self._new_id(),
             prefix_key=self._prefix_key(request),
             sequence=self._sequence,
-            expected_output_tokens=self.fleet.answers.expected(
+            expected_output_tokens=self.datastore.answers.expected(
                 request.model, request.max_output_tokens, request.sequences
             ),
-            prefix_sharing=0.0 if deepest is None else self.fleet.popularity.sharing(deepest, now_s),
-            usual_first_token_ms=self.fleet.first_tokens.usual_ms(request.model),
-            task=self.fleet.capability.task(request.task),
+            prefix_sharing=0.0 if deepest is None else self.datastore.popularity.sharing(deepest, now_s),
+            usual_first_token_ms=self.datastore.first_tokens.usual_ms(request.model),
+            task=self.datastore.capability.task(request.task),
             tried_models=tried,
         )
 
@@ -351,10 +351,10 @@ class Picker:
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)
 
-    def _shares(self, slots: Slots, now_s: float) -> Floats | None:
+    def _slow_start_weights(self, slots: Slots, now_s: float) -> Floats | None:
         """Return each candidate's share as `select` takes it."""
-        warm = self.fleet.warm_share(now_s, self._settings.warmup_s)
-        proven = self.fleet.health.standing(now_s).proven
+        warm = self.datastore.warm_share(now_s, self._settings.warmup_s)
+        proven = self.datastore.health.standing(now_s).proven
         if warm is None and proven is None:
             return None
         shares = np.ones(len(slots)) if warm is None else warm[slots]
@@ -369,7 +369,7 @@ class Picker:
             return False
         entry.first_token_s, entry.first_source = now_s, source
         for leg in entry.legs:
-            self.fleet.ledger.first_token(leg.reservation, now_s)
+            self.datastore.ledger.first_token(leg.reservation, now_s)
         return True
 
     def response_started(self, decision_id: str, status: int, served: str = "") -> str:
@@ -428,16 +428,16 @@ class Picker:
             entry.served = entry.served or address
             return
         entry.served = address
-        slot = self.fleet.slot_of(address)
+        slot = self.datastore.slot_of(address)
         if slot is None:
             return
         uncached = 0.0
         if entry.request.prompt_tokens:
-            match = self.fleet.prefixes.match(entry.request)
+            match = self.datastore.prefixes.match(entry.request)
             cached = 0.0 if match is None else float(match.cached_tokens(np.array([slot]))[0])
-            uncached = self.fleet.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
+            uncached = self.datastore.calibration.to_prefill(slot, entry.request.prompt_tokens, cached)
             self._insert(slot, entry.request)
-        self.fleet.ledger.move(entry.leg.reservation, slot, round(uncached))
+        self.datastore.ledger.move(entry.leg.reservation, slot, round(uncached))
 
     def connection(self, decision_id: str, timing: ConnectionTiming) -> None:
         """Note the request's connection; an unknown decision is fine."""
@@ -447,38 +447,40 @@ class Picker:
 
     def usage(self, decision_id: str, usage: Usage) -> bool:
         """Take the engine's count, once into the prefix index; False when absurd, unknown or settled."""
-        entry, fleet = self._known(decision_id), self.fleet
+        entry, datastore = self._known(decision_id), self.datastore
         if entry is None:
             return False
         leg = entry.leg
-        if is_absurd(entry, usage, fleet):
+        if is_absurd(entry, usage, datastore):
             entry.usage_refused = True
             return False
         entry.usage = usage
         # Not of a restarted engine, nor of another one that took its slot while the request was elsewhere.
-        current = fleet.address_of(leg.slot) == leg.endpoint
+        current = datastore.address_of(leg.slot) == leg.endpoint
         if decision_id in self._in_flight:
-            current = current and fleet.ledger.live(leg.reservation)
+            current = current and datastore.ledger.live(leg.reservation)
         elsewhere = entry.where != leg.endpoint  # nothing was predicted of that one
         if entry.request.prompt_tokens and current and not elsewhere:
-            cached = with_cached(leg.slot, entry.request.api, usage, fleet).cached_tokens
+            cached = with_cached(leg.slot, entry.request.api, usage, datastore).cached_tokens
             if cached is not None and not entry.confirmed and entry.request.tells_hits:
                 entry.confirmed = True
-                fleet.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
+                datastore.index.confirm(leg.slot, leg.cached_tokens, cached, leg.distance_tokens)
             if usage.completion_tokens is not None and entry.request.prompts == 1:
                 tokens = usage.completion_tokens // entry.request.choices
-                fleet.index.note_answer(leg.slot, entry.request, tokens)
+                datastore.index.note_answer(leg.slot, entry.request, tokens)
         return True
 
     def stored(self, decision_id: str, response_id: str, now_s: float) -> None:
         """Note who stores a response; an unknown decision, or one that left no response there, is fine."""
-        entry, fleet = self._known(decision_id), self.fleet
+        entry, datastore = self._known(decision_id), self.datastore
         if entry is None or not entry.request.stores:
             return
-        slot = fleet.slot_of(entry.where)
-        current = decision_id in self._ended or fleet.ledger.live(entry.leg.reservation)  # no restart since
+        slot = datastore.slot_of(entry.where)
+        current = decision_id in self._ended or datastore.ledger.live(
+            entry.leg.reservation
+        )  # no restart since
         if slot is not None and current:
-            fleet.stored.store(slot, key_of(response_id), now_s)
+            datastore.stored.store(slot, key_of(response_id), now_s)
 
     def _known(self, decision_id: str) -> InFlight | None:
         return self._in_flight.get(decision_id) or self._ended.get(decision_id)
@@ -494,26 +496,28 @@ class Picker:
         if entry is None:
             return None
         for leg in entry.legs:
-            self.fleet.ledger.end(leg.reservation)
+            self.datastore.ledger.end(leg.reservation)
         outcome = outcome_of(decision_id, entry, cause, now_s)
-        slot = self.fleet.slot_of(outcome.where)
+        slot = self.datastore.slot_of(outcome.where)
         if slot is not None and cause in DONE:
             if outcome.where != entry.leg.endpoint:
-                self.fleet.paths.started(slot, now_s)  # it had a connection there, the idle one if any was
-            self.fleet.paths.ended(slot, now_s)
+                self.datastore.paths.started(
+                    slot, now_s
+                )  # it had a connection there, the idle one if any was
+            self.datastore.paths.ended(slot, now_s)
         if report_follows:
             self._ended[decision_id] = entry
         else:
-            learn_from(entry, outcome, self.fleet, self._learn)
+            learn_from(entry, outcome, self.datastore, self._learn)
         return outcome
 
     def settle(self, outcome: Outcome) -> None:
         """Learn from all that will ever be known of a request; unknown ones are fine."""
         entry = self._ended.pop(outcome.id, None)
         if entry is not None:
-            learn_from(entry, outcome, self.fleet, self._learn)
+            learn_from(entry, outcome, self.datastore, self._learn)
 
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""
-        gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.fleet.ledger.expire(now_s)]
+        gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.datastore.ledger.expire(now_s)]
         return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]

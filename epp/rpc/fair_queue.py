@@ -41,7 +41,7 @@ _MAX_PEERS = 1024
 _QUANTUM_S = 0.002
 
 
-class Peer(Bucket):
+class Client(Bucket):
     """One peer of a listener, with its budget.
 
     Args:
@@ -68,30 +68,30 @@ class Peer(Bucket):
         return self.units <= 0 and self.refill(now_s) <= 0
 
 
-class Allowance:
+class RateLimit:
     """What one connection may use: of its peer's budget, else of a little of its own.
 
     Args:
-        peer: the connection's.
+        client: the connection's.
         now_s: the time.
     """
 
-    __slots__ = ("_own", "_peer", "_unread_s", "_waiting_since_s", "_waits", "_window_s")
+    __slots__ = ("_client", "_own", "_unread_s", "_waiting_since_s", "_waits", "_window_s")
 
-    def __init__(self, peer: Peer, now_s: float) -> None:
-        self._peer, self._own = peer, Bucket(_QUIET, FIRST_UNITS, now_s)
+    def __init__(self, client: Client, now_s: float) -> None:
+        self._client, self._own = client, Bucket(_QUIET, FIRST_UNITS, now_s)
         self._waits = False
         self._window_s = self._waiting_since_s = now_s
         self._unread_s = 0.0
 
     def charge(self, units: int) -> None:
         """Subtract work that was done."""
-        self._peer.units -= units
+        self._client.units -= units
         self._own.units -= units
 
     def next_units(self, now_s: float) -> int:
         """Units of the next slice; 0 while the peer is over its budget and this connection is not quiet."""
-        if not self._peer.is_over_budget(now_s):
+        if not self._client.is_over_budget(now_s):
             return _SLICE_UNITS
         return min(_SLICE_UNITS, int(self._own.units)) if self.is_quiet(now_s) else 0
 
@@ -121,60 +121,60 @@ class Allowance:
         self._waits = False
 
 
-class Peers:
+class Clients:
     """The peers of a listener, by address or certificate."""
 
     def __init__(self) -> None:
-        self._peers: dict[Hashable, Peer] = {}
+        self._peers: dict[Hashable, Client] = {}
 
-    def find(self, key: Hashable, now_s: float) -> Peer:
+    def find(self, key: Hashable, now_s: float) -> Client:
         """The peer with this key, a new one where it is unknown or forgotten."""
-        peer = self._peers.get(key)
-        if peer is None:
+        client = self._peers.get(key)
+        if client is None:
             if len(self._peers) >= _MAX_PEERS:
                 self._forget(now_s)
-            peer = self._peers[key] = Peer(now_s)
-        return peer
+            client = self._peers[key] = Client(now_s)
+        return client
 
-    def by_connections(self) -> list[Peer]:
+    def by_connections(self) -> list[Client]:
         """All, those with the most connections first."""
-        return sorted(self._peers.values(), key=lambda peer: -len(peer.connections))
+        return sorted(self._peers.values(), key=lambda client: -len(client.connections))
 
     def _forget(self, now_s: float) -> None:
         """Drop peers without connections: all with full budgets, else the one known for longest."""
-        absent = [key for key, peer in self._peers.items() if not peer.connections]
+        absent = [key for key, client in self._peers.items() if not client.connections]
         full = [key for key in absent if self._peers[key].refill(now_s) >= _PEER.burst]
         for key in full or absent[:1]:
             del self._peers[key]
 
 
-class Turns:
+class FairQueue:
     """What waits for a turn, in deficit round robin."""
 
     def __init__(self) -> None:
-        self._round: deque[Peer] = deque()
+        self._round: deque[Client] = deque()
 
-    def add(self, peer: Peer, turn: Turn) -> None:
+    def add(self, client: Client, turn: Turn) -> None:
         """Queue work of a peer."""
-        if not peer.queue:
-            self._round.append(peer)
-            peer.credit_s = min(peer.credit_s, 0.0)
-        peer.queue.append(turn)
+        if not client.queue:
+            self._round.append(client)
+            client.credit_s = min(client.credit_s, 0.0)
+        client.queue.append(turn)
 
-    def take(self) -> tuple[Peer, Turn] | None:
+    def take(self) -> tuple[Client, Turn] | None:
         """Whose turn it is; the time that it takes is to be subtracted from the peer's ``credit_s``."""
         while self._round:
-            peer = self._round[0]
-            if peer.credit_s <= 0:
+            client = self._round[0]
+            if client.credit_s <= 0:
                 self._round.rotate(-1)
                 self._round[0].credit_s += _QUANTUM_S
                 continue
-            turn = peer.queue.popleft()
-            if not peer.queue:
+            turn = client.queue.popleft()
+            if not client.queue:
                 self._round.popleft()
                 if self._round:
                     self._round[0].credit_s += _QUANTUM_S
-            return peer, turn
+            return client, turn
         return None
 
 

@@ -28,7 +28,7 @@ BEATS, READY, IN_FLIGHT, CALLS, CONNECTIONS = range(5)
 C = TypeVar("C")
 
 
-class Board:
+class WorkerBoard:
     """What each worker tells all, in memory shared by fork.
 
     Beats of its heart since it serves, whether it is ready, requests in flight, calls a second, connections.
@@ -62,7 +62,7 @@ class Board:
         return [index for index in range(self.count) if self[index][cell]]
 
 
-class Seat:
+class ConnectionBalancer:
     """One worker's part in the balance of connections.
 
     Args:
@@ -70,7 +70,7 @@ class Seat:
         index: of this one.
     """
 
-    def __init__(self, board: Board, index: int) -> None:
+    def __init__(self, board: WorkerBoard, index: int) -> None:
         self._board, self._index, self._own = board, index, board[index]
         self._calls: dict[object, tuple[int, float]] = {}  # how many, and how many a second
         self._rest = 0

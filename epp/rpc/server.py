@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, cast
 from epp.config.listen import MAX_CONNECTIONS
 from epp.logs import REPEATED
 from epp.rpc.accepting import Acceptor
+from epp.rpc.connection_balancer import TICK_S
+from epp.rpc.fair_queue import FIRST_UNITS, Client, FairQueue, RateLimit
 from epp.rpc.http2.connection import (
     CallCancelled,
     CallDrained,
@@ -38,19 +40,17 @@ from epp.rpc.http2.connection import (
 from epp.rpc.http2.frames import ErrorCode
 from epp.rpc.http2.messages import UNBOUNDED
 from epp.rpc.http2.status import Status
-from epp.rpc.seat import TICK_S
-from epp.rpc.turns import FIRST_UNITS, Allowance, Peer, Turns
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.extproc.body_budget import Reclaim
+    from epp.rpc.connection_balancer import ConnectionBalancer
+    from epp.rpc.fair_queue import Turn
     from epp.rpc.handlers import Serve
     from epp.rpc.http2.connection import Call, CallEvent
     from epp.rpc.http2.messages import BodilessLimit, Room
-    from epp.rpc.seat import Seat
-    from epp.rpc.turns import Turn
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +98,8 @@ class RpcConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._playing = False
         self._written_s = 0.0
-        self._peer: Peer
-        self._allowance: Allowance
+        self._peer: Client
+        self._allowance: RateLimit
         self._granted_units = 0
         #: Time worked since the last turn, and what it left to be played.
         self._worked_s = 0.0
@@ -124,8 +124,8 @@ class RpcConnection(asyncio.Protocol):
             for option, value in _ALIVE:
                 connected.setsockopt(socket.IPPROTO_TCP, option, value)
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        self._peer = self._server.opened(self, secured.getpeercert(binary_form=True) if secured else None)
-        self._allowance = Allowance(self._peer, self._time_s())
+        self._client = self._server.opened(self, secured.getpeercert(binary_form=True) if secured else None)
+        self._rate_limit = RateLimit(self._client, self._time_s())
         self._reader.units = self._granted_units = FIRST_UNITS
         if secured is not None and secured.selected_alpn_protocol() != "h2":
             self.abort()
@@ -155,12 +155,12 @@ class RpcConnection(asyncio.Protocol):
         now_s = self._time_s()
         if self._throttled:
             self._throttled = False
-            self._peer.throttled -= 1
-            self._server.on_throttled(self._allowance.waited(now_s))
-            if self._allowance.is_flood:  # its peer has sent more than anybody will answer
+            self._client.throttled -= 1
+            self._server.on_throttled(self._rate_limit.waited(now_s))
+            if self._rate_limit.is_flood:  # its peer has sent more than anybody will answer
                 self._end_flood()
                 return
-        units = self._allowance.next_units(now_s)
+        units = self._rate_limit.next_units(now_s)
         if not units:
             self._throttle(now_s)
             return
@@ -174,12 +174,12 @@ class RpcConnection(asyncio.Protocol):
             self._queue()
         else:
             self._paused = False
-            self._allowance.done()
+            self._rate_limit.done()
             self._transport.resume_reading()
 
     def _settle(self) -> None:
         """Charge the work since the last turn."""
-        self._allowance.charge(self._granted_units - self._reader.units)
+        self._rate_limit.charge(self._granted_units - self._reader.units)
         self._reader.units = self._granted_units = 0
 
     def _wait_for_turn(self) -> None:
@@ -193,22 +193,22 @@ class RpcConnection(asyncio.Protocol):
         """Take a turn: at once where this connection does little, else beside those of the others."""
         self._settle()
         now_s = self._time_s()
-        if self._allowance.is_quiet(now_s):
+        if self._rate_limit.is_quiet(now_s):
             self._loop.call_soon(self.turn)
-        elif self._allowance.next_units(now_s):
-            self._server.queue(self._peer, self.turn)
+        elif self._rate_limit.next_units(now_s):
+            self._server.queue(self._client, self.turn)
         else:
             self._throttle(now_s)
 
     def _throttle(self, now_s: float) -> None:
         """Wait for the next turn a while."""
-        if self._peer.throttled >= _MAX_THROTTLED:
+        if self._client.throttled >= _MAX_THROTTLED:
             self._end_flood()
             return
         self._throttled = True
-        self._peer.throttled += 1
-        self._allowance.wait(now_s)
-        self._later = self._loop.call_later(_OVER_BUDGET_S, self._server.queue, self._peer, self.turn)
+        self._client.throttled += 1
+        self._rate_limit.wait(now_s)
+        self._later = self._loop.call_later(_OVER_BUDGET_S, self._server.queue, self._client, self.turn)
 
     def _end_flood(self) -> None:
         self._server.on_closed("flood")
@@ -233,7 +233,7 @@ class RpcConnection(asyncio.Protocol):
         """End what is open: the other side has gone, or we have closed."""
         self._transport = None
         if self._throttled:
-            self._peer.throttled -= 1
+            self._client.throttled -= 1
         self._settle()
         self._left = [*self._ends_left(), *self._connection.lost()]
         for timer in (self._begins, self._later):
@@ -382,7 +382,7 @@ class RpcConnection(asyncio.Protocol):
         self._play(ends)
         self._left = rest
         if rest:
-            self._server.queue(self._peer, self.turn)
+            self._server.queue(self._client, self.turn)
         else:
             self._server.closed(self)
 
@@ -442,7 +442,7 @@ class RpcServer:
             needed), ``flood`` (its peer was over its budget, and it went on) or ``balance`` (another worker
             has less to do).
         on_throttled: called with the seconds for which a connection is not read.
-        seat: this process's part among several that listen; None where there is one.
+        balancer: this process's part among several that listen; None where there is one.
         keeps_places: whether some are kept for probes beyond all connections.
     """
 
@@ -458,7 +458,7 @@ class RpcServer:
         bodiless: BodilessLimit | None = None,
         on_closed: Callable[[str], None] = lambda _: None,
         on_throttled: Callable[[float], None] = lambda _: None,
-        seat: Seat | None = None,
+        balancer: ConnectionBalancer | None = None,
         keeps_places: bool = False,
     ) -> None:
         self._new_room, self._bodiless = new_room, bodiless
@@ -466,9 +466,9 @@ class RpcServer:
         self._max_receive_bytes, self._max_send_bytes, self._tls = max_receive_bytes, max_send_bytes, tls
         self._max_connections, self._keeps_places = max_connections, keeps_places
         self.on_closed, self.on_throttled = on_closed, on_throttled
-        self._turns, self._turning = Turns(), False
+        self._fair_queue, self._turning = FairQueue(), False
         self._sweep: asyncio.TimerHandle | None = None
-        self._seat = seat
+        self._balancer = balancer
         self._balancing: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor[RpcConnection] | None = None
         self._stopping = False
@@ -488,10 +488,10 @@ class RpcServer:
             end_idle=self._end_idle,
             end_kept=RpcConnection.abort if self._keeps_places else None,
             queue=self.queue,
-            seat=self._seat,
+            balancer=self._balancer,
         )
-        if self._seat is not None:
-            self._balance(self._seat)
+        if self._balancer is not None:
+            self._balance(self._balancer)
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
         return self._acceptor.listen(address)
 
@@ -540,16 +540,16 @@ class RpcServer:
             bodiless=self._bodiless,
         )
 
-    def opened(self, connection: RpcConnection, certificate: bytes | None) -> Peer:
+    def opened(self, connection: RpcConnection, certificate: bytes | None) -> Client:
         """A connection has begun, with a client certificate (DER) or without; its peer."""
-        peer = self._acceptor.begun(connection, certificate) if self._acceptor is not None else None
-        if peer is None or self._stopping:
+        client = self._acceptor.begun(connection, certificate) if self._acceptor is not None else None
+        if client is None or self._stopping:
             connection.abort()
-        return peer or Peer(0.0)
+        return client or Client(0.0)
 
-    def queue(self, peer: Peer, turn: Turn) -> None:
+    def queue(self, client: Client, turn: Turn) -> None:
         """Give work of a peer a turn, beside those of the others."""
-        self._turns.add(peer, turn)
+        self._fair_queue.add(client, turn)
         if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -563,16 +563,16 @@ class RpcServer:
 
     def _turn(self) -> None:
         """One slice of what waits; the sockets that have become ready are read before the next."""
-        found = self._turns.take()
+        found = self._fair_queue.take()
         self._turning = found is not None
         if found is None:
             return
         loop = asyncio.get_running_loop()
         loop.call_soon(self._turn)
-        peer, turn = found
+        client, turn = found
         began_s = loop.time()
         turn()
-        peer.credit_s -= loop.time() - began_s
+        client.credit_s -= loop.time() - began_s
 
     def _end_idle(self, connections: Iterable[RpcConnection]) -> RpcConnection | None:
         """End the one that was unused for longest, those first that never carried a call.
@@ -598,8 +598,8 @@ class RpcServer:
                 connection.end()
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._end_long_idle)
 
-    def _balance(self, seat: Seat) -> None:
-        moved = seat.tick({connection: connection.calls for connection in self._connections})
+    def _balance(self, balancer: ConnectionBalancer) -> None:
+        moved = balancer.tick({connection: connection.calls for connection in self._connections})
         if moved is not None and moved.drain():
             self.on_closed("balance")
-        self._balancing = asyncio.get_running_loop().call_later(TICK_S, self._balance, seat)
+        self._balancing = asyncio.get_running_loop().call_later(TICK_S, self._balance, balancer)

@@ -170,7 +170,7 @@ class Remote(Protocol):
 _REMEMBERED_SETS = 256
 
 
-class Fleet:
+class Datastore:
     """The pool and its signals.
 
     Args:
@@ -298,7 +298,7 @@ class Fleet:
         self.stored.forget(slot)
         self._listed.pop(slot, None)
         self._size_index(slot, endpoint)
-        self._cool(slot, now_s)
+        self._begin_slow_start(slot, now_s)
 
     def labels(self, key: str) -> dict[int, str]:
         """Return the value of a label by slot, of the endpoints that have it."""
@@ -385,7 +385,7 @@ class Fleet:
             np.floor_divide(cached, block_tokens, out=cached, where=told)
             np.multiply(cached, block_tokens, out=cached, where=told)
         np.subtract(prompt_tokens, block[_CACHED], out=block[_UNCACHED])
-        block[_LEDGER] = self.promised(rows)
+        block[_LEDGER] = self.in_flight_tokens(rows)
         block[_AGE] = measured.age_ms(now_s)
         block[_HIT_RATIO] = self.calibration.hit_ratio[rows]
         block[_RATES] = self.rates.block()[:, rows]
@@ -395,10 +395,10 @@ class Fleet:
             self.remote.fill(block, slots, now_s)
         return Snapshot(endpoints, regions, engine_classes, block, unknown, measured.rtt_sources, models)
 
-    def promised(self, rows: Rows) -> Floats:
+    def in_flight_tokens(self, rows: Rows) -> Floats:
         """Return what all pickers have promised these slots: the rows of `LoadLedger.block`."""
         own: Floats = self.ledger.block[:, rows]
-        return own if self.peer_load is None else own + self.peer_load.promised(rows, own)
+        return own if self.peer_load is None else own + self.peer_load.in_flight_tokens(rows, own)
 
     def is_peer(self, slot: int) -> bool:
         """Tell whether a slot stands for a peer region."""
@@ -418,7 +418,7 @@ class Fleet:
 
     def places(self, slots: Slots) -> Floats:
         """Return how many more requests each endpoint or peer region takes before they wait."""
-        found = self.room.places(slots, self.promised(slots)[RUNNING])
+        found = self.room.places(slots, self.in_flight_tokens(slots)[RUNNING])
         for row, slot in enumerate(() if self.remote is None else slots.tolist()):
             if self.remote is not None and self.remote.is_peer(slot):
                 found[row] = self.remote.room(slot)
@@ -455,7 +455,7 @@ class Fleet:
         slot = self._slots.take(address)
         self.health.admit(slot)
         if self._applied:
-            self._cool(slot, now_s)
+            self._begin_slow_start(slot, now_s)
         return slot
 
     def _remove(self, address: str) -> None:
@@ -467,7 +467,7 @@ class Fleet:
         self._fresh_s[slot] = -math.inf
         self._slots.release(slot)
 
-    def _cool(self, slot: int, now_s: float) -> None:
+    def _begin_slow_start(self, slot: int, now_s: float) -> None:
         self._fresh_s[slot] = self._last_fresh_s = now_s
 
     def _size_index(self, slot: int, endpoint: Endpoint) -> None:

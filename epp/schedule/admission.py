@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epp.config.schema import Saturation
-    from epp.signals.fleet import Fleet
+    from epp.signals.datastore import Datastore
     from epp.types import Floats, RequestInfo
 
 #: Headers that name a request's InferenceObjective, the newer name first. Source [E].
@@ -49,11 +49,11 @@ def concurrency(requests: Floats, tokens: Floats, settings: Saturation) -> float
     return float(np.maximum.reduce([load / limit for load, limit in loads if limit]).mean())
 
 
-class Shedding:
+class AdmissionController:
     """Refuses sheddable requests while the pool is saturated.
 
     Args:
-        fleet: the signals.
+        datastore: the signals.
         settings: the thresholds.
         priority: priority of an InferenceObjective by name; below zero means sheddable.
 
@@ -61,19 +61,21 @@ class Shedding:
         settings: the thresholds, which may change.
     """
 
-    def __init__(self, fleet: Fleet, settings: Saturation, priority: Callable[[str], int]) -> None:
-        self._fleet, self.settings, self._priority = fleet, settings, priority
+    def __init__(self, datastore: Datastore, settings: Saturation, priority: Callable[[str], int]) -> None:
+        self._datastore, self.settings, self._priority = datastore, settings, priority
 
     def saturation(self, now_s: float) -> float:
         """Measure the endpoints that take requests."""
-        fleet, settings = self._fleet, self.settings
-        slots = [slot for slot, endpoint in fleet.members if not (endpoint.draining or fleet.is_peer(slot))]
+        datastore, settings = self._datastore, self.settings
+        slots = [
+            slot for slot, endpoint in datastore.members if not (endpoint.draining or datastore.is_peer(slot))
+        ]
         if settings.running_requests or settings.pending_tokens:
-            promised = fleet.promised(np.array(slots, np.intp))
+            promised = datastore.in_flight_tokens(np.array(slots, np.intp))
             return concurrency(promised[RUNNING], promised[PENDING], settings)
-        block = fleet.engine.block(now_s)[:, slots]
+        block = datastore.engine.block(now_s)[:, slots]
         if settings.stale_after_s:
-            stale = ~(now_s - fleet.engine.updated_s[slots] <= settings.stale_after_s)
+            stale = ~(now_s - datastore.engine.updated_s[slots] <= settings.stale_after_s)
             block = np.where(stale, np.nan, block)
         return saturation(block[WAITING], block[KV_USAGE], settings)
 
