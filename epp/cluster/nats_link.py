@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from epp.clock import Clock
     from epp.cluster.messages import Group
-    from epp.config.schema import Cluster
+    from epp.config.schema import Nats
     from epp.signals.datastore import Datastore
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class NatsLink(Link):
 
     def __init__(
         self,
-        settings: Cluster,
+        settings: Nats,
         group: Group,
         datastore: Datastore,
         clock: Clock,
@@ -369,7 +369,7 @@ async def _until_stuck(client: Client) -> None:
         away_s = 0.0 if client.is_connected else away_s + _RETRY_S
 
 
-def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
+def _options(settings: Nats, base: Path, source: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "servers": [url.strip() for url in settings.url.split(",")],
         "name": "gorgo-epp",
@@ -388,11 +388,11 @@ def _options(settings: Cluster, base: Path, source: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:  # whose words may quote the file
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             problem = f"the file cannot be read: {why}"
-            raise ConfigError(source, "cluster.credentials_file", problem) from None
+            raise ConfigError(source, "nats.credentials_file", problem) from None
         options["user_credentials" if is_jwt else "nkeys_seed"] = str(file)
     if settings.ca_file:
         try:
             options["tls"] = ssl.create_default_context(cafile=str(base / settings.ca_file))
         except OSError as error:
-            raise ConfigError(source, "cluster.ca_file", str(error)) from error
+            raise ConfigError(source, "nats.ca_file", str(error)) from error
     return options

@@ -51,7 +51,7 @@ class Pool(Section, frozen=True):
     eds_file: str = "eds.json"
 
 
-class Cluster(Section, frozen=True):
+class Nats(Section, frozen=True):
     """What several pickers of one pool share, over NATS.
 
     Attributes:
@@ -97,7 +97,7 @@ class PolicySection(Section, frozen=True):
         params: constants of the policy (docs/policies.md).
         weights: starting weights.
         bounds: tighter ``[low, high]`` per weight, for both weights files.
-        tie_band: costs within this relative distance of the best count as equal and are drawn among.
+        tolerance: costs within this relative distance of the best count as equal and are drawn among.
         fallbacks: further endpoints sent after the picked one, by cost; 0 for gateways that take one. Where
             endpoints list models, or a rule binds the request, all others that may serve it follow, up to 31.
         model_file: reward model of `lodestar`, written by `epp learn`, watched.
@@ -107,7 +107,7 @@ class PolicySection(Section, frozen=True):
     params: dict[str, Any] = {}
     weights: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
-    tie_band: Share = 0.01
+    tolerance: Share = 0.01
     fallbacks: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
     model_file: str = ""
 
@@ -352,7 +352,7 @@ class Config(Section, frozen=True):
 
     listen: Listen = Listen()
     pool: Pool = Pool()
-    cluster: Cluster = Cluster()
+    nats: Nats = Nats()
     policy: PolicySection = PolicySection()
     weights_file: str = ""
     overrides_file: str = ""
@@ -376,8 +376,8 @@ class Config(Section, frozen=True):
 
     def __post_init__(self) -> None:
         """Pickers that share hash alike."""
-        if self.cluster.url and not self.prefix.secret_file:
-            raise ValueError("cluster.url needs prefix.secret_file, the same bytes for every picker")
+        if self.nats.url and not self.prefix.secret_file:
+            raise ValueError("nats.url needs prefix.secret_file, the same bytes for every picker")
         if self.federation.region:
             self._check_federation()
 
@@ -392,7 +392,7 @@ class Config(Section, frozen=True):
             f"federation.region: {own!r} is not in relays.regions" if own not in relays else "",
             "" if len(relays) <= MAX_REGIONS else f"relays.regions: more than {MAX_REGIONS} regions",
             "" if self.federation.key_file else "federation.key_file is needed: it signs forwarded requests",
-            "" if self.cluster.url else "cluster.url is needed: regions tell each other their load over NATS",
+            "" if self.nats.url else "nats.url is needed: regions tell each other their load over NATS",
         ]
         if any(wrong):
             raise ValueError("\n".join(filter(None, wrong)))

@@ -171,7 +171,7 @@ async def _opinion(live: Live, name: str) -> dict[str, Any]:
         return {"id": live.name, "opinion": name, "error": str(error)}
     decisions = [decision for decision in reversed(live.recent) if is_opinion(decision)]
     async with live.one_opinion:
-        found = await in_daemon_thread(_ask, decisions, policy, scheduler.tie_band)
+        found = await in_daemon_thread(_ask, decisions, policy, scheduler.tolerance)
     return {"id": live.name, "opinion": name, **found}
 
 
@@ -275,7 +275,7 @@ def _learned(learning: Learning) -> Iterator[str]:
         )
 
 
-def _ask(decisions: Sequence[Decision], policy: Policy, tie_band: float) -> dict[str, Any]:
+def _ask(decisions: Sequence[Decision], policy: Policy, tolerance: float) -> dict[str, Any]:
     """Ask a policy about decisions as they were taken; queues are those that the live picks made."""
     live, other, differences_ms = Counter[str](), Counter[str](), list[float]()
     agreed = 0
@@ -283,7 +283,7 @@ def _ask(decisions: Sequence[Decision], policy: Policy, tie_band: float) -> dict
         if turn % _A_TURN == 0:
             time.sleep(_PAUSE_S)
         try:
-            chosen, difference_ms = ask(decision, policy, tie_band)
+            chosen, difference_ms = ask(decision, policy, tolerance)
         except Exception:  # noqa: BLE001, S112  # any policy may be asked, also one that needs what was not seen
             continue
         differences_ms.append(difference_ms)

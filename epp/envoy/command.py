@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ADDRESS",
         help="host:port of another picker of the pool, asked while the first is away; may be repeated. All"
-        " share by cluster.url, and with TLS their certificates carry the first one's name",
+        " share by nats.url, and with TLS their certificates carry the first one's name",
     )
     add("--no-observe", action="store_true", help="report nothing to the picker about how requests went")
     add(

@@ -85,7 +85,7 @@ def read_lead(records: Path) -> LeadFile:
 def is_led(config: Config) -> bool:
     """Tell whether one picker of several leads, and the sidecars of others wait."""
     follows = bool(config.weights_file or config.policy.model_file)
-    return bool(config.cluster.url and config.cluster.lead and config.records.folder and follows)
+    return bool(config.nats.url and config.nats.lead and config.records.folder and follows)
 
 
 def followed_files(config: Config, base: Path) -> dict[str, Path]:

@@ -86,7 +86,7 @@ class Learning:
         self._metrics = metrics
         self.observers: list[Callable[[Decision], None]] = []
         self.feed: ModelFeed | None = None
-        self.shadow = Shadow(shadows(config.shadow, source), tie_band=config.policy.tie_band)
+        self.shadow = Shadow(shadows(config.shadow, source), tolerance=config.policy.tolerance)
         if config.shadow:
             self.observers.append(self.shadow.decided)
             metrics.show("shadow", self.shadow)
@@ -236,10 +236,10 @@ class Account:
     difference_s: float = 0.0
     seen: int = 0
 
-    def score(self, decision: Decision, tie_band: float) -> None:
+    def score(self, decision: Decision, tolerance: float) -> None:
         """Ask the policy about a decision."""
         try:
-            chosen, difference_ms = ask(decision, self.policy, tie_band)
+            chosen, difference_ms = ask(decision, self.policy, tolerance)
         except Exception:  # a policy in shadow may be anybody's; it must not reach users
             if not self.counts["failed"]:
                 log.exception("%s cannot score a live decision in shadow", self.policy.name)
@@ -255,11 +255,11 @@ class Shadow:
 
     Args:
         policies: that are asked.
-        tie_band: relative band of equals, of policies that have one.
+        tolerance: relative band of equals, of policies that have one.
     """
 
-    def __init__(self, policies: Iterable[Policy], *, tie_band: float = 0.0) -> None:
-        self._tie_band = tie_band
+    def __init__(self, policies: Iterable[Policy], *, tolerance: float = 0.0) -> None:
+        self._tolerance = tolerance
         self.accounts = [Account(quiet(policy)) for policy in policies]
         self._waiting: deque[Decision] = deque(maxlen=_WAITING)
 
@@ -279,7 +279,7 @@ class Shadow:
         """Score a decision, one policy at a time, so that requests come in between."""
         for account in self.accounts:
             await asyncio.sleep(0)
-            account.score(decision, self._tie_band)
+            account.score(decision, self._tolerance)
 
 
 def shadows(names: Sequence[str], source: str) -> list[Policy]:

@@ -65,7 +65,7 @@ _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id"
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
 _LEAST_STALE_MS = 500.0
 #: What a policy's plugin may say besides the policy's parameters.
-_POLICY_KEYS = ("weights", "bounds", "tie_band", "fallbacks")
+_POLICY_KEYS = ("weights", "bounds", "tolerance", "fallbacks")
 
 
 def default_meaning() -> Meaning:

@@ -107,7 +107,7 @@ class Decision(Struct, frozen=True):
         weights: values used.
         weights_version: their digest.
         seed: seed of the draws.
-        tie_band: relative band of equals.
+        tolerance: relative band of equals.
         ranking: costs and terms.
         shares: slow-start share of each candidate, 0 for those without proof that they answer while others
             have it; None when all are 1.
@@ -191,7 +191,7 @@ class Decision(Struct, frozen=True):
         told = draws(self.policy)
         drawn = None if told is None else told(self.ranking, self.weights, self.params)
         costs, band = self.ranking.costs, self.tolerance
-        return propensities(costs, tie_band=band, slow_start_excluded=self.slow_start_excluded, drawn=drawn)
+        return propensities(costs, tolerance=band, slow_start_excluded=self.slow_start_excluded, drawn=drawn)
 
     @property
     def uncached_tokens(self) -> int:
@@ -446,24 +446,24 @@ def _rounded(value_ms: float) -> float | None:
     return None if math.isnan(value_ms) else round(value_ms, 3)
 
 
-def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision:
+def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decision:
     """Price and draw a recorded decision again, with the same or another policy; nothing is reserved.
 
     Args:
         decision: as it was taken.
         policy: that it is asked of.
-        tie_band: relative band of equals of another policy that has one; the same one's is the decision's.
+        tolerance: relative band of equals of another policy that has one; the same one's is the decision's.
     """
     if policy.name == decision.policy:
         weights, band = decision.weights, decision.tolerance
     else:
-        weights, band = policy.default_weights(), tie_band if policy.ties is Ties.BAND else 0.0
+        weights, band = policy.default_weights(), tolerance if policy.ties is Ties.BAND else 0.0
     ranking = policy.rank(decision.request, decision.snapshot, weights, decision.seed)
     selection = select(
         ranking.costs,
         decision.slow_start_weights,
         decision.snapshot.endpoints,
-        tie_band=band,
+        tolerance=band,
         fallbacks=len(decision.fallbacks),
         seed=decision.seed,
         key=decision.id,
@@ -476,7 +476,7 @@ def rerun(decision: Decision, policy: Policy, tie_band: float = 0.0) -> Decision
         policy=policy.name,
         params=params_of(policy),
         weights=weights,
-        tie_band=band,
+        tolerance=band,
         ranking=ranking,
         legs=whole_leg(decision.request, decision.snapshot, selection.chosen, selection.fallbacks),
         tied=selection.tied,

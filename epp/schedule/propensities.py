@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def propensities(
-    costs: Floats, *, tie_band: float, slow_start_excluded: Sequence[int] = (), drawn: Drawn | None = None
+    costs: Floats, *, tolerance: float, slow_start_excluded: Sequence[int] = (), drawn: Drawn | None = None
 ) -> Floats:
     """Compute the chance of each endpoint to be chosen; they sum to 1.
 
     Args:
         costs: of each, non-empty.
-        tie_band: relative width of the band of equals.
+        tolerance: relative width of the band of equals.
         held_back: indices of endpoints that slow start kept out.
         drawn: what the policy drew among; None for a policy that did not, whose costs say it all.
     """
@@ -40,7 +40,7 @@ def propensities(
             least = float(before[admitted > 0.0].min())
             # Where the noise is lost in what counts as rounding, all are equal and the last draw decides.
             if width <= tolerance_limit(least, 0.0) - least:
-                return _cheapest(before, admitted, tie_band)
+                return _cheapest(before, admitted, tolerance)
             rates = np.where(admitted > 0.0, (least - before) / width, -np.inf)
             weights = np.array([math.exp(rate) for rate in rates.tolist()])  # as the noise: the same anywhere
             softmax: Floats = weights / weights.sum()
@@ -49,16 +49,16 @@ def propensities(
             return _pair(load, admitted)
         case Explored(before, explore):
             # One drawn evenly from all is taken where it is admitted; where not, the cheapest of the others.
-            cheapest = _cheapest(before, admitted, tie_band)
+            cheapest = _cheapest(before, admitted, tolerance)
             taken = admitted + len(slow_start_excluded) * cheapest
             mixed: Floats = (1.0 - explore) * cheapest + explore / len(cheapest) * taken
             return mixed
-    return _cheapest(costs, admitted, tie_band)
+    return _cheapest(costs, admitted, tolerance)
 
 
-def _cheapest(costs: Floats, admitted: Floats, tie_band: float) -> Floats:
+def _cheapest(costs: Floats, admitted: Floats, tolerance: float) -> Floats:
     costs = np.where(admitted > 0.0, costs, np.inf)
-    tied = (costs <= tolerance_limit(float(costs.min()), tie_band)).astype(np.float64)
+    tied = (costs <= tolerance_limit(float(costs.min()), tolerance)).astype(np.float64)
     chance: Floats = tied / tied.sum()
     return chance
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 class SchedulerSettings:
     """Settings of a picker; `epp.config.schema.PolicySection` describes them."""
 
-    tie_band: float = 0.01
+    tolerance: float = 0.01
     seed: int = 0
     fallbacks: int = 2
     warmup_s: float = 30.0
@@ -66,7 +66,7 @@ class SchedulerSettings:
     def of(cls, config: Config) -> SchedulerSettings:
         """Take them from a configuration."""
         policy = config.policy
-        return cls(tie_band=policy.tie_band, fallbacks=policy.fallbacks, warmup_s=config.pool.warmup_s)
+        return cls(tolerance=policy.tolerance, fallbacks=policy.fallbacks, warmup_s=config.pool.warmup_s)
 
 
 class Measured(Struct, frozen=True):
@@ -158,9 +158,9 @@ class Scheduler:
         self.policy, self._params = policy, params_of(policy)
 
     @property
-    def tie_band(self) -> float:
+    def tolerance(self) -> float:
         """Return the relative band of equals, of policies that have one."""
-        return self._settings.tie_band
+        return self._settings.tolerance
 
     @property
     def headers_read(self) -> frozenset[str]:
@@ -231,12 +231,12 @@ class Scheduler:
         values = weights.values if policy is self.policy else {}
         ranking = policy.rank(request, seen, values, settings.seed)
         shares = self._slow_start_weights(found.slots, now_s)
-        band = settings.tie_band if policy.ties is Ties.BAND else 0.0
+        band = settings.tolerance if policy.ties is Ties.BAND else 0.0
         selection = select(
             ranking.costs,
             shares,
             seen.endpoints,
-            tie_band=band,
+            tolerance=band,
             fallbacks=MAX_LISTED - 1 if found.bound and settings.fallbacks else settings.fallbacks,
             seed=settings.seed,
             key=request.decision_id,

@@ -28,13 +28,13 @@ def is_opinion(decision: Decision) -> bool:
     return decision.basis is Basis.POLICY and (explored is None or not explored[decision.chosen])
 
 
-def ask(decision: Decision, policy: Policy, tie_band: float) -> tuple[int, float]:
+def ask(decision: Decision, policy: Policy, tolerance: float) -> tuple[int, float]:
     """Ask a policy about a decision.
 
     Returns:
         What it would have chosen, and how many ms longer that would take than the live pick, estimated at
         learned rates.
     """
-    chosen = rerun(decision, policy, tie_band).chosen
+    chosen = rerun(decision, policy, tolerance).chosen
     costs = _BY_RATES.rank(decision.request, decision.snapshot, _AS_MEASURED, decision.seed).costs
     return chosen, costs.item(chosen) - costs.item(decision.chosen)

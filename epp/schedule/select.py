@@ -54,9 +54,9 @@ class Selection(Struct, frozen=True):
     slow_start_excluded: tuple[int, ...]
 
 
-def tolerance_limit(best: float, tie_band: float) -> float:
+def tolerance_limit(best: float, tolerance: float) -> float:
     """Highest cost that counts as equal to ``best``."""
-    return best + max(tie_band * abs(best), ROUNDING * max(1.0, abs(best)))
+    return best + max(tolerance * abs(best), ROUNDING * max(1.0, abs(best)))
 
 
 def select(
@@ -64,7 +64,7 @@ def select(
     slow_start_weights: Floats | None,
     names: Sequence[str],
     *,
-    tie_band: float,
+    tolerance: float,
     fallbacks: int,
     seed: int,
     key: str,
@@ -76,14 +76,14 @@ def select(
         costs: finite cost of each, non-empty.
         shares: slow-start share of each in 0..1, 0 for those without proof; None when all are 1.
         names: endpoint addresses, the salts of the admission draws.
-        tie_band: relative width of the band of equals.
+        tolerance: relative width of the band of equals.
         fallbacks: how many further choices to name.
         seed: seed of the draws.
         key: decision id.
         served_models: what each one's engine calls the model; empty when all use one name.
     """
     if slow_start_weights is None and not upstream_models and len(costs) <= _FEW:
-        return _select_few(costs.tolist(), tie_band=tie_band, fallbacks=fallbacks, seed=seed, key=key)
+        return _select_few(costs.tolist(), tolerance=tolerance, fallbacks=fallbacks, seed=seed, key=key)
     held_back: tuple[int, ...] = ()
     admitted_costs = costs
     if slow_start_weights is not None:
@@ -92,7 +92,7 @@ def select(
             held_back = tuple(np.flatnonzero(~admitted).tolist())
             admitted_costs = np.where(admitted, costs, np.inf)
             costs = np.where(slow_start_weights > 0.0, costs, np.inf)  # the last fallbacks
-    limit = tolerance_limit(float(admitted_costs.min()), tie_band)
+    limit = tolerance_limit(float(admitted_costs.min()), tolerance)
     tied = np.flatnonzero(admitted_costs <= limit)
     chosen = int(tied[0])
     if len(tied) > 1:
@@ -123,9 +123,9 @@ def with_local(selection: Selection, costs: Floats, snapshot: Snapshot) -> Selec
     return replace(selection, fallbacks=(*selection.fallbacks[:-1], cheapest))
 
 
-def _select_few(costs: list[float], *, tie_band: float, fallbacks: int, seed: int, key: str) -> Selection:
+def _select_few(costs: list[float], *, tolerance: float, fallbacks: int, seed: int, key: str) -> Selection:
     """The same for few endpoints that all may be chosen and have one name for the model."""
-    limit = tolerance_limit(min(costs), tie_band)
+    limit = tolerance_limit(min(costs), tolerance)
     tied = [index for index, cost in enumerate(costs) if cost <= limit]
     chosen = tied[0] if len(tied) == 1 else tied[int(keyed_uniform(seed, key, "tie") * len(tied))]
     order: list[int] = []

@@ -254,23 +254,23 @@ class App:
             from epp.cluster.messages import Group  # noqa: PLC0415  # only where there are others
 
             kubernetes = config.pool.kubernetes
-            pool = config.cluster.name or (kubernetes.pool_name if kubernetes else "") or "default"
+            pool = config.nats.name or (kubernetes.pool_name if kubernetes else "") or "default"
             own = f"{pool}.{config.federation.region}" if config.federation.region else pool
             return Group(own, config.policy.name, hasher.key_id)
 
-        if not config.cluster.url:
+        if not config.nats.url:
             return self._host.link(lambda: group(hashers[0]), self.scheduler.datastore, self._clock), None
         try:
             from epp.cluster.nats_link import NatsLink  # noqa: PLC0415  # likewise
         except ImportError:
             problem, fix = "needs the package nats-py", "pip install 'gorgo-epp[cluster]'"
-            raise ConfigError(self._source, "cluster.url", problem, fix) from None
+            raise ConfigError(self._source, "nats.url", problem, fix) from None
 
         from epp.feeds import lead  # noqa: PLC0415  # likewise
 
         records, led = self._base / config.records.folder, lead.is_led(config)
         link = NatsLink(
-            config.cluster,
+            config.nats,
             group(hashers[0]),
             self.scheduler.datastore,
             self._clock,
@@ -286,7 +286,7 @@ class App:
         )
         link.hear_reports(self._decision_ids.prefix, reports.take)
         if self._regions is not None:
-            self._regions.connect(link, config.cluster.name or "default")
+            self._regions.connect(link, config.nats.name or "default")
         if not led or self._recorder is None:
             return link, None
         files = lead.followed_files(config, self._base)

@@ -28,7 +28,7 @@ LIVE = (
     "drain_accept_s",
     "drain_s",
     "policy.fallbacks",
-    "policy.tie_band",
+    "policy.tolerance",
     "policy.weights",
     "pool.warmup_s",
     "protocol",

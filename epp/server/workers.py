@@ -201,7 +201,7 @@ def _refuse_unfit(config: Config, source: str) -> None:
         raise ConfigError(source, "listen.transport", problem, fix)
     if is_led(config):
         problem, fix = "does not go with --workers, which share one folder of records", "lead: false"
-        raise ConfigError(source, "cluster.lead", problem, fix)
+        raise ConfigError(source, "nats.lead", problem, fix)
 
 
 def _open(listen: Listen, source: str) -> dict[str, str]:

@@ -145,7 +145,7 @@ def test_the_doctor_finds_a_healthy_deployment_healthy(stack: Stack) -> None:
 
 def test_all_errors_of_a_configuration_and_its_pool_are_said_at_once(tmp_path: Path) -> None:
     config = {
-        "policy": {"name": "gorg", "tie_band": "x"},
+        "policy": {"name": "gorg", "tolerance": "x"},
         "scrape": {"interval_s": -1},
         "pool": {"file": "p.yaml"},
     }
@@ -153,7 +153,7 @@ def test_all_errors_of_a_configuration_and_its_pool_are_said_at_once(tmp_path: P
     (tmp_path / "p.yaml").write_text("endpoints: [{address: nowhere}]", encoding="utf-8")
     for command, status in ((("serve",), 2), (("config", "check"), 1)):
         printed = run(*command, "--config", "epp.yaml", status=status, cwd=tmp_path)
-        for key in ("policy.name", "policy.tie_band", "scrape.interval_s", "endpoints[0].address"):
+        for key in ("policy.name", "policy.tolerance", "scrape.interval_s", "endpoints[0].address"):
             assert len([line for line in printed.splitlines() if key in line]) == 1, printed
         assert "Traceback" not in printed
 

@@ -71,7 +71,7 @@ def together() -> Iterator[Rig]:
         stack.callback(lambda: runner.run(nats.stop()))
         servers = []
         for _ in range(2):
-            started = picker(pool_of(3), **CONFIG, cluster={"url": nats.url})
+            started = picker(pool_of(3), **CONFIG, nats={"url": nats.url})
             servers.append(runner.run(started.__aenter__()))
             stack.callback(_end, runner, started)
         first, second = servers

@@ -130,7 +130,7 @@ def test_picker_and_envoy_meet_in_the_pod() -> None:
         assert {"name": "run", "mountPath": "/run/epp"} in container(objects, name)["volumeMounts"]
 
 
-SHARED = ("standalone.enabled=true", "cluster.nats.enabled=true", "prefixSecret=s")
+SHARED = ("standalone.enabled=true", "nats.server.enabled=true", "prefixSecret=s")
 PODS = ("endpoints.from=selector", "endpoints.matchLabels.app=x")
 
 

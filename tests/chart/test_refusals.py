@@ -32,12 +32,12 @@ REFUSALS = [
     ((*LIST, "config.request.max_body_bytes=1000"), "say maxBodyBytes"),
     ((*LIST, "config.relays.compression=gzip"), "config.relays.compression reaches no Envoy"),
     ((*RELAYED, "tier=relay", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
-    ((APP, "cluster.url=nats://n"), "cluster.url needs prefixSecret"),
-    ((APP, "cluster.url=nats://n", "cluster.nats.enabled=true", "prefixSecret=s"), "one of them says where NATS is"),
-    ((APP, "cluster.url=nats://n", "prefixSecret=s", "endpointPickerConfig.kind=EndpointPickerConfig"), "epp-settings"),
+    ((APP, "nats.url=nats://n"), "nats.url needs prefixSecret"),
+    ((APP, "nats.url=nats://n", "nats.server.enabled=true", "prefixSecret=s"), "one of them says where NATS is"),
+    ((APP, "nats.url=nats://n", "prefixSecret=s", "endpointPickerConfig.kind=EndpointPickerConfig"), "epp-settings"),
     (("tier=relay", APP), 'region "" has no relay'),
     ((*RELAYED, "tier=region", "region=us"), 'region "us" has no relay: set region to one of relays.regions'),
-    ((*RELAYED, "tier=region", "region=eu"), "tier=region needs cluster.url"),
+    ((*RELAYED, "tier=region", "region=eu"), "tier=region needs nats.url"),
     ((*RELAYED, "endpoints.list[0].region=us"), "which has no relay"),
 ]  # fmt: skip
 

@@ -150,7 +150,7 @@ def test_the_picker_may_read_what_it_needs_and_no_more(settings: tuple[str, ...]
 
 def test_the_chart_brings_nats_for_its_pickers_alone() -> None:
     objects = example("replicas")
-    url = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").cluster.url
+    url = parse_config(find(objects, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").nats.url
     service = find(objects, "Service", "gorgo-epp-nats")
     assert url == f"nats://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
     pod = find(objects, "Deployment", "gorgo-epp-nats")["spec"]["template"]
@@ -224,8 +224,8 @@ def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_cla
     for name in ("tuned", "replicas"):
         assert [each["name"] for each in pods(example(name))[0]["containers"]] == ["picker", "tuner"]
     text = find(example("replicas"), "ConfigMap")["data"]["epp.yaml"]
-    assert parse_config(text, "epp.yaml").cluster.lead
-    url = "cluster.url=nats://nats:4222"
+    assert parse_config(text, "epp.yaml").nats.lead
+    url = "nats.url=nats://nats:4222"
     apart = rendered(APP, url, "prefixSecret=p", "replicas=2", "tuner.enabled=true", CLAIM)
     assert [each["name"] for pod in pods(apart) for each in pod["containers"]] == ["picker", "tuner"]
     tuner = find(apart, "Deployment", "gorgo-epp-tuner")["spec"]
@@ -233,7 +233,7 @@ def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_cla
     claims = {pod["volumes"][index]["persistentVolumeClaim"]["claimName"]
               for pod in pods(apart) for index, each in enumerate(pod["volumes"]) if each["name"] == "shared"}  # fmt: skip
     assert claims == {"epp-shared"}
-    assert not parse_config(find(apart, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").cluster.lead
+    assert not parse_config(find(apart, "ConfigMap")["data"]["epp.yaml"], "epp.yaml").nats.lead
     assert "tuner" not in str(pods(example("gateway")))
 
 

@@ -32,7 +32,7 @@ class Fallback:
     def __init__(self, folder: Path, url: str) -> None:
         (folder / "secret").write_text("0123456789abcdef0123456789abcdef")
         config: dict[str, Any] = {
-            "cluster": {"url": url},
+            "nats": {"url": url},
             "prefix": {"secret_file": str(folder / "secret")},
             "policy": {"name": "prefix-cache"},
         }

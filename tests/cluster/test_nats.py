@@ -63,7 +63,7 @@ class Pair:
         for name in ("one", "two"):
             (folder / name).mkdir()
             (folder / name / "secret").write_text("0123456789abcdef0123456789abcdef")
-        shared: dict[str, Any] = {"cluster": {"url": url}, "prefix": {"secret_file": "secret"}}
+        shared: dict[str, Any] = {"nats": {"url": url}, "prefix": {"secret_file": "secret"}}
         shared["policy"] = {"name": common}
         self.one = Serving(folder / "one", **{**shared, **first})
         self._folder, self._second = folder / "two", {**shared, **second}
@@ -194,7 +194,7 @@ async def test_who_may_not_share_says_so_and_serves(tmp_path: Path) -> None:
     async with nats_server(tmp_path, users) as server:
         right = server.url.replace("//", "//epp:right@")
         wrong = {"url": server.url.replace("//", "//epp:wrong@")}
-        async with Pair(tmp_path, right, cluster=wrong) as pair:
+        async with Pair(tmp_path, right, nats=wrong) as pair:
             await pair.one.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
             assert await cached(pair.two) == 0
             log = pair.two.picker.log()
@@ -211,7 +211,7 @@ async def test_over_tls_with_a_key_of_ones_own(tmp_path: Path) -> None:
     async with nats_server(tmp_path, *lines) as server:
         cluster = {"url": server.url.replace("nats://", "tls://"), "credentials_file": str(tmp_path / "seed")}
         cluster["ca_file"] = str(cert)
-        async with Pair(tmp_path, server.url, cluster=cluster) as pair:
+        async with Pair(tmp_path, server.url, nats=cluster) as pair:
             await pair.two.picker.until_metric("epp_cluster_connected", lambda value: value == 1)
             assert await pair.one.picker.metric("epp_cluster_connected") == 0, "it has neither"
 
@@ -325,7 +325,7 @@ async def test_in_kubernetes_who_holds_the_lease_leads(tmp_path: Path, nats: Nat
             picker = PickerProcess(
                 folder,
                 pool={"kubernetes": kubernetes},
-                cluster={"url": nats.url},
+                nats={"url": nats.url},
                 prefix={"secret_file": "secret"},
             )
             stack.push_async_callback(picker.stop)

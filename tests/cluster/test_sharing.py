@@ -20,7 +20,7 @@ from epp.cluster.index_sync import ALONE_S, JOIN_S, JOURNAL, MAX_PEERS, SILENT_S
 from epp.cluster.leading import TERM_STEP, Leading
 from epp.cluster.messages import MAX_BLOCKS, MAX_FACTS, Group, IndexDelta, Lead, Message, decode, encode
 from epp.cluster.nats_link import NatsLink
-from epp.config.schema import Cluster
+from epp.config.schema import Nats
 from epp.signals.ledger import PENDING, RUNNING
 from epp.signals.metrics_text import EngineSample
 from epp.signals.paths import ConnectionTiming
@@ -152,7 +152,7 @@ def test_a_timer_that_is_due_at_once_is_asked_for_again() -> None:
     """Uvloop's handle of such a timer does not know when it fires."""
 
     async def wake() -> int:
-        settings, datastore = Cluster(url="nats://127.0.0.1:1"), picker_of(prefix="a").datastore
+        settings, datastore = Nats(url="nats://127.0.0.1:1"), picker_of(prefix="a").datastore
         options: dict[str, Any] = {"base": Path(), "source": "", "secrets": [b"s"], "decision": lambda _: b""}
         link = NatsLink(settings, GROUP, datastore, ManualClock(), **options)
         for in_s in (0.02, 0.0, 0.0, 0.0001):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = """
-policy: {tie_band: 3, fallbacks: x, nam: gorgo}
+policy: {tolerance: 3, fallbacks: x, nam: gorgo}
 listen: {grpc: nine, max_connections: 0, tls: {cert_file: a}}
 scrape: {interval_s: 100ms, stale_after_s: -1}
 regions: [{allow: [eu]}, {allow: [], model: m}, {model: m}]
@@ -32,7 +32,7 @@ overrides_file: ./w.yaml
 drain: 5
 """
 CONFIG_KEYS = [
-    "policy.tie_band", "policy.fallbacks", "policy.nam", "listen.max_connections", "listen.tls",
+    "policy.tolerance", "policy.fallbacks", "policy.nam", "listen.max_connections", "listen.tls",
     "scrape.interval_s", "scrape.stale_after_s", "regions[0]", "regions[1].allow", "regions[2]",
     "tokens.models.a.sorce", "tokens.models.a", "tokens.models.b.chat_template", "relays.connections", "drain",
     "listen.grpc", "overrides_file",

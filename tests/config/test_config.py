@@ -17,7 +17,7 @@ from epp.errors import ConfigError
     [
         ("polcy: {}", "polcy", "did you mean 'policy'?"),
         ("zzz: 1", "zzz", "known keys: capability, cluster, drain_accept_s"),
-        ("policy: {tie_band: 3}", "policy.tie_band", "<= 1.0"),
+        ("policy: {tolerance: 3}", "policy.tolerance", "<= 1.0"),
         ("policy: {weights: {rtt_weight: much}}", "policy.weights.rtt_weight", "float"),
         ("listen: {grpc: nine}", "listen.grpc", "not host:port"),
         ("listen: {tls: {cert_file: a}}", "listen.tls", "key_file"),

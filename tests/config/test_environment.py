@@ -7,7 +7,7 @@ import pytest
 from epp.config.load import parse_config, salvage_config
 from tests.llmd.test_settings import POOL, setup
 
-FILE = "policy: {name: gorgo, tie_band: 0.5, weights: {rtt_weight: 2}}\nregions: [{allow: [a], model: b}]"
+FILE = "policy: {name: gorgo, tolerance: 0.5, weights: {rtt_weight: 2}}\nregions: [{allow: [a], model: b}]"
 
 
 def test_variables_win_over_the_file_key_by_key() -> None:
@@ -26,9 +26,9 @@ def test_variables_win_over_the_file_key_by_key() -> None:
             "EPP_PORT": "tcp://10.0.0.1:9002",  # Kubernetes, for a Service of that name
         },
     )
-    assert (config.policy.name, config.policy.tie_band) == ("gorgo", 0.25)
+    assert (config.policy.name, config.policy.tolerance) == ("gorgo", 0.25)
     assert config.policy.weights == {"rtt_weight": 2.0, "queue_weight": 3.0}
-    assert (config.listen.grpc, config.cluster.name, config.observe) == ("[::]:9002", "7", "sample:0.1")
+    assert (config.listen.grpc, config.nats.name, config.observe) == ("[::]:9002", "7", "sample:0.1")
     assert (config.regions, config.records.folder, config.records.sample) == ([], "there", 0.75)
 
 
@@ -42,7 +42,7 @@ def test_errors_of_variables_and_of_the_file_are_reported_together() -> None:
     }
     _, errors = salvage_config("policy: {tie: 3}", "epp.yaml", variables)
     found = {error.source.removeprefix("environment variable "): (error.key, error.fix) for error in errors}
-    assert found.pop("epp.yaml") == ("policy.tie", "did you mean 'tie_band'?")
+    assert found.pop("epp.yaml") == ("policy.tie", "did you mean 'tolerance'?")
     assert found["EPP__POLCY__NAME"] == ("polcy", "did you mean 'policy'?")
     assert found["EPP__POLICY__NAM"] == ("policy.nam", "did you mean 'name'?")
     assert found.keys() == variables.keys()

@@ -18,7 +18,7 @@ async def test_what_can_change_does_and_the_rest_waits_for_a_restart(tmp_path: P
     try:
         file = tmp_path / "epp.yaml"
         config = json.loads(file.read_text())
-        config["policy"] |= {"weights": {"rtt_weight": 3.0}, "tie_band": 0.25}
+        config["policy"] |= {"weights": {"rtt_weight": 3.0}, "tolerance": 0.25}
         config["scrape"]["interval_s"] = 7
         file.write_text(json.dumps(config))
         await picker.until_metric(
@@ -38,7 +38,7 @@ async def test_what_can_change_does_and_the_rest_waits_for_a_restart(tmp_path: P
     known = "known: prefill_weight, queue_weight, rtt_weight"
     assert about == [
         ("info", "policy.weights is {'rtt_weight': 3.0} from now on"),
-        ("info", "policy.tie_band is 0.25 from now on"),
+        ("info", "policy.tolerance is 0.25 from now on"),
         ("warn", "scrape.interval_s has changed, which takes effect at a restart"),
         ("error", f"policy.weights.rt: unknown weight ({known}); the last good configuration stays in force"),
     ]

@@ -31,7 +31,7 @@ relays:
   ca_file: /ca
   cert_file: /cert
   key_file: /key
-cluster: {url: 'nats://127.0.0.1:4222'}
+nats: {url: 'nats://127.0.0.1:4222'}
 prefix: {secret_file: secret}
 federation: {region: eu, key_file: hops}
 """

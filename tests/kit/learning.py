@@ -124,7 +124,7 @@ class Recorded:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / file_name(begin_s, compressed=False)
         self.file.touch()
-        self._scheduler = picker_of(policy, tie_band=0.0)
+        self._scheduler = picker_of(policy, tolerance=0.0)
         self._random = np.random.default_rng(1)
         self.now_s = 0.0
         self._begin_s = begin_s

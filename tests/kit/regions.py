@@ -121,7 +121,7 @@ async def world(
                 relays=msgspec.to_builtins(relays),
                 federation=msgspec.to_builtins(federation),
                 regions=rules,
-                cluster={"url": f"nats://127.0.0.1:{made.links[name, 'nats'].port}"},
+                nats={"url": f"nats://127.0.0.1:{made.links[name, 'nats'].port}"},
                 prefix={"secret_file": str(folder / "key")},
                 **{"policy": {"name": "local-first"}, **config},
             )

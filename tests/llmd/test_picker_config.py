@@ -169,12 +169,12 @@ def test_a_random_picker(scored: bool) -> None:
 
 
 def test_a_policy_of_ours_with_its_constants() -> None:
-    parameters = {"weights": {"rtt_weight": 0.5}, "tie_band": 0.05, "fallbacks": 1}
+    parameters = {"weights": {"rtt_weight": 0.5}, "tolerance": 0.05, "fallbacks": 1}
     policy = config_of(
         [{"type": "gorgo", "name": "mine", "parameters": parameters}, {"type": "max-score-picker"}],
         [{"pluginRef": "mine"}, {"pluginRef": "max-score-picker"}],
     ).config.policy
-    assert (policy.name, policy.weights, policy.tie_band, policy.fallbacks) == (
+    assert (policy.name, policy.weights, policy.tolerance, policy.fallbacks) == (
         "gorgo", {"rtt_weight": 0.5}, 0.05, 1,
     )  # fmt: skip
 

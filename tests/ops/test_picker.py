@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from epp.cli import main
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Cluster, Config, Prefix
+from epp.config.schema import Config, Nats, Prefix
 from epp.metrics.table import TABLE
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.command import load
@@ -59,7 +59,7 @@ def page(**changes: Any) -> str:
 
 
 def found(**changes: Any) -> list[str]:
-    config = Config(cluster=Cluster(url="nats://n"), prefix=Prefix(secret_file="s"))
+    config = Config(nats=Nats(url="nats://n"), prefix=Prefix(secret_file="s"))
     return said(examine(Context(config=config, specs=SPECS, metrics=Page(page(**changes)))).found)
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_found_where_all_is_well() -> None:
             "the first token of none",
         ),
         ({"epp_late_reports_total": 500}, "does not know"),
-        ({"epp_cluster_connected": 0}, "NATS (cluster.url) cannot be reached"),
+        ({"epp_cluster_connected": 0}, "NATS (nats.url) cannot be reached"),
         (
             {"epp_cluster_messages_total{result='ignored: another policy'}": 7},
             "7 messages of other pickers were ignored: another policy",

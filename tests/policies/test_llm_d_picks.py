@@ -128,5 +128,5 @@ def scored(
     score = ranking.terms.get("score", sum(section.weights.values()) - ranking.costs)
     scores[rows] = np.where(ranking.costs < FILTERED, score, np.nan)
     drawn = policy.drawn(ranking, section.weights, section.params)
-    chances[rows] = propensities(ranking.costs, tie_band=0.0, drawn=drawn)
+    chances[rows] = propensities(ranking.costs, tolerance=0.0, drawn=drawn)
     return scores, chances

@@ -44,7 +44,7 @@ def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("settings", [{}, {"tie_band": 0.5, "seed": 7}, {"fallbacks": 0}])
+@pytest.mark.parametrize("settings", [{}, {"tolerance": 0.5, "seed": 7}, {"fallbacks": 0}])
 def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[str, Any]) -> None:
     for decision, _ in decided(40, policy, **settings):
         again = rerun(decision_of(through_json(decision)), create(policy))

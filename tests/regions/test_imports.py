@@ -31,7 +31,7 @@ PEERS = f"federation: {{region: eu, key_file: secret}}\nrelays: {RELAYS}"
 def test_only_a_region_among_peers_imports_what_they_need(tmp_path: Path, more: str, wanted: bool) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef")
     (tmp_path / "epp.yaml").write_text(
-        "cluster: {url: 'nats://127.0.0.1:1'}\nprefix: {secret_file: secret}\n" + more
+        "nats: {url: 'nats://127.0.0.1:1'}\nprefix: {secret_file: secret}\n" + more
     )
     found = subprocess.run(
         (sys.executable, "-c", START, tmp_path), capture_output=True, text=True, check=True, timeout=60

@@ -114,17 +114,17 @@ COSTS = np.array([3.0, 1.0, 4.0, 1.5, 9.0, 2.6])
 @pytest.mark.parametrize("held_back", [(), (5,), (0, 1, 3), (0, 1, 2, 3, 4)])
 def test_chances_are_those_among_the_admitted(drawn: Drawn, held_back: tuple[int, ...]) -> None:
     rows = [row for row in range(6) if row not in held_back]
-    found = propensities(COSTS, tie_band=0.0, slow_start_excluded=held_back, drawn=drawn)
+    found = propensities(COSTS, tolerance=0.0, slow_start_excluded=held_back, drawn=drawn)
     assert found == pytest.approx(winners(drawn, rows), abs=1e-9)
 
 
 def test_a_draw_that_is_lost_in_rounding_is_one_among_equals() -> None:
     costs = np.array([1000.0, 1000.0 + 1e-12])
-    assert propensities(costs, tie_band=0.0, drawn=Softmax(costs, 0.5e-12)).tolist() == [0.5, 0.5]
+    assert propensities(costs, tolerance=0.0, drawn=Softmax(costs, 0.5e-12)).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
     "drawn", [Softmax(np.zeros(1), 1.0), Pair(np.zeros(1)), Explored(np.zeros(1), 0.1)], ids=repr
 )
 def test_one_endpoint_is_certain(drawn: Drawn) -> None:
-    assert propensities(np.zeros(1), tie_band=0.0, drawn=drawn).tolist() == [1.0]
+    assert propensities(np.zeros(1), tolerance=0.0, drawn=drawn).tolist() == [1.0]

@@ -15,7 +15,7 @@ def pick(costs: list[float], key: str = "id", **options: Any) -> Selection:
     names = [f"10.0.0.{index}:8000" for index in range(len(costs))]
     told = None if shares is None else np.array(shares)
     return select(
-        np.array(costs), told, names, seed=0, key=key, **{"tie_band": 0.0, "fallbacks": 2} | options
+        np.array(costs), told, names, seed=0, key=key, **{"tolerance": 0.0, "fallbacks": 2} | options
     )
 
 
@@ -43,7 +43,7 @@ def test_exact_ties_are_spread_evenly_over_decisions() -> None:
     ],
 )
 def test_the_band_is_relative_to_the_best(costs: list[float], band: float, tied: int) -> None:
-    assert pick(costs, tie_band=band).tied == tied
+    assert pick(costs, tolerance=band).tied == tied
 
 
 def test_a_warming_endpoint_gets_its_share_and_no_more() -> None:

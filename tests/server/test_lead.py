@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECTIONS = {
-    "cluster": {"url": "nats://127.0.0.1:1"},
+    "nats": {"url": "nats://127.0.0.1:1"},
     "prefix": {"secret_file": "secret"},
     "records": {"folder": "records"},
     "weights_file": "weights.yaml",
@@ -151,7 +151,7 @@ async def test_what_an_earlier_leader_had_is_forgotten_by_one_that_leads(beside:
 
 @pytest.mark.parametrize(
     "without",
-    [{"cluster": {}}, {"cluster": {**SECTIONS["cluster"], "lead": False}}, {"records": {}}],  # type: ignore[dict-item]
+    [{"nats": {}}, {"nats": {**SECTIONS["nats"], "lead": False}}, {"records": {}}],  # type: ignore[dict-item]
 )
 def test_alone_or_with_a_folder_that_all_share_nobody_leads(without: dict[str, dict[str, object]]) -> None:
     assert is_led(convert(SECTIONS, Config, "test"))

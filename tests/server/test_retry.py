@@ -36,7 +36,7 @@ CAPABILITY = {
 
 def app(folder: Path, **sections: Any) -> App:
     config = {
-        "policy": {"name": "laar", "fallbacks": 0, "tie_band": 0.0},
+        "policy": {"name": "laar", "fallbacks": 0, "tolerance": 0.0},
         "pool": {"warmup_s": 0},
         "capability": {"file": "capability.yaml", "tell_model": True},
         **sections,

@@ -88,7 +88,7 @@ async def test_a_model_can_stand_in_shadow_of_another_policy(tmp_path: Path) -> 
     assert decision.policy == "gorgo"
     assert made._learning is not None
     shadowing = made._learning.shadow
-    assert shadowing._tie_band == 0.01
+    assert shadowing._tolerance == 0.01
     await shadowing.score(decision)
     found = metrics(made)
     assert found["epp_shadow_decisions_total", "lodestar", "differed"] == 1.0

@@ -123,11 +123,11 @@ def endpoints(context: Context) -> Findings:
 def peers(context: Context) -> Findings:
     """Check that the picker hears the others of its pool, and that they fit."""
     page = context.page
-    if not context.config.cluster.url:
+    if not context.config.nats.url:
         return
     if not page.total("epp_cluster_connected"):
         yield error(
-            "NATS (cluster.url) cannot be reached",
+            "NATS (nats.url) cannot be reached",
             "this picker decides without the others",
             "the picker's log says why",
         )

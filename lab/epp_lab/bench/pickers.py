@@ -38,7 +38,7 @@ async def measure(found: Figures, _: argparse.Namespace, rounds: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epp-bench-")))
         nats = await stack.enter_async_context(Nats(folder))
         fleets = {}
-        for name, sections in (("alone", {}), ("shared", {"cluster": {"url": nats.url}})):
+        for name, sections in (("alone", {}), ("shared", {"nats": {"url": nats.url}})):
             pickers = [picker(pool_of(ENDPOINTS), **sections) for _ in range(PICKERS)]
             servers = [await stack.enter_async_context(each) for each in pickers]
             proxies = [await stack.enter_async_context(Proxy(server, reports=True)) for server in servers]

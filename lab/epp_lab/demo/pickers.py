@@ -63,7 +63,7 @@ async def run_phases(out: Path, table: Table) -> None:
     """Run the phases."""
     (out / "secret").write_text(secrets.token_hex(32))
     nats = Nats(out)
-    sections = {"cluster": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
+    sections = {"nats": {"url": nats.url}, "prefix": {"secret_file": str(out / "secret")}}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nats)
         pickers = [await stack.enter_async_context(Stack(out / "one", REGIONS, sections, envoy=None))]

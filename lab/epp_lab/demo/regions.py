@@ -253,7 +253,7 @@ class World:
     def _sections(self, name: str, nats_url: str) -> dict[str, Any]:
         return {
             "policy": {"name": "local-first"},
-            "cluster": {"url": nats_url},
+            "nats": {"url": nats_url},
             "prefix": {"secret_file": str(self._out.absolute() / "hash.key")},
             "relays": self._relays(f"{name}.{DOMAIN}"),
             "regions": BOUND_RULES,

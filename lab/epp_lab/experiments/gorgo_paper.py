@@ -94,7 +94,7 @@ CONFIG = Config(
     probe=Probe(interval_s=30.0),
     scrape=Scrape(interval_s=30.0, stale_after_s=90.0),
     pool=Pool(warmup_s=0.0),
-    policy=PolicySection(tie_band=0.0),
+    policy=PolicySection(tolerance=0.0),
 )
 
 

@@ -601,7 +601,7 @@ class FleetSim:
             balance=create("least-request"),
             weights=book,
             settings=SchedulerSettings(
-                tie_band=config.policy.tie_band,
+                tolerance=config.policy.tolerance,
                 seed=self.seed,
                 fallbacks=config.policy.fallbacks,
                 warmup_s=config.pool.warmup_s,
