@@ -68,7 +68,7 @@ def called(
         "tls": f"{LISTEN}, tls: {{self_signed: true}}}}",
         "kubernetes": f"{LISTEN}}}\npool: {{kubernetes: {{service: engines}}}}",
         "tokenizers": f"{LISTEN}}}\ntokens: {{models: {{m: {{source: .}}}}}}",
-        "cluster": f"{LISTEN}}}\ncluster: {{url: 'nats://127.0.0.1:1'}}\nprefix: {{secret_file: plain.yaml}}",
+        "cluster": f"{LISTEN}}}\nnats: {{url: 'nats://127.0.0.1:1'}}\nprefix: {{secret_file: plain.yaml}}",
         "spans": f"{LISTEN}}}\ntracing: true",
         "zstd": f"{LISTEN}}}\nrecords: {{folder: records, compress: zstd}}",
     }.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import msgspec
 
+from epp.config.renamed import rename_words
 from epp.config.schema import Config
 from epp.config.strict import alternatives, load_yaml
 from epp.errors import ConfigError, gather
@@ -45,7 +46,7 @@ class Overlay:
         names = [name for name in environment if name.startswith(PREFIX)]
         #: From the outermost key on, so that what a section's key says wins over the section's.
         self._texts = {
-            tuple(name.removeprefix(PREFIX).lower().split(SEPARATOR)): environment[name]
+            rename_words(tuple(name.removeprefix(PREFIX).lower().split(SEPARATOR))): environment[name]
             for name in sorted(names, key=lambda name: (name.count(SEPARATOR), name))
         }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from epp.config.address import UNIX, split_address
 from epp.config.environment import Overlay
 from epp.config.pool import parse_pool
+from epp.config.renamed import rename_keys
 from epp.config.schema import Config
 from epp.config.section import Section
 from epp.config.strict import Salvaged, decode, loaded
@@ -43,7 +44,7 @@ def salvage_config(
         ConfigError: the text is not YAML.
     """
     overlay, errors = Overlay(environment), list[ConfigError]()
-    found = Salvaged(overlay.lay(loaded(text, source), errors), Config, source)
+    found = Salvaged(overlay.lay(rename_keys(loaded(text, source), source), errors), Config, source)
     config, errors = found.value or Config(), errors + found.errors
     for key in ("grpc", "http", "first_token", "health"):
         address = getattr(config.listen, key)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
@@ -297,6 +298,7 @@ def _our_policy(policy: Plugin, weight: float | None, key: str, source: str, mea
         problem = "a policy has no weight beside others"
         raise ConfigError(source, key, problem, "put 'weights' into its parameters")
     params = dict(policy.parameters or {})
+    rename_keys({"policy": params}, source)
     own = {name: params.pop(name) for name in _POLICY_KEYS if name in params}
     meaning.put("policy", name=policy.type, params=params, **own)
 

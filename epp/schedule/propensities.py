@@ -30,7 +30,7 @@ def propensities(
     Args:
         costs: of each, non-empty.
         tolerance: relative width of the band of equals.
-        held_back: indices of endpoints that slow start kept out.
+        slow_start_excluded: indices of endpoints that slow start kept out.
         drawn: what the policy drew among; None for a policy that did not, whose costs say it all.
     """
     admitted = np.ones(len(costs))

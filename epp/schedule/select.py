@@ -45,7 +45,7 @@ class Selection(Struct, frozen=True):
         chosen: the pick.
         fallbacks: further choices in order.
         tied: how many endpoints the draw was among.
-        held_back: endpoints kept out of this decision by slow start, or because they have no proof.
+        slow_start_excluded: endpoints kept out of this decision by slow start, or because they have no proof.
     """
 
     chosen: int
@@ -74,13 +74,13 @@ def select(
 
     Args:
         costs: finite cost of each, non-empty.
-        shares: slow-start share of each in 0..1, 0 for those without proof; None when all are 1.
+        slow_start_weights: slow-start share of each in 0..1, 0 for those without proof; None when all are 1.
         names: endpoint addresses, the salts of the admission draws.
         tolerance: relative width of the band of equals.
         fallbacks: how many further choices to name.
         seed: seed of the draws.
         key: decision id.
-        served_models: what each one's engine calls the model; empty when all use one name.
+        upstream_models: what each one's engine calls the model; empty when all use one name.
     """
     if slow_start_weights is None and not upstream_models and len(costs) <= _FEW:
         return _select_few(costs.tolist(), tolerance=tolerance, fallbacks=fallbacks, seed=seed, key=key)

@@ -237,6 +237,15 @@ def test_the_tuner_is_beside_each_picker_that_hears_the_others_or_one_with_a_cla
     assert "tuner" not in str(pods(example("gateway")))
 
 
+def test_values_of_before_are_read_under_their_old_names() -> None:
+    for old, new in (
+        ("cluster.url=nats://n:1", "nats.url=nats://n:1"),
+        ("cluster.nats.enabled=true", "nats.server.enabled=true"),
+    ):
+        objects = rendered(APP, old, "prefixSecret=p")
+        assert objects == rendered(APP, new, "prefixSecret=p")
+
+
 def test_the_learner_is_one_too_and_the_picker_is_told_its_model() -> None:
     beside = example("learned")
     assert [each["name"] for each in pods(beside)[0]["containers"]] == ["picker", "learner"]

@@ -16,7 +16,7 @@ from epp.errors import ConfigError
     ("text", "key", "words"),
     [
         ("polcy: {}", "polcy", "did you mean 'policy'?"),
-        ("zzz: 1", "zzz", "known keys: capability, cluster, drain_accept_s"),
+        ("zzz: 1", "zzz", "known keys: capability, drain_accept_s"),
         ("policy: {tolerance: 3}", "policy.tolerance", "<= 1.0"),
         ("policy: {weights: {rtt_weight: much}}", "policy.weights.rtt_weight", "float"),
         ("listen: {grpc: nine}", "listen.grpc", "not host:port"),
@@ -50,6 +50,15 @@ def test_a_mistake_is_told_by_file_key_and_fix(text: str, key: str, words: str) 
     assert caught.value.source == "conf/epp.yaml"
     assert caught.value.key == key
     assert words in str(caught.value)
+
+
+def test_old_names_of_keys_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    text = "cluster: {url: 'nats://n'}\nprefix: {secret_file: s}\npolicy: {tie_band: 0.5}"
+    config = parse_config(text, "epp.yaml", {"EPP__CLUSTER__NAME": "7", "EPP__POLICY__TIE_BAND": "0.25"})
+    assert (config.nats.url, config.nats.name, config.policy.tolerance) == ("nats://n", "7", 0.25)
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 4
+    assert "epp.yaml: key policy.tie_band is called tolerance now; it is read until version 0.2" in warned
 
 
 def test_an_empty_configuration_is_all_defaults_on_loopback() -> None:

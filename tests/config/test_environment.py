@@ -15,10 +15,10 @@ def test_variables_win_over_the_file_key_by_key() -> None:
         FILE,
         "epp.yaml",
         {
-            "EPP__POLICY__TIE_BAND": "0.25",
+            "EPP__POLICY__TOLERANCE": "0.25",
             "EPP__POLICY__WEIGHTS__QUEUE_WEIGHT": "3",
             "EPP__LISTEN__GRPC": "[::]:9002",  # a text needs no quotes, though YAML would read a list
-            "EPP__CLUSTER__NAME": "7",
+            "EPP__NATS__NAME": "7",
             "EPP__OBSERVE": "sample:0.1",
             "EPP__REGIONS": "[]",
             "EPP__RECORDS": "{folder: there, sample: 0.5}",
@@ -40,9 +40,9 @@ def test_errors_of_variables_and_of_the_file_are_reported_together() -> None:
         "EPP__LISTEN__GRPC": "here",
         "EPP__REGIONS": "[{",
     }
-    _, errors = salvage_config("policy: {tie: 3}", "epp.yaml", variables)
+    _, errors = salvage_config("policy: {tolerence: 3}", "epp.yaml", variables)
     found = {error.source.removeprefix("environment variable "): (error.key, error.fix) for error in errors}
-    assert found.pop("epp.yaml") == ("policy.tie", "did you mean 'tolerance'?")
+    assert found.pop("epp.yaml") == ("policy.tolerence", "did you mean 'tolerance'?")
     assert found["EPP__POLCY__NAME"] == ("polcy", "did you mean 'policy'?")
     assert found["EPP__POLICY__NAM"] == ("policy.nam", "did you mean 'name'?")
     assert found.keys() == variables.keys()

@@ -29,7 +29,7 @@ from epp.records.weight_files import load_memory
 from epp_lab.reward_model.guard import WORDS, look_at_the_clock
 from epp_lab.reward_model.rounds import Learner, Memory
 from epp_lab.reward_model.samples import LogFeed, array, plain
-from epp_lab.sidecar.feed import FeedState as FeedState  # noqa: TC001  # msgspec reads annotations at run time
+from epp_lab.sidecar.feed import FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp_lab.sidecar.process import Files, Writes, lost, running
 from epp_lab.tuner.watch import comparison
 

@@ -124,9 +124,8 @@ class Links:
     """
 
     def __init__(self, described: list[dict[str, Any]]) -> None:
-        self._lines: dict[
-            int, tuple[DelayLine, int]
-        ] = {}  # device -> where its packets go, and at which device
+        # device -> where its packets go, and at which device
+        self._lines: dict[int, tuple[DelayLine, int]] = {}
         self._of_link: dict[str, tuple[DelayLine, DelayLine]] = {}
         for link in described:
             near, far = (open_tun(**end) for end in link["ends"])

@@ -44,12 +44,12 @@
 {{- if .Values.prefixSecret -}}
 {{- $_ := set $config "prefix" (dict "secret_file" "/etc/epp-secret/secret") -}}
 {{- end -}}
-{{- with include "gorgo-epp.clusterUrl" . -}}
-{{- $_ := set $config "cluster" (dict "url" .) -}}
+{{- with include "gorgo-epp.natsUrl" . -}}
+{{- $_ := set $config "nats" (dict "url" .) -}}
 {{- end -}}
-{{- if $config.cluster -}}
+{{- if $config.nats -}}
 {{- if .Values.shared.existingClaim -}}
-{{- $_ := set $config.cluster "lead" false -}}
+{{- $_ := set $config.nats "lead" false -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.relays.regions -}}

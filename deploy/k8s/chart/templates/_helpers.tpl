@@ -43,18 +43,27 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* The values `nats`, over them those under the old name `cluster`. */}}
+{{- define "gorgo-epp.nats" -}}
+{{- $old := dict -}}
+{{- if .Values.cluster.url -}}{{- $_ := set $old "url" .Values.cluster.url -}}{{- end -}}
+{{- if .Values.cluster.nats -}}{{- $_ := set $old "server" .Values.cluster.nats -}}{{- end -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.nats) $old) -}}
+{{- end -}}
+
 {{/* Servers of NATS by commas, the chart's own or others; empty for one picker. */}}
-{{- define "gorgo-epp.clusterUrl" -}}
-{{- if .Values.cluster.nats.enabled -}}
+{{- define "gorgo-epp.natsUrl" -}}
+{{- $nats := include "gorgo-epp.nats" . | fromYaml -}}
+{{- if $nats.server.enabled -}}
 nats://{{ include "gorgo-epp.fullname" . }}-nats:4222
 {{- else -}}
-{{ .Values.cluster.url }}
+{{ $nats.url }}
 {{- end -}}
 {{- end -}}
 
 {{/* Whether the Envoy of a picker's pod falls back to the pickers of other pods. */}}
 {{- define "gorgo-epp.fallsBack" -}}
-{{- if and .Values.standalone.enabled (include "gorgo-epp.clusterUrl" .) -}}true{{- end -}}
+{{- if and .Values.standalone.enabled (include "gorgo-epp.natsUrl" .) -}}true{{- end -}}
 {{- end -}}
 
 {{/* An image's reference: (list image defaultTag). */}}
@@ -127,14 +136,15 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (has $e.from (list "inferencePool" "selector")) (not $e.matchLabels) (or (eq $e.from "selector") .Values.inferencePool.create) -}}
 {{- fail "endpoints.matchLabels is empty: write the labels of the engines' pods, e.g. --set endpoints.matchLabels.app=vllm, or inferencePool.create=false and inferencePool.name to follow a pool that exists" -}}
 {{- end -}}
-{{- if and .Values.cluster.url .Values.cluster.nats.enabled -}}
-{{- fail "cluster.url and cluster.nats.enabled: one of them says where NATS is" -}}
+{{- $nats := include "gorgo-epp.nats" . | fromYaml -}}
+{{- if and $nats.url $nats.server.enabled -}}
+{{- fail "nats.url and nats.server.enabled: one of them says where NATS is" -}}
 {{- end -}}
-{{- if and (include "gorgo-epp.clusterUrl" .) (not .Values.prefixSecret) -}}
-{{- fail "cluster.url needs prefixSecret: pickers that share name prompts by one key" -}}
+{{- if and (include "gorgo-epp.natsUrl" .) (not .Values.prefixSecret) -}}
+{{- fail "nats.url needs prefixSecret: pickers that share name prompts by one key" -}}
 {{- end -}}
-{{- if and (include "gorgo-epp.clusterUrl" .) (include "gorgo-epp.llmd" .) -}}
-{{- fail "cluster.url goes without endpointPickerConfig: name cluster and prefix in it (epp-settings)" -}}
+{{- if and (include "gorgo-epp.natsUrl" .) (include "gorgo-epp.llmd" .) -}}
+{{- fail "nats.url goes without endpointPickerConfig: name nats and prefix in it (epp-settings)" -}}
 {{- end -}}
 {{- if and .Values.kernel.enabled (not .Values.standalone.enabled) -}}
 {{- fail "kernel.enabled sets the kernel of the pod that Envoy is in, and only standalone.enabled puts one into the picker's: set it on your gateway's pods, or kernel.enabled=false" -}}
@@ -164,8 +174,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (ne .Values.tier "global") (not (hasKey $r.regions .Values.region)) -}}
 {{- fail (printf "region %q has no relay: set region to one of relays.regions" .Values.region) -}}
 {{- end -}}
-{{- if and (eq .Values.tier "region") (not (include "gorgo-epp.clusterUrl" .)) -}}
-{{- fail "tier=region needs cluster.url: regions tell each other their load over NATS, each by a server of its own whose gateways join the others'" -}}
+{{- if and (eq .Values.tier "region") (not (include "gorgo-epp.natsUrl" .)) -}}
+{{- fail "tier=region needs nats.url: regions tell each other their load over NATS, each by a server of its own whose gateways join the others'" -}}
 {{- end -}}
 {{- if and (eq $e.from "service") (not $e.service) -}}
 {{- fail "endpoints.service is empty: name the Service of the engines" -}}

@@ -2,7 +2,7 @@
 {{- define "gorgo-epp.workerBeside" -}}
 {{- $root := index . 0 -}}
 {{- $worker := index $root.Values (index . 1) -}}
-{{- if and $worker.enabled (or (eq (int $root.Values.replicas) 1) (include "gorgo-epp.clusterUrl" $root)) (not $root.Values.shared.existingClaim) -}}true{{- end -}}
+{{- if and $worker.enabled (or (eq (int $root.Values.replicas) 1) (include "gorgo-epp.natsUrl" $root)) (not $root.Values.shared.existingClaim) -}}true{{- end -}}
 {{- end -}}
 
 {{/* A worker's container, beside the picker or alone: (list root name). */}}
@@ -35,8 +35,8 @@
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
 {{- if (index $root.Values $name).enabled -}}
-{{- if and (gt (int $root.Values.replicas) 1) (not (include "gorgo-epp.clusterUrl" $root)) (not $root.Values.shared.existingClaim) -}}
-{{- fail (printf "%s.enabled with several replicas needs cluster.url, cluster.nats.enabled, or shared.existingClaim: one %s reads the records of all of them" $name $name) -}}
+{{- if and (gt (int $root.Values.replicas) 1) (not (include "gorgo-epp.natsUrl" $root)) (not $root.Values.shared.existingClaim) -}}
+{{- fail (printf "%s.enabled with several replicas needs nats.url, nats.server.enabled, or shared.existingClaim: one %s reads the records of all of them" $name $name) -}}
 {{- end -}}
 {{- if include "gorgo-epp.llmd" $root -}}
 {{- fail (printf "%s.enabled goes without endpointPickerConfig: it reads epp.yaml" $name) -}}
