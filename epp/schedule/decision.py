@@ -109,8 +109,8 @@ class Decision(Struct, frozen=True):
         seed: seed of the draws.
         tolerance: relative band of equals.
         ranking: costs and terms.
-        slow_start_weights: slow-start share of each candidate, 0 for those without proof that they answer while
-            others have it; None when all are 1.
+        slow_start_weights: slow-start share of each candidate, 0 for those without proof that they answer
+            while others have it; None when all are 1.
         legs: who does what of the request; the last one answers it.
         tied: number of candidates among which the draw chose.
         slow_start_excluded: indices of the candidates whose share kept them out of this decision.

@@ -1,7 +1,7 @@
 """Several pickers before one simulated fleet: who is asked, and the messages between them.
 
-Owns their links. Messages are those of production (`epp.cluster.index_sync`), late and lost as asked, in virtual
-time. Each picker probes and scrapes by itself.
+Owns their links. Messages are those of production (`epp.cluster.index_sync`), late and lost as asked, in
+virtual time. Each picker probes and scrapes by itself.
 """
 
 from __future__ import annotations
