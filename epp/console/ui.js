@@ -96,6 +96,7 @@ byId("rows").onclick = async ({ target }) => {
   const { id } = target.closest("tr").dataset, answer = await fetch(`decisions/${id}?explained`), found = await answer.json();
   sheet(byId("explain").firstChild, answer.ok ? found : { words: [`${id}: ${found.error}`], columns: [], rows: [] });
   byId("explain").showModal();
+  byId("explain").scrollTo(0, 0); // what has the focus is at its end
 };
 byId("ask").onsubmit = async (event) => {
   event.preventDefault();
