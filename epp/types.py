@@ -280,11 +280,6 @@ class RequestInfo(Struct, frozen=True):
     origin_decision: str = ""
 
     @property
-    def generates(self) -> bool:
-        """Tell whether it asks for tokens: no embedding, and no limit of 0."""
-        return bool(self.prompt_tokens) and self.max_output_tokens != 0
-
-    @property
     def tells_hits(self) -> bool:
         """Whether its engine's count of cached tokens can be held against what was expected.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from epp.console.explain import explained
 from epp.errors import EppError
 from epp.ops.path_trace import hops_of, trace
 from epp.ops.picker_http import answered, newest_up
-from epp.ops.records import DEFAULT_FOLDER, wide_console
+from epp.ops.records import wide_console
 from epp.records.files import read_records
 from epp.records.schema import Joined, join
 
@@ -44,36 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="last",
         help="decision id, or in records the start of a single one; default: the last generation",
     )
-    add("--records", type=Path, action="append", help="folder of records, one a region")
+    add("--records", type=Path, action="append", default=[], help="folder of records, one a region")
     add(
         "--url",
         action="append",
-        help="ask running pickers, one a region: http://127.0.0.1:9090 (default: the newest `epp up` that"
-        f" runs here, else the records in {DEFAULT_FOLDER})",
+        default=[],
+        help="ask running pickers, one a region: http://127.0.0.1:9090"
+        " (default without records: the newest `epp up` that runs here)",
     )
     add("--request", type=Path, metavar="BODY.json", help="say what would be picked now; reserves nothing")
     add("--path", default="/v1/chat/completions", help="of that request (%(default)s)")
-    add("--header", action="append", default=[], metavar="NAME:VALUE", help="of that request")
     add("--json", action="store_true", help="print the record itself")
     add("--trace", action="store_true", help="write the request's path through all regions, for Perfetto")
     add("--out", type=Path, default=Path("trace.json"), help="where to (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one decision.
-
-    Raises:
-        EppError: there is none, or nobody to ask.
-    """
-    urls, folders = arguments.url or [], arguments.records or []
-    if not (urls or folders):
-        urls, folders = _default_places()
+    """Print one decision."""
+    urls, folders = arguments.url, arguments.records
+    if not urls and (arguments.request or not folders):
+        urls = [newest_up()]
     if arguments.request:
-        if not urls:
-            raise EppError("--request asks a running picker: name it by --url")
-        found = _preview(urls[0], arguments)
+        path = f"preview/{arguments.path.lstrip('/')}"
+        found = _asked(urls[0], path, arguments.request.read_bytes())
     elif urls:
-        found = _first(partial(_asked, decision_id=arguments.id), urls)
+        found = _first(partial(_asked, path=f"decisions/{quote(arguments.id, safe='')}"), urls)
     else:
         found = _first(partial(_find, decision_id=arguments.id), folders)
     if arguments.trace:
@@ -84,31 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     console = wide_console()
     console.print(*explain(found.decision, found.outcome, console.width), sep="\n")
     return 0
-
-
-def _default_places() -> tuple[list[str], list[Path]]:
-    """Choose where to look where nothing is named.
-
-    Raises:
-        EppError: there is nothing.
-    """
-    if url := newest_up():
-        print(f"{url}, the newest `epp up` that runs here:", file=sys.stderr)
-        return [url], []
-    if not DEFAULT_FOLDER.is_dir():
-        raise EppError(f"no `epp up` runs here and there is no {DEFAULT_FOLDER}: name --url or --records")
-    return [], [DEFAULT_FOLDER]
-
-
-def _preview(url: str, arguments: argparse.Namespace) -> Joined:
-    """Ask what a picker would decide."""
-    try:
-        body = json.loads(arguments.request.read_bytes())
-    except ValueError as error:
-        raise EppError(f"{arguments.request} is no JSON: {error}") from error
-    headers = {name: value.strip() for name, _, value in (each.partition(":") for each in arguments.header)}
-    with answered(url, f"preview/{arguments.path.lstrip('/')}", body, headers=headers) as answer:
-        return Joined(json.load(answer), None)
 
 
 def _first(find: Callable[[_Place], Joined], places: Sequence[_Place]) -> Joined:
@@ -124,8 +93,8 @@ def _first(find: Callable[[_Place], Joined], places: Sequence[_Place]) -> Joined
     return find(last)
 
 
-def _asked(url: str, decision_id: str) -> Joined:
-    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
+def _asked(url: str, path: str, body: bytes | None = None) -> Joined:
+    with answered(url, path, body) as answer:
         record = json.load(answer)
     return Joined(record, record.pop("outcome", None))
 
@@ -135,7 +104,7 @@ def _trace(found: Joined, urls: Sequence[str], folders: Sequence[Path], out: Pat
     origin, told = found.decision.get("origin_decision", found.decision["id"]), [found]
     for url in urls:
         with contextlib.suppress(EppError):
-            told.append(_asked(url, origin))
+            told.append(_asked(url, f"decisions/{origin}"))
     on_file = chain.from_iterable(join(read_records(folder)) for folder in folders)
     hops = hops_of(origin, told if urls else on_file)
     try:
@@ -146,17 +115,14 @@ def _trace(found: Joined, urls: Sequence[str], folders: Sequence[Path], out: Pat
     return 0
 
 
-def _last(each: Joined) -> tuple[bool, float]:
-    """Order requests: those that ask for tokens after others, by time."""
-    request = each.decision["request"]
-    generates = bool(request["prompt_tokens"]) and request["max_output_tokens"] != 0
-    return generates, float(each.decision["at"])
-
-
 def _find(folder: Path, decision_id: str) -> Joined:
     requests = join(read_records(folder))
     if decision_id == "last":
-        newest = max(requests, key=_last, default=None)
+        newest = max(
+            requests,
+            key=lambda each: (each.decision["request"]["prompt_tokens"] > 0, each.decision["at"]),
+            default=None,
+        )
         found = [] if newest is None else [newest]
     else:
         found = [each for each in requests if each.decision["id"].startswith(decision_id)]

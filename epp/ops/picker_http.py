@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import tempfile
 from http.client import HTTPException
 from pathlib import Path
@@ -25,31 +26,27 @@ UP_FOLDER, UP_LOCK, UP_READY = "epp-up-", "lock", "ready.json"
 
 
 def newest_up() -> str:
-    """Find the picker of this user's newest running `epp up`; empty where none runs."""
+    """Find the picker of this user's newest running `epp up`.
+
+    Raises:
+        EppError: none runs.
+    """
     found = Path(tempfile.gettempdir()).glob(f"{UP_FOLDER}*/{UP_READY}")
-    with contextlib.suppress(OSError):  # one that ends meanwhile
-        for ready in sorted(found, key=lambda file: file.stat().st_mtime, reverse=True):
-            if _is_locked(ready.with_name(UP_LOCK)):
+    for ready in sorted(found, key=os.path.getmtime, reverse=True):
+        with ready.with_name(UP_LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
                 return f"http://{json.loads(ready.read_bytes())['http']}"
-    return ""
-
-
-def _is_locked(file: Path) -> bool:
-    with file.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    raise EppError("no `epp up` runs here: name a picker by --url, or records by --records")
 
 
 @contextlib.contextmanager
 def answered(
     url: str,
     path: str,
-    body: Mapping[str, object] | None = None,
+    body: Mapping[str, object] | bytes | None = None,
     *,
-    headers: Mapping[str, str] | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[HTTPResponse]:
     """A picker's answer, read within the block.
@@ -58,7 +55,6 @@ def answered(
         url: the picker's HTTP side, as an operator wrote it.
         path: what is asked for there, quoted.
         body: what is told, as JSON; None to ask only.
-        headers: further ones.
         timeout_s: how long it may be silent.
 
     Raises:
@@ -67,8 +63,8 @@ def answered(
     address = f"{url.rstrip('/')}/{path}"
     if not address.startswith(("http://", "https://")):
         raise EppError(f"{url} is not an http address, e.g. http://{url}")
-    data = None if body is None else json.dumps(body).encode()
-    header = dict(headers or {}) | ({} if body is None else {"content-type": "application/json"})
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    header = {} if body is None else {"content-type": "application/json"}
     try:
         request = Request(address, data, header)  # noqa: S310  # scheme checked above
         with urlopen(request, timeout=timeout_s) as answer:  # noqa: S310  # scheme checked above

@@ -53,10 +53,9 @@ class RecentDecisions:
         return self._decisions.get(decision_id)
 
     def find(self, name: str) -> Decision | None:
-        """Return a decision by its id or by its origin's; for ``"last"`` the newest generation, if any."""
+        """Return a decision by its id or by its origin's; for ``"last"`` the newest with a prompt."""
         if name == "last":
-            generations = (each for each in reversed(self) if each.request.generates)
-            return next(generations, None) or next(reversed(self), None)
+            return next((each for each in reversed(self) if each.request.prompt_tokens), None)
         forwarded = (each for each in reversed(self) if each.request.origin_decision == name)
         return self.get(name) or next(forwarded, None)
 

@@ -125,7 +125,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         e2e_ms=(now_s - entry.picked_s) * 1e3,
         usage=entry.usage,
         usage_refused=entry.usage_refused,
-        generates=entry.request.generates,
+        generates=bool(entry.request.prompt_tokens) and entry.request.max_output_tokens != 0,
         served=entry.served,
         chunks=entry.chunks,
         response_bytes=entry.response_bytes,

@@ -441,7 +441,6 @@ class App:
             decision=self._decision_json,
             decided=self._decision_ids.__contains__,
             preview=self._preview_json if listen.serves_ui else None,
-            most_bytes=self._config.request.max_body_bytes,
             verdict=None if self._recorder is None else self._recorder.record,
             elsewhere=None if self._peers is None else self._peers.find,
         )

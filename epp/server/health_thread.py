@@ -23,7 +23,7 @@ from aiohttp import web
 
 from epp.config.address import is_ip
 from epp.config.federation import PEER_HEADER
-from epp.errors import ClientError, NoEndpointError, NotAdmittedError
+from epp.errors import EppError
 from epp.extproc.types import HttpRequest
 from epp.metrics.metrics import CONTENT_TYPE
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
@@ -59,8 +59,8 @@ _PROBES = (b"GET /livez", b"GET /readyz")
 
 #: Paths that are answered whatever name they are asked by: scrapers and kubelets know a pod by any.
 _ANY_HOST = ("/metrics", "/livez", "/readyz")
-#: Before the path of a request that is only asked about, and headers that are not of that request.
-_PREVIEW, _OWN = "/preview", ("host", PEER_HEADER)
+#: Of a body of which is asked what would be decided: as many as a request may have by default.
+_MOST_BYTES = 32 * 1024 * 1024
 _PORT = re.compile(r":\d*$")
 
 T = TypeVar("T")
@@ -322,7 +322,6 @@ def build_app(
     decision: Callable[[str], bytes],
     decided: Callable[[str], bool],
     preview: Callable[[HttpRequest], Awaitable[bytes]] | None = None,
-    most_bytes: int = MAX_VERDICT_BYTES,
     verdict: Callable[[Verdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
@@ -336,7 +335,6 @@ def build_app(
             the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
         preview: what would be decided of a request now, as JSON; None where nobody may ask.
-        most_bytes: of the body of such a request.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
         elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
     """
@@ -352,15 +350,15 @@ def build_app(
         return _decided(content, explained="explained" in request.query)
 
     async def foresee(request: web.Request) -> web.Response:
-        if preview is None:
-            return web.json_response({"error": "the live page is off (listen.ui)"}, status=403)
+        assert preview is not None  # noqa: S101  # else there is no route
         if (refused := _refused_sender(request)) is not None:
             return refused
-        headers = {name.lower(): value for name, value in request.headers.items() if name.lower() not in _OWN}
-        path = request.rel_url.raw_path_qs.removeprefix(_PREVIEW)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers.pop(PEER_HEADER, None)  # its token serves once
+        path = request.rel_url.raw_path_qs.removeprefix("/preview")
         try:
             content = await preview(HttpRequest("POST", path, headers, await request.read()))
-        except (ClientError, NotAdmittedError, NoEndpointError) as error:
+        except EppError as error:
             return web.json_response({"error": f"it would be refused: {error}"}, status=409)
         return _decided(content, explained=False)
 
@@ -386,10 +384,11 @@ def build_app(
             web.get("/livez", _probe(health.not_live)),
             web.get("/readyz", _probe(health.not_ready)),
             web.get("/decisions/{id}", health.on_picker_loop(explain)),
-            web.post(_PREVIEW + "{path:/.+}", health.on_picker_loop(foresee, most_bytes)),
             web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
         ]
     )
+    if preview is not None:
+        app.router.add_post("/preview/{path:.+}", health.on_picker_loop(foresee, _MOST_BYTES))
     return app
 
 

@@ -100,7 +100,7 @@ def test_explain_with_what_came_of_it(
     out = capsys.readouterr().out
     assert "gorgo-3" in out
     assert (
-        "completed with status 200: TTFT 12.5 ms, E2E 80.2 ms, 16 output tokens, 2,560 prompt tokens,"
+        "client-gone with status 200: TTFT 12.5 ms, E2E 80.2 ms, 16 output tokens, 2,560 prompt tokens,"
         " of which 1,024 were cached and 0 expected to be" in out
     )
     command("explain", "--records", folder)
