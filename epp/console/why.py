@@ -23,7 +23,7 @@ NO_COSTS = frozenset(
     ("ttft_ms", "itl_ms", "probability", "before_exploring", "explored", "fallback", "tried", WORTH_TERM)
 )
 #: Terms below this share of the largest difference are not worth words.
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.1
 
 
 def costs_of(terms: Mapping[str, float]) -> dict[str, float]:
@@ -70,7 +70,8 @@ def _without_costs(record: Mapping[str, Any]) -> str:
     if terms.get("fallback"):
         return f"because there is no prediction and the heuristic decided: {judge(terms['fallback'])}"
     if tied > 1:
-        return f"by a draw among {tied} within {record['tie_band']:.1%} of the lowest cost"
+        band = record["tie_band"]
+        return f"by a draw among {tied} {f'within {band:.1%} of' if band else 'at'} the lowest cost"
     if chance < 1.0 and "explored" not in terms:
         return f"by a draw, with a chance of {chance:.0%}"
     return "because it was its turn" if "turns" in terms else ""

@@ -63,7 +63,7 @@ def test_what_is_better_in_all_that_matters_is_told_alone() -> None:
     ("told", "words"),
     [
         ({"tied": 3, "tie_band": 0.01}, "by a draw among 3 within 1.0% of the lowest cost"),
-        ({"tied": 2}, "by a draw among 2 within 0.0% of the lowest cost"),
+        ({"tied": 2}, "by a draw among 2 at the lowest cost"),
         ({"policy": "random", "probabilities": [1 / 3] * 3}, "by a draw, with a chance of 33%"),
         (
             {"policy": "session-affinity", "terms": {"place": [0.0, 1.0]}},
