@@ -77,8 +77,8 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP listener.
-        ui: the live page at /ui of the HTTP listener; by default where that is on loopback or asks for client
-            certificates.
+        ui: the live page at /ui of the HTTP listener, and /preview; by default where that is on loopback or
+            asks for client certificates.
         stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
             stack and ends with status 70. Readiness fails after half of it.
         max_connections: connections to each listener at once, at most an eighth of ``ulimit -n``. One address

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.console.figures import number
-from epp.policies.base import WORTH_TERM
-from epp.policies.lodestar import FALLBACKS
+from epp.console.why import NO_CHANCE, SCORES, UNITS, judge, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,11 +34,6 @@ _RATES = {
 }
 
 
-def _by(code: float) -> str:
-    """Name who predicted for an endpoint, by a learned policy's term; records may be of a later version."""
-    return FALLBACKS[int(code)] or "model" if code < len(FALLBACKS) else f"reason {code:g}"
-
-
 #: Terms that are shown otherwise than as parts of a cost: title, and how a value is shown.
 _OTHERS = {
     "predicted_ms": ("predicted ms", "{:,.1f}"),
@@ -51,48 +45,49 @@ _OTHERS = {
     "explored": ("explored", "{:.0f}"),
     "fallback": ("predicted by", ""),
 }
-#: Terms that are parts of no cost.
-_NO_COSTS = (_OTHERS.keys() | {WORTH_TERM}) - {"predicted_ms", "congestion_ms"}
+#: Endpoints that are shown at most.
+_MOST = 50
 
 
-def costs_of(terms: Mapping[str, float]) -> dict[str, float]:
-    """Choose from an endpoint's terms the parts of its cost."""
-    return {name: round(value, 3) for name, value in terms.items() if name not in _NO_COSTS}
-
-
-def explained(record: Mapping[str, Any], outcome: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def explained(
+    record: Mapping[str, Any], outcome: Mapping[str, Any] | None = None, most: int = _MOST
+) -> dict[str, Any]:
     """Explain a decision.
 
+    Args:
+        record: of it.
+        outcome: what came of it.
+        most: endpoints to show.
+
     Returns:
-        ``words``: lines; ``columns``: titles; ``rows``: cells of each endpoint, by its cost; ``terms``: the
-        parts of each one's cost; ``chosen``: which row was picked.
+        ``words``: lines; ``columns``: endpoints, the pick first, the others by cost, behind an empty title;
+        ``rows``: cost, terms and signals, each behind its title.
     """
-    order = sorted(range(len(record["costs"])), key=record["costs"].__getitem__)
-    columns = dict(_columns(record))
+    chosen, costs = record["chosen"], record["costs"]
+    order = sorted(range(len(costs)), key=lambda row: (row != chosen, costs[row]))
+    words = [_head(record), why(record), *_ending(record, outcome), *_basis(record), *_notes(record)]
+    if left_out := len(order[most:]):
+        words.append(f"not shown: {left_out} of higher cost")
     return {
-        "words": [*_head(record), _verdict(record), *([] if outcome is None else _ending(record, outcome))],
-        "columns": [*columns],
-        "rows": [[cells[row] for cells in columns.values()] for row in order],
-        "terms": [costs_of({name: each[row] for name, each in record["terms"].items()}) for row in order],
-        "chosen": order.index(record["chosen"]),
+        "words": words,
+        "columns": ["", *(record["endpoints"][row] for row in order[:most])],
+        "rows": [[title, *(cells[row] for row in order[:most])] for title, cells in _rows(record)],
     }
 
 
-def _head(record: Mapping[str, Any]) -> Iterator[str]:
-    """Tell what was asked, and by which weights and models it was decided."""
+def _head(record: Mapping[str, Any]) -> str:
+    """Tell what was asked."""
     request = record["request"]
     size, tokens = record["text_bytes"], request["prompt_tokens"]
     counted = f" ({size / tokens:.2f} bytes/token)" if size and tokens else ""
-    yield (
+    return (
         f"{record['id']}  policy {record['policy']} ({record['basis']})"
         f"  model {request['model'] or '-'}  prompt {tokens:,} tokens{counted}"
     )
-    # Some policies price the first token by what is usual.
-    if least_ms := record["least_first_token_ms"]:
-        usual_ms = request["usual_first_token_ms"]
-        yield f"first token in {least_ms:,.0f} ms at best" + (
-            f", usually {usual_ms:,.0f}" if usual_ms else ""
-        )
+
+
+def _basis(record: Mapping[str, Any]) -> Iterator[str]:
+    """Tell by which weights and models it was decided."""
     weights = record["weights"] or record["params"].get("scorer_weights", {})  # llm-d's, by its names
     if weights:
         words = ", ".join(f"{name} {value:g}" for name, value in weights.items())
@@ -101,19 +96,19 @@ def _head(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"reward model {model}"
 
 
-def _columns(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Give title and cells: endpoints, cost, probability, terms and signals."""
-    yield "endpoint", record["endpoints"]
+def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Give title and cells: cost, probability, terms and signals."""
     if any(record["regions"]):
         yield "region", record["regions"]
     # Scores of llm-d's plugins, by the names of its configuration, are 0..1.
-    scores = record["policy"] == "llm-d-profile"
+    scores, unit = record["policy"] == SCORES, UNITS.get(record["policy"])
     shape = "{:,.3f}" if scores else "{:,.1f}"
-    yield "cost", ["-" if scores and cost >= 1e8 else shape.format(cost) for cost in record["costs"]]
+    costs = ["-" if scores and cost >= NO_CHANCE else shape.format(cost) for cost in record["costs"]]
+    yield f"cost, weighted {unit}" if unit else "cost", costs
     yield "probability", [f"{chance:.0%}" for chance in record["probabilities"]]
     for name, column in record["terms"].items():
         title, form = _OTHERS.get(name, (name if scores else f"{name} term", shape))
-        yield title, [form.format(value) if form else _by(value) for value in column]
+        yield title, [form.format(value) if form else judge(value) for value in column]
     signals, unknown = record["signals"], record["unknown"]
     # Where no connection had a chance to be cold nobody told of connections.
     shown = _SIGNALS | (_CONNECTIONS if any(signals["cold_chance"]) else {}) | _RATES
@@ -125,35 +120,34 @@ def _columns(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
             yield "RTT source", [sources.get(row, "-") for row in range(len(signals[name]))]
 
 
-def _verdict(record: Mapping[str, Any]) -> str:
-    names, chosen, terms = record["endpoints"], record["chosen"], record["terms"]
-    words = [f"picked {names[chosen]}"]
-    if "explored" in terms and terms["explored"][chosen]:
-        words.append("explored: random among all")
-    elif "fallback" in terms and terms["fallback"][chosen]:
-        words.append(f"no prediction, so the heuristic decided: {_by(terms['fallback'][chosen])}")
-    elif "predicted_ms" in terms:
-        words.append(f"predicted {terms['predicted_ms'][chosen]:,.1f} ms")
-    if record["tied"] > 1:
-        band = f" within {record['tie_band']:.1%}" if record["tie_band"] else ""
-        words.append(f"random among {record['tied']} tied{band} at the lowest cost")
+def _ending(record: Mapping[str, Any], outcome: Mapping[str, Any] | None) -> Iterator[str]:
+    """Tell what came of it."""
+    if outcome is None:
+        return
+    expected = record["signals"]["cached_tokens"][record["chosen"]]
+    status = f" with status {outcome['status']}" if outcome["status"] else ""
+    failure, picked, served = outcome["failure"], outcome["endpoint"], outcome["served"]
+    yield (
+        f"{outcome['cause']}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
+        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} output tokens,"
+        f" {number(outcome['prompt_tokens'])} prompt tokens, of which {number(outcome['cached_tokens'])} were"
+        f" cached and {number(expected)} expected to be"
+    )
+    if failure:
+        yield f"the engine failed it: error {failure['status']} {failure['code']}"
+    if outcome.get("honoured") is False:
+        yield f"Envoy did not honour the pick: it does not know {picked} and used {served}"
+    elif served not in ("", picked):
+        yield f"{served} answered in the end, not the pick"
+
+
+def _notes(record: Mapping[str, Any]) -> Iterator[str]:
+    """Tell who else could have been picked, and who could not."""
+    names, words = record["endpoints"], list[str]()
     if record["fallbacks"]:
         words.append("fallbacks " + ", ".join(names[row] for row in record["fallbacks"]))
     words += [f"filtered out by {rule}: {', '.join(out)}" for rule, out in record["excluded"].items()]
     if any(record["unknown"].values()):
         words.append("? = no data, the worst known value is assumed")
-    return "; ".join(words)
-
-
-def _ending(record: Mapping[str, Any], outcome: Mapping[str, Any]) -> Iterator[str]:
-    expected = record["signals"]["cached_tokens"][record["chosen"]]
-    status = f" with status {outcome['status']}" if outcome["status"] else ""
-    yield (
-        f"{outcome['cause']}{status}: TTFT {number(outcome['ttft_ms'], 1)} ms,"
-        f" E2E {number(outcome['e2e_ms'], 1)} ms, {number(outcome['completion_tokens'])} output tokens,"
-        f" {number(outcome['cached_tokens'])} prompt tokens cached, {number(expected)} expected"
-        " (- = not reported)"
-    )
-    if outcome.get("honoured") is False:
-        picked, served = outcome["endpoint"], outcome["served"]
-        yield f"Envoy did not honour the pick: it does not know {picked} and used {served}"
+    if words:
+        yield "; ".join(words)

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
-from epp.console.explain import costs_of
 from epp.console.figures import number, share
+from epp.console.why import costs_of
 from epp.errors import EppError
 from epp.policies.registry import create
 from epp.schedule.second_opinion import ask, is_opinion, quiet

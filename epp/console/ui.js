@@ -51,16 +51,10 @@ function scale(element, all) {
 }
 
 // What was asked for: words and a table.
-function sheet(box, { words, columns, rows, terms, chosen }) {
+function sheet(box, { words, columns, rows }) {
   const table = node("table");
-  for (const [at, cells] of [columns, ...rows.slice(0, 50)].entries()) {
-    const row = table.insertRow();
-    row.append(...cells.map((text) => node(at ? "td" : "th", text)));
-    if (terms) row.insertCell(1).append(node("div"));
-    if (terms && at) bar(row.querySelector("div"), terms[at - 1]);
-    if (at - 1 === chosen) row.className = "chosen";
-  }
-  scale(table, terms ?? []);
+  for (const [at, cells] of [columns, ...rows.slice(0, 50)].entries())
+    table.insertRow().append(...cells.map((text) => node(at ? "td" : "th", text)));
   box.replaceChildren(...words.map((text) => node("p", text)), table);
 }
 
@@ -102,6 +96,7 @@ byId("rows").onclick = async ({ target }) => {
   const { id } = target.closest("tr").dataset, answer = await fetch(`decisions/${id}?explained`), found = await answer.json();
   sheet(byId("explain").firstChild, answer.ok ? found : { words: [`${id}: ${found.error}`], columns: [], rows: [] });
   byId("explain").showModal();
+  byId("explain").scrollTo(0, 0); // what has the focus is at its end
 };
 byId("ask").onsubmit = async (event) => {
   event.preventDefault();

@@ -1,4 +1,4 @@
-"""`epp explain`: the table of terms that decided a request, from records or from a running picker."""
+"""`epp explain`: why a request went where it went, from records or from a running picker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.table import Table
 from epp.console.explain import explained
 from epp.errors import EppError
 from epp.ops.path_trace import hops_of, trace
-from epp.ops.picker_http import answered
-from epp.ops.records import DEFAULT_FOLDER, wide_console
+from epp.ops.picker_http import answered, newest_up
+from epp.ops.records import wide_console
 from epp.records.files import read_records
 from epp.records.schema import Joined, join
 
@@ -30,33 +30,44 @@ if TYPE_CHECKING:
 _Place = TypeVar("_Place")
 #: Ids that an error names.
 _NAMED = 3
-#: Up to so many endpoints stand side by side, which fits 80 columns; more stand below each other.
-_SIDE_BY_SIDE = 4
+#: Columns of a table whose place is not known, and of the titles of its rows.
+_WIDTH, _TITLE_WIDTH = 180, 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
-    parser.add_argument(
-        "id", nargs="?", default="last", help="decision id, or the start of a single one; default: the last"
+    add = parser.add_argument
+    add(
+        "id",
+        nargs="?",
+        default="last",
+        help="decision id, or in records the start of a single one; default: the last generation",
     )
-    parser.add_argument(
-        "--records", type=Path, action="append", help=f"folder of records, one a region ({DEFAULT_FOLDER})"
+    add("--records", type=Path, action="append", default=[], help="folder of records, one a region")
+    add(
+        "--url",
+        action="append",
+        default=[],
+        help="ask running pickers, one a region: http://127.0.0.1:9090"
+        " (default without records: the newest `epp up` that runs here)",
     )
-    parser.add_argument(
-        "--url", action="append", help="ask running pickers instead, one a region: http://127.0.0.1:9090"
-    )
-    parser.add_argument("--json", action="store_true", help="print the record itself")
-    parser.add_argument(
-        "--trace", action="store_true", help="write the request's path through all regions, for Perfetto"
-    )
-    parser.add_argument("--out", type=Path, default=Path("trace.json"), help="where to (%(default)s)")
+    add("--request", type=Path, metavar="BODY.json", help="say what would be picked now; reserves nothing")
+    add("--path", default="/v1/chat/completions", help="of that request (%(default)s)")
+    add("--json", action="store_true", help="print the record itself")
+    add("--trace", action="store_true", help="write the request's path through all regions, for Perfetto")
+    add("--out", type=Path, default=Path("trace.json"), help="where to (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one decision."""
-    urls, folders = arguments.url or [], arguments.records or [DEFAULT_FOLDER]
-    if urls:
-        found = _first(partial(_asked, decision_id=arguments.id), urls)
+    urls, folders = arguments.url, arguments.records
+    if not urls and (arguments.request or not folders):
+        urls = [newest_up()]
+    if arguments.request:
+        path = f"preview/{arguments.path.lstrip('/')}"
+        found = _asked(urls[0], path, arguments.request.read_bytes())
+    elif urls:
+        found = _first(partial(_asked, path=f"decisions/{quote(arguments.id, safe='')}"), urls)
     else:
         found = _first(partial(_find, decision_id=arguments.id), folders)
     if arguments.trace:
@@ -64,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**found.decision, "outcome": found.outcome}, indent=2))
         return 0
-    wide_console().print(*explain(found.decision, found.outcome), sep="\n")
+    console = wide_console()
+    console.print(*explain(found.decision, found.outcome, console.width), sep="\n")
     return 0
 
 
@@ -81,17 +93,18 @@ def _first(find: Callable[[_Place], Joined], places: Sequence[_Place]) -> Joined
     return find(last)
 
 
-def _asked(url: str, decision_id: str) -> Joined:
-    with answered(url, f"decisions/{quote(decision_id, safe='')}") as answer:
-        return Joined(json.load(answer), None)
+def _asked(url: str, path: str, body: bytes | None = None) -> Joined:
+    with answered(url, path, body) as answer:
+        record = json.load(answer)
+    return Joined(record, record.pop("outcome", None))
 
 
 def _trace(found: Joined, urls: Sequence[str], folders: Sequence[Path], out: Path) -> int:
-    """Write the path of a decision's request; running pickers know no outcomes."""
+    """Write the path of a decision's request."""
     origin, told = found.decision.get("origin_decision", found.decision["id"]), [found]
     for url in urls:
         with contextlib.suppress(EppError):
-            told.append(_asked(url, origin))
+            told.append(_asked(url, f"decisions/{origin}"))
     on_file = chain.from_iterable(join(read_records(folder)) for folder in folders)
     hops = hops_of(origin, told if urls else on_file)
     try:
@@ -105,7 +118,11 @@ def _trace(found: Joined, urls: Sequence[str], folders: Sequence[Path], out: Pat
 def _find(folder: Path, decision_id: str) -> Joined:
     requests = join(read_records(folder))
     if decision_id == "last":
-        newest = max(requests, key=lambda each: float(each.decision["at"]), default=None)
+        newest = max(
+            requests,
+            key=lambda each: (each.decision["request"]["prompt_tokens"] > 0, each.decision["at"]),
+            default=None,
+        )
         found = [] if newest is None else [newest]
     else:
         found = [each for each in requests if each.decision["id"].startswith(decision_id)]
@@ -122,21 +139,23 @@ def _find(folder: Path, decision_id: str) -> Joined:
     return found[0]
 
 
-def explain(record: Mapping[str, Any], outcome: Mapping[str, Any] | None = None) -> list[RenderableType]:
-    """Show a decision: what was asked, why the choice, what came of it; then the table of terms."""
-    found = explained(record, outcome)
+def explain(
+    record: Mapping[str, Any], outcome: Mapping[str, Any] | None = None, width: int = _WIDTH
+) -> list[RenderableType]:
+    """Show a decision: what was asked, why the choice, what came of it; then the table of terms.
+
+    Args:
+        record: of the decision.
+        outcome: of it.
+        width: of the table; endpoints for which it has no room are left out.
+    """
+    room = (width - _TITLE_WIDTH) // (max(map(len, record["endpoints"])) + 3)
+    found = explained(record, outcome, max(room, 2))
     # Names are escaped: an IPv6 address in brackets looks like markup, and would be left out.
-    rows = [[escape(cell) for cell in row] for row in found["rows"]]
-    titles, chosen, table = map(escape, found["columns"]), found["chosen"], Table()
-    if len(rows) > _SIDE_BY_SIDE:
-        for title in titles:
-            table.add_column(title, justify="left" if title in ("endpoint", "region") else "right")
-        for at, row in enumerate(rows):
-            table.add_row(*row, style="green" if at == chosen else None)
-    else:
-        table.add_column(next(titles))
-        for at, row in enumerate(rows):
-            table.add_column(row[0], justify="right", style="green" if at == chosen else None)
-        for line in zip(titles, *(row[1:] for row in rows), strict=True):
-            table.add_row(*line)
+    title, pick, *others = map(escape, found["columns"])
+    table = Table(title)
+    for name in (pick, *others):
+        table.add_column(name, justify="right", style="green" if name == pick else None)
+    for row in found["rows"]:
+        table.add_row(*map(escape, row))
     return [escape("\n".join(found["words"])), table]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
+import tempfile
 from http.client import HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -16,11 +20,34 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 _TIMEOUT_S = 5
+#: Name of the temporary folder of a run of `epp up`, and of its files: the one that it has locked, and the
+#: picker's addresses.
+UP_FOLDER, UP_LOCK, UP_READY = "epp-up-", "lock", "ready.json"
+
+
+def newest_up() -> str:
+    """Find the picker of this user's newest running `epp up`.
+
+    Raises:
+        EppError: none runs.
+    """
+    found = Path(tempfile.gettempdir()).glob(f"{UP_FOLDER}*/{UP_READY}")
+    for ready in sorted(found, key=os.path.getmtime, reverse=True):
+        with ready.with_name(UP_LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"http://{json.loads(ready.read_bytes())['http']}"
+    raise EppError("no `epp up` runs here: name a picker by --url, or records by --records")
 
 
 @contextlib.contextmanager
 def answered(
-    url: str, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float = _TIMEOUT_S
+    url: str,
+    path: str,
+    body: Mapping[str, object] | bytes | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[HTTPResponse]:
     """A picker's answer, read within the block.
 
@@ -36,7 +63,7 @@ def answered(
     address = f"{url.rstrip('/')}/{path}"
     if not address.startswith(("http://", "https://")):
         raise EppError(f"{url} is not an http address, e.g. http://{url}")
-    data = None if body is None else json.dumps(body).encode()
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     header = {} if body is None else {"content-type": "application/json"}
     try:
         request = Request(address, data, header)  # noqa: S310  # scheme checked above

@@ -48,7 +48,7 @@ from epp.logs import REPEATED
 from epp.metrics.metrics import models_of
 from epp.policies.base import Need
 from epp.request.outcomes import EstimatedReservations, Outcomes
-from epp.request.recent import RecentDecisions
+from epp.request.recent import PREVIEW, RecentDecisions
 from epp.request.retries import Retries
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
@@ -273,8 +273,33 @@ class Director:
                 raise
             return None  # it was cut off on its way: what the engine gets may be in order
 
-    def rewrite(self, request: HttpRequest, parsed: ParsedRequest | None) -> ParsedRequest | None:
+    async def preview(self, request: HttpRequest) -> Decision:
+        """Decide a request as `direct` would now, under the id `PREVIEW`; nothing is reserved or counted.
+
+        Raises:
+            ClientError: it would be refused, as for the two below.
+            NotAdmittedError: likewise.
+            NoEndpointError: likewise.
+        """
+        if request.path not in self._open_paths:
+            raise ClientError(404, SHUT_WORDS)
+        parsed = self.rewrite(request, self.parse(request), counts=False)
+        asked, _ = self._describe(request, parsed, await self._count(parsed))
+        now_s = self._clock.mono_s()
+        await self._admission.admit(asked, now_s)
+        asked = replace(asked, decision_id=PREVIEW)
+        measured = self.scheduler.measure(asked, self.scheduler.locate(asked, now_s), now_s)
+        return self.scheduler.schedule(measured, now_s, self._clock.wall_s())
+
+    def rewrite(
+        self, request: HttpRequest, parsed: ParsedRequest | None, *, counts: bool = True
+    ) -> ParsedRequest | None:
         """Give a request its model: that of the rule for it, of its header, or the pool's only one.
+
+        Args:
+            request: the request.
+            parsed: of it.
+            counts: count what a rule rewrites.
 
         Raises:
             ClientError: it names no model, or too long a one.
@@ -289,7 +314,8 @@ class Director:
         if rule := self._model_rules.find(model):
             key = parsed.session or headers.get(REQUEST_ID_HEADER) or parsed.canonical.decode("latin-1")
             target = rule.target(key) or target
-            self._metrics.requests.rewritten(rule.name, model, target or model)
+            if counts:
+                self._metrics.requests.rewritten(rule.name, model, target or model)
         if target not in ("", model):
             return replace(self._as_model(request, parsed, target), rewritten_from=model)
         if model:
@@ -419,6 +445,7 @@ class Director:
             log.warning(words, where, asked, answered, extra=REPEATED)
 
     def _ended(self, outcome: Outcome) -> None:
+        self.recent.ended(outcome, self._clock.wall_s())
         if outcome.model and (decision := self.recent.get(outcome.id)) is not None:
             self._compare_models(outcome, decision.request.model)
         if outcome.failure is not None and outcome.failure.code == MODEL_NOT_FOUND:

@@ -205,7 +205,10 @@ class Scheduler:
         return self.filters.candidates(request, healthy, paused, holder, datastore.unknown(now_s))
 
     def measure(self, request: RequestInfo, found: Candidates, now_s: float) -> Measured:
-        """Look up the prompt's prefix, take the candidates' signals, and complete the request by both."""
+        """Look up the prompt's prefix, take the candidates' signals, and complete the request by both.
+
+        A request that has an id keeps it.
+        """
         datastore, slots, models = self.datastore, found.slots, found.served_models
         match = datastore.prefixes.match(request)
         cached = None if match is None else match.cached_tokens(slots)
@@ -269,6 +272,8 @@ class Scheduler:
         """Reserve what every leg of a decision will take, and remember the request until it ends."""
         datastore, request, deepest = self.datastore, decision.request, measured.deepest
         self._sequence += 1
+        if self._splits_by_prompt(request):
+            self._roots.learn(request)
         if deepest is not None:
             datastore.popularity.count(deepest, now_s)
         if self._extras is not None:
@@ -319,7 +324,7 @@ class Scheduler:
             tried = tuple(name for name in tried if name in known)
         return replace(
             request,
-            decision_id=self._new_id(),
+            decision_id=request.decision_id or self._new_id(),
             prefix_key=self._prefix_key(request),
             sequence=self._sequence,
             expected_output_tokens=self.datastore.answers.expected(
@@ -342,14 +347,18 @@ class Scheduler:
 
         An arm is drawn by the client's session, else by the root of the prompt.
         """
-        trial, together = self.weights.plan.trial, request.session
-        if trial is None:
+        together = request.session
+        if self.weights.plan.trial is None:
             return self.weights.current, ""
-        if isinstance(trial, Split) and not together and request.prompt_tokens:
-            self._roots.learn(request)
+        if self._splits_by_prompt(request):
             root = self._roots.root(request)
             together = "" if root is None else self._name_block(root)
         return self.weights.choose(wall_s, together)
+
+    def _splits_by_prompt(self, request: RequestInfo) -> bool:
+        """Tell whether the root of a request's prompt draws its arm."""
+        is_split = isinstance(self.weights.plan.trial, Split)
+        return is_split and not request.session and bool(request.prompt_tokens)
 
     def _slow_start_weights(self, slots: Slots, now_s: float) -> Floats | None:
         """Return each candidate's share as `select` takes it."""

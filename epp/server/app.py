@@ -34,6 +34,7 @@ from epp.rpc.accepting import allowed_connections, located
 from epp.schedule.admission import AdmissionController
 from epp.schedule.decision import to_record
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
+from epp.schedule.waiting import in_time
 from epp.schedule.weights import WeightBook
 from epp.server.grpc import GrpcServer
 from epp.server.health_thread import HealthThread, build_app
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from epp.cluster.link import Link
     from epp.cluster.messages import Group
     from epp.config.schema import Config
+    from epp.extproc.types import HttpRequest
     from epp.feeds.kubernetes import ClusterFeed
     from epp.feeds.lead import LeadFeed
     from epp.feeds.learned import Learning
@@ -296,8 +298,11 @@ class App:
         return link, feed
 
     def _decision_json(self, decision_id: str) -> bytes:
-        found = self.director.recent.find(decision_id)
-        return b"" if found is None else msgspec.json.encode(to_record(found))
+        found = self.director.recent.record(decision_id)
+        return b"" if found is None else msgspec.json.encode(found)
+
+    async def _preview_json(self, request: HttpRequest) -> bytes:
+        return msgspec.json.encode(to_record(await in_time(self.director.preview(request))))
 
     def _priority(self, objective: str) -> int:
         return self._cluster.priority(objective) if self._cluster is not None else 0
@@ -437,6 +442,7 @@ class App:
             metrics=self.metrics,
             decision=self._decision_json,
             decided=self._decision_ids.__contains__,
+            preview=self._preview_json if listen.serves_ui else None,
             verdict=None if self._recorder is None else self._recorder.record,
             elsewhere=None if self._peers is None else self._peers.find,
         )

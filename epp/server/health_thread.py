@@ -2,8 +2,8 @@
 
 Owns the listeners `listen.http` and `listen.health`, on an event loop of its own, and the verdict on the
 picker's loop: how long it has stood still, when readiness fails, when the process has to end. Probes are
-answered at once. /metrics, the table behind a decision, and what evaluators say of its answer concern the
-picker's state, and run on the picker's loop.
+answered at once. /metrics, the table behind a decision, what would be decided, and what evaluators say of an
+answer concern the picker's state, and run on the picker's loop.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import msgspec
 from aiohttp import web
 
 from epp.config.address import is_ip
+from epp.config.federation import PEER_HEADER
+from epp.errors import EppError
+from epp.extproc.types import HttpRequest
 from epp.metrics.metrics import CONTENT_TYPE
 from epp.records.verdicts import MAX_VERDICT_BYTES, parse_verdict
 from epp.rpc.accepting import located, watching
@@ -56,6 +59,8 @@ _PROBES = (b"GET /livez", b"GET /readyz")
 
 #: Paths that are answered whatever name they are asked by: scrapers and kubelets know a pod by any.
 _ANY_HOST = ("/metrics", "/livez", "/readyz")
+#: Of a body of which is asked what would be decided: as many as a request may have by default.
+_MOST_BYTES = 32 * 1024 * 1024
 _PORT = re.compile(r":\d*$")
 
 T = TypeVar("T")
@@ -238,10 +243,17 @@ class HealthThread:
         """Why the process should end, ``""`` when it should not. In the thread."""
         return self._stalled(self._listen.stall_limit_s)
 
-    def on_picker_loop(self, handler: _Handler) -> _Handler:
-        """A route's handler that runs on the picker's loop: 503 when the loop does not answer in time."""
+    def on_picker_loop(self, handler: _Handler, most_bytes: int = 0) -> _Handler:
+        """A route's handler that runs on the picker's loop: 503 when the loop does not answer in time.
+
+        Args:
+            handler: of the route.
+            most_bytes: that a body may have, 0 for as many as of any route.
+        """
 
         async def answer(request: web.Request) -> web.Response:
+            if most_bytes:
+                request = request.clone(client_max_size=most_bytes)
             await request.read()  # on the connection's loop; the request keeps the body
             running = asyncio.run_coroutine_threadsafe(handler(request), self._picker_loop)
             try:
@@ -309,6 +321,7 @@ def build_app(
     metrics: Metrics,
     decision: Callable[[str], bytes],
     decided: Callable[[str], bool],
+    preview: Callable[[HttpRequest], Awaitable[bytes]] | None = None,
     verdict: Callable[[AnswerVerdict, float], None] | None = None,
     elsewhere: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> web.Application:
@@ -318,8 +331,10 @@ def build_app(
         health: the thread that serves the routes.
         names: hosts, in lower case, by which they may be asked for beside IP addresses and ``localhost``.
         metrics: what `/metrics` shows.
-        decision: a recent decision as JSON by id, empty where it is unknown; ``"last"`` for the newest.
+        decision: a recent decision with its outcome as JSON by id, empty where it is unknown; ``"last"`` for
+            the newest.
         decided: whether a decision, however old, is this picker's, so that it takes a verdict on it.
+        preview: what would be decided of a request now, as JSON; None where nobody may ask.
         verdict: takes what an evaluator says of an answer, and when; None where nothing is recorded.
         elsewhere: asks other pickers for a decision as JSON, empty where none has it; None without others.
     """
@@ -333,6 +348,19 @@ def build_app(
         if not content:
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
         return _decided(content, explained="explained" in request.query)
+
+    async def foresee(request: web.Request) -> web.Response:
+        assert preview is not None  # noqa: S101  # else there is no route
+        if (refused := _refused_sender(request)) is not None:
+            return refused
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers.pop(PEER_HEADER, None)  # its token serves once
+        path = request.rel_url.raw_path_qs.removeprefix("/preview")
+        try:
+            content = await preview(HttpRequest("POST", path, headers, await request.read()))
+        except EppError as error:
+            return web.json_response({"error": f"it would be refused: {error}"}, status=409)
+        return _decided(content, explained=False)
 
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
@@ -359,6 +387,8 @@ def build_app(
             web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
         ]
     )
+    if preview is not None:
+        app.router.add_post("/preview/{path:.+}", health.on_picker_loop(foresee, _MOST_BYTES))
     return app
 
 
@@ -391,7 +421,8 @@ def _decided(record: bytes, *, explained: bool) -> web.Response:
     if explained:
         from epp.console import explain  # noqa: PLC0415  # only once it is asked for
 
-        record = msgspec.json.encode(explain.explained(msgspec.json.decode(record)))
+        found = msgspec.json.decode(record)
+        record = msgspec.json.encode(explain.explained(found, found.get("outcome")))
     return web.Response(body=record, content_type="application/json")
 
 

@@ -28,8 +28,7 @@ MODES: dict[str, tuple[str, dict[str, str]]] = {
 def picked(stack: Stack, decision: str) -> str:
     """Name the replica that a decision chose."""
     shown = stack.epp("explain", "--url", stack.picker_url, decision)
-    (line,) = [line for line in shown.splitlines() if line.startswith("picked ")]
-    return next(name for name, port in stack.ports.items() if f"picked 127.0.0.1:{port};" in line)
+    return next(name for name, port in stack.ports.items() if f"127.0.0.1:{port} was chosen " in shown)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -52,6 +52,8 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
         explained = await page.look(f"{DIALOG}.innerText")
         assert all(spec.address in explained for spec in serving.specs())
         assert "prefill" in explained
+        assert " was chosen " in explained
+        assert await page.look(f"{DIALOG}.scrollTop") == 0, "its first words are why"
         await page.press("Escape")
         await page.until(f"!{DIALOG}.open")
 

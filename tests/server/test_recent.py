@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from epp.extproc.types import HttpRequest
 from epp.request.recent import RecentDecisions
 from epp_lab.bench.rig import request, rig
+from tests.kit.records import outcome_of
 from tests.kit.requests import Decided, decide
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
@@ -32,6 +34,33 @@ def remembered(recent: RecentDecisions, endpoints: int) -> list[str]:
 )
 def test_the_oldest_go_by_number_and_by_endpoints(endpoints: int, size: int, most: int, kept: int) -> None:
     assert len(remembered(RecentDecisions(size, most), endpoints)) == kept
+
+
+def test_what_came_of_a_decision_is_known_for_as_long_as_the_decision() -> None:
+    recent = RecentDecisions(size=2)
+    with rig(3) as app:
+        for _ in range(3):
+            decided = decide(app.director, request(BODY))
+            assert isinstance(decided, Decided)
+            recent.add(decided.decision)
+            assert (recent.record("last") or {})["outcome"] is None
+            recent.ended(outcome_of(decided.decision), 7.0)
+            outcome = (recent.record(decided.decision.id) or {})["outcome"]
+            assert (outcome["id"], outcome["at"], outcome["status"]) == (decided.decision.id, 7.0, 200)
+    assert len(recent._outcomes) == 2
+
+
+def test_the_last_is_a_request_with_a_prompt_and_no_list_of_models() -> None:
+    recent = RecentDecisions()
+    listing = HttpRequest("GET", "/v1/models", {}, None)
+    with rig(3) as app:
+        for asked in (listing, request(BODY), listing):
+            decided = decide(app.director, asked)
+            assert isinstance(decided, Decided)
+            recent.add(decided.decision)
+    found = recent.find("last")
+    assert found is not None
+    assert found.request.prompt_tokens
 
 
 def test_nothing_is_known_of_others() -> None:

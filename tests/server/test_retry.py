@@ -24,6 +24,7 @@ from tests.kit.records import command, decided, recorder_to
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epp.extproc.types import HttpRequest
     from epp.server.app import App
 
 CAPABILITY = {
@@ -98,8 +99,8 @@ def test_clients_are_told_only_where_the_operator_says_so(tmp_path: Path) -> Non
     assert "models_untried" not in pick.metadata
 
 
-def client(verdict: Any = None) -> TestClient[Any, Any]:
-    health: Any = SimpleNamespace(on_picker_loop=lambda handler: handler, not_live=str, not_ready=str)
+def client(verdict: Any = None, preview: Any = None) -> TestClient[Any, Any]:
+    health: Any = SimpleNamespace(on_picker_loop=lambda handler, _=0: handler, not_live=str, not_ready=str)
     made = build_app(
         metrics=Metrics(TABLE),
         health=health,
@@ -107,6 +108,7 @@ def client(verdict: Any = None) -> TestClient[Any, Any]:
         decision=lambda _: b"",
         decided=lambda decision_id: not decision_id.startswith("unknown"),
         verdict=verdict,
+        preview=preview,
     )
     return TestClient(TestServer(made))
 
@@ -133,6 +135,40 @@ async def test_feedback_is_taken_in_one_shape(path: str, body: object, status: i
         answer = await http.post(f"/decisions/{path}/feedback", json=body)
         assert answer.status == status, await answer.text()
     assert len(told) == (status == 202)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://elsewhere.example:9090"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"host": "evil.example"}, 421),
+    ],
+)
+async def test_whoever_may_see_the_page_may_ask_what_would_be_picked(
+    headers: dict[str, str], status: int
+) -> None:
+    asked: list[HttpRequest] = []
+
+    async def preview(request: HttpRequest) -> bytes:
+        asked.append(request)
+        return b"{}"
+
+    told = {"content-type": "application/json", "X-Session-Id": "s", "x-epp-peer": "eu", **headers}
+    async with client(preview=preview) as http:
+        answer = await http.post("/preview/v1/completions?a=b", data=b'{"a": 1}', headers=told)
+    assert answer.status == status
+    assert len(asked) == (status == 200)
+    for request in asked:
+        assert (request.method, request.path, request.body) == ("POST", "/v1/completions?a=b", b'{"a": 1}')
+        assert request.headers["x-session-id"] == "s"
+        assert "x-epp-peer" not in request.headers, "which only a peer region may say, and uses a token up"
+
+
+async def test_nobody_may_ask_where_the_page_is_off() -> None:
+    async with client() as http:
+        assert (await http.post("/preview/v1/completions", json={})).status == 404
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from epp.envoy.render import render, write
 from epp.errors import ConfigError, EppError
 from epp.feeds.poll import with_credentials_of
 from epp.ops.doctor.context import Page
+from epp.ops.picker_http import UP_FOLDER, UP_LOCK, UP_READY
 from epp.ops.up.engines import Engines, look, spec_of
 from epp.server.process import stop_signals
 from epp.threads import Tasks
@@ -51,8 +52,6 @@ _PICKER_PORTS = {"grpc": 9002, "http": 9090, "first_token": 9003}
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
 #: A process that ends twice within this ends everything.
 _AGAIN_S = 10.0
-#: Name of temporary folders, and of the file in each that its run has locked.
-_FOLDER, _LOCK = "epp-up-", "lock"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,15 +130,15 @@ def own_folder(claims: ExitStack) -> Path:
 
     A run holds the lock of its folder's file, which the kernel gives back however the run ends.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{UP_FOLDER}*"):
         # Somebody's that runs, or another user's.
-        with suppress(OSError), (left / _LOCK).open("rb+") as lock:
+        with suppress(OSError), (left / UP_LOCK).open("rb+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left)
-    folder = Path(claims.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER)))
+    folder = Path(claims.enter_context(tempfile.TemporaryDirectory(prefix=UP_FOLDER)))
     made = folder / "new"  # renamed once it is locked: before that nobody finds it
     fcntl.flock(claims.enter_context(made.open("wb")), fcntl.LOCK_EX)
-    made.rename(folder / _LOCK)
+    made.rename(folder / UP_LOCK)
     return folder
 
 
@@ -233,7 +232,7 @@ async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console
     def say(words: str) -> None:
         console.print(words, markup=False)
 
-    ready = folder / "ready.json"
+    ready = folder / UP_READY
     config = write_config(folder, wanted.key, listen)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
