@@ -222,8 +222,8 @@ def _with_examples(words: str, examples: str, more: str = "") -> dict[str, Any]:
 def build_parser(only: tuple[str, ...] | None = None) -> argparse.ArgumentParser:
     """The parser; arguments of a command are added only for the one that is asked for (imports are slow)."""
     more = f"\n{', '.join(map(' '.join, MISSING))}: {_INSTALL}" if MISSING else ""
-    words = "An endpoint picker for LLM inference."
-    parser = _Parser(prog="epp", **_with_examples(words, _EXAMPLES, more))
+    about = _with_examples("An endpoint picker for LLM inference.", _EXAMPLES, more)
+    parser = _Parser(prog="epp", **about)
     parser.add_argument("--version", action="version", version=f"epp {__version__}")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {}
@@ -271,9 +271,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-    except EppError as error:
-        for line in _lines(error):
+    except ConfigError as error:
+        from epp.feeds.files import placed  # noqa: PLC0415  # only once there is an error
+
+        for line in placed(error.errors):
             print(f"epp: {line}", file=sys.stderr)
+        return 2
+    except EppError as error:
+        print(f"epp: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -288,15 +293,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"epp: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
         return 2
     return status
-
-
-def _lines(error: EppError) -> list[str]:
-    """Write an error for people: those of files with line and column."""
-    if not isinstance(error, ConfigError):
-        return [str(error)]
-    from epp.feeds.files import placed  # noqa: PLC0415  # only once there is an error
-
-    return placed(error.errors)
 
 
 def _drop_output() -> None:

@@ -114,11 +114,9 @@ def placed(errors: Sequence[ConfigError]) -> list[str]:
     """Write errors with line and column, those of files that can be read again."""
     lines = []
     for source, found in groupby(errors, lambda error: error.source):
-        group = list(found)
-        try:
+        group, text = list(found), b""
+        with contextlib.suppress(OSError):
             text = read_file(Path(source)) or b""
-        except OSError:
-            text = b""
         for error, place in zip(group, positions(text, [each.key for each in group]), strict=True):
             lines.append(str(error).replace(f"{source}: ", f"{source}: {place}", 1))
     return lines
