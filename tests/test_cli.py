@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.cli import main
+from epp.cli import COMMANDS, Command, build_parser, main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +81,53 @@ def completions() -> dict[str, str]:
 
 def test_zsh_gets_a_script_of_its_own(completions: dict[str, str]) -> None:
     assert completions["zsh"].startswith("#compdef epp")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("sreve", "serve"),
+        ("record show", "records"),
+        ("records shwo", "show"),
+        ("serve --confg epp.yaml", "--config"),
+        ("envoy render --config epp.yaml --varient original-dst", "--variant"),
+        ("serve --log-format jsn", "json"),
+    ],
+)
+def test_a_misspelt_command_flag_or_value_is_answered_by_the_nearest(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words.split())
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant!r}?\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.words))
+def test_the_help_of_a_command_ends_with_examples_that_it_takes(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.words, "--help"])
+    text, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    lines = examples.splitlines()
+    assert text
+    assert lines
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "epp"
+        assert build_parser(command.words).parse_args(words).run is command
+
+
+def test_the_help_of_serve_shows_its_own_flags_before_those_of_llm_d(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    own, _, llm_d = capsys.readouterr().out.partition("llm-d's flags:\n")
+    assert "--workers" in own
+    assert "--pool-name X" in llm_d
+    assert "--pool-name X" not in own
 
 
 LONG = "n" * 300

@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from typing import Annotated, Generic, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
 
 from epp.errors import MOST_ERRORS, ConfigError, raise_all
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 
@@ -76,6 +79,34 @@ def load_yaml(text: str | bytes, source: str) -> object:
         raise ConfigError(
             source, "", str(error) or "nested too deeply", "the file must be valid YAML"
         ) from error
+
+
+def positions(text: str | bytes, keys: Sequence[str]) -> list[str]:
+    """Say where dotted keys stand in a text, or what is there of the way to them: `line 3, column 5: `."""
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError:
+        root = None
+    return [_position(root, key) for key in keys]
+
+
+def _position(node: yaml.Node | None, key: str) -> str:
+    found = ""
+    while node is not None and key:
+        if isinstance(node, yaml.SequenceNode):
+            parts = {f"[{place}]": (item, item) for place, item in enumerate(node.value)}
+        else:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+            parts = {name.value: (name, value) for name, value in pairs}
+        # A name may have dots in it.
+        begun = [name for name in parts if key == name or key.startswith((f"{name}.", f"{name}["))]
+        if not begun:
+            break
+        name = max(begun, key=len)
+        at, node = parts[name]
+        key = key.removeprefix(name).removeprefix(".")
+        found = f"line {at.start_mark.line + 1}, column {at.start_mark.column + 1}: "
+    return found
 
 
 def decode(text: str | bytes, kind: type[T], source: str) -> T:

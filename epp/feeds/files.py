@@ -16,14 +16,16 @@ import os
 import stat
 import threading
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from epp.config.strict import positions
 from epp.errors import ConfigError
 from epp.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from typing import BinaryIO
 
     from epp.metrics.metrics import Metrics
@@ -106,6 +108,18 @@ def exclusive(lock: Path) -> Iterator[None]:
             lock.parent.mkdir(parents=True, exist_ok=True)
             fcntl.flock(held.enter_context(lock.open("ab")), fcntl.LOCK_EX)
         yield
+
+
+def placed(errors: Sequence[ConfigError]) -> list[str]:
+    """Write errors with line and column, those of files that can be read again."""
+    lines = []
+    for source, found in groupby(errors, lambda error: error.source):
+        group, text = list(found), b""
+        with contextlib.suppress(OSError):
+            text = read_file(Path(source)) or b""
+        for error, place in zip(group, positions(text, [each.key for each in group]), strict=True):
+            lines.append(str(error).replace(f"{source}: ", f"{source}: {place}", 1))
+    return lines
 
 
 class WatchedFiles:

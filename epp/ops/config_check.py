@@ -14,7 +14,7 @@ import msgspec
 
 from epp.config.load import salvage_config
 from epp.errors import ConfigError, raise_all
-from epp.feeds.files import required_file
+from epp.feeds.files import placed, required_file
 from epp.llmd.check import CheckedConfig, check_text, refused
 from epp.server.check import all_errors
 
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(verdicts)).decode())
         return int(bad > 0)
     for verdict in verdicts:
-        for each in verdict.refused:
-            print(f"epp: {ConfigError(*msgspec.structs.astuple(each))}", file=sys.stderr)
+        for line in placed([ConfigError(*msgspec.structs.astuple(each)) for each in verdict.refused]):
+            print(f"epp: {line}", file=sys.stderr)
         if verdict.status != "refused":
             print(f"{verdict.source}: {_words(verdict)}")
             print(*(f"  {line}\n" for line in verdict.mapped), sep="", end="")

@@ -97,7 +97,25 @@ def checked(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> list
 
 def of_keys(lines: list[str]) -> list[str]:
     """File and key of each line."""
-    return [": ".join(line.split(": ")[:2]) for line in lines]
+    parts = [[part for part in line.split(": ") if not part.startswith("line ")] for line in lines]
+    return [": ".join(part[:2]) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("policy: {name: gorgo, tolerance: 3}", "line 1, column 23: policy.tolerance"),
+        ("policy:\n  nam: gorgo", "line 2, column 3: policy.nam"),
+        ("regions:\n  - {allow: [eu], model: m}\n  - {model: m}", "line 3, column 5: regions[1]"),
+        ("regions:\n  - {path_prefix: 5}", "line 2, column 6: regions[0].path_prefix"),
+        ("tokens: {models: {llama-3.1: {sorce: x}}}", "line 1, column 31: tokens.models.llama-3.1.sorce"),
+        ("policy: {name: gorgo, params: {speed: 1}}", "line 1, column 32: policy.params.speed"),
+    ],
+)
+def test_an_error_says_in_which_line_and_column_its_key_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, place: str
+) -> None:
+    assert checked(tmp_path, text, capsys)[0].startswith(f"epp.yaml: {place}: ")
 
 
 #: Wrong in what only a start finds out, and in every file that a start reads.

@@ -10,8 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from epp.config.federation import Federation
 from epp.config.pool import EndpointSpec
-from epp.config.schema import Config
+from epp.config.relays import Relays
+from epp.config.schema import Config, Nats, Prefix
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.envoy_dump import Envoy
@@ -203,6 +205,18 @@ def test_endpoints_that_envoy_does_not_hold_are_named() -> None:
     assert Dump().found(holding(*both), specs=POOL) == []
     [finding] = Dump().found(holding(both[0]), specs=POOL)
     assert "does not hold 10.0.0.2:8000 of the endpoints file" in finding.what
+
+
+def test_the_envoy_of_a_region_need_not_hold_the_addresses_of_peer_regions() -> None:
+    peers = Relays(
+        regions={"us": "10.1.0.1:8443", "eu": "10.2.0.1:8443"}, ca_file="c", cert_file="c", key_file="k"
+    )
+    own = Config(
+        relays=peers, federation=Federation(region="us", key_file="hops"), prefix=Prefix(secret_file="s"),
+        nats=Nats(url="nats://10.1.0.9"), policy=config().policy,
+    )  # fmt: skip
+    both = ("10.0.0.1", 8000), ("10.0.0.2", 8000)
+    assert Dump().found(holding(*both), specs=POOL, config=own) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"configs": null}', '{"configs": [1]}'])

@@ -217,7 +217,7 @@ def test_the_configuration_of_another_policy_costs_no_memory(
     config = configured(tmp_path, "gorgo-ms")
     assert epp("tune", "freeze", "--config", config) == 2
     said = capsys.readouterr().err
-    assert f"{config}: policy.name: 'gorgo-ms', but the tuner's memory beside " in said
+    assert f"{config}: line 1, column 10: policy.name: 'gorgo-ms', but the tuner's memory beside " in said
     assert "is of policy 'gorgo' (give the configuration with 'gorgo'; nothing was changed)" in said
     assert [path.read_bytes() for path in kept] == before
     assert not world.paths.requests.exists(), "no tuner does it later, either"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip, is_loopback, join_address, split_address
+from epp.envoy.regions import FORWARDS
 from epp.ops.doctor.context import NotFetchedError, advice, error, note, warning
 from epp.ops.doctor.envoy_dump import DESTINATION, Tree, at, find_types, removes_header, seconds
 
@@ -259,7 +260,7 @@ def hosts(context: Context) -> Findings:
     relays = context.config.relays
     wanted = {address for region in relays.regions for address in relays.addresses(region)}
     kind, where, follows = "relays", "relays.regions", ""
-    if not wanted:
+    if not wanted or context.config.federation.region:
         wanted = set(context.specs)
         kind, where = "endpoints", "the endpoints file"
         follows = ", so that it follows pool.eds_file, or take that file to it"
@@ -270,7 +271,7 @@ def hosts(context: Context) -> Findings:
     }
     for cluster in (cluster for asked in context.envoy.asked for cluster in asked.targets):
         name = cluster["name"]
-        if cluster.get("type") == "ORIGINAL_DST" or name not in held:
+        if cluster.get("type") == "ORIGINAL_DST" or name not in held or name == FORWARDS:
             continue
         if missing := sorted(addresses - held[name]):
             yield error(
