@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
-from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
+from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, split
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.envoy import messages as api
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
@@ -320,14 +320,10 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
     """One entry for each way of speaking TLS in the pool, and plaintext for all that names none.
 
-    With an EDS file endpoints may join later: where a CA is configured there is an entry for those verified
-    by name, and plaintext is for endpoints that name it.
+    With an EDS file plaintext is for endpoints that name it.
     """
-    names = {socket_name(endpoint) for endpoint in settings.endpoints} - {""}
-    if settings.eds_path and settings.upstream_ca_file:
-        names.add("name")
     sockets = []
-    for name in sorted(names):
+    for name in settings.socket_names:
         peer = name.removeprefix("ip:") if name != "name" else ""
         sockets.append((f"tls-{name}", name, upstream_tls(TlsFiles(settings.upstream_ca_file), peer)))
     if sockets or settings.eds_path:

@@ -1,13 +1,19 @@
-"""What is committed under `deploy/envoy/`: one tier in three variants, two tiers, regions as peers."""
+"""What is committed: what `epp up` fills in; one tier in three variants, two tiers, regions as peers.
+
+All but the first lie under `deploy/envoy/`.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from epp.config.eds import eds_content
 from epp.config.federation import Federation
 from epp.config.relays import Relays
+from epp.envoy.bootstrap import bootstrap, tree_of
+from epp.envoy.prepared import FILE, STAND_INS
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.types import Endpoint
@@ -52,12 +58,18 @@ def examples() -> dict[str, str]:
     return found
 
 
+def prepared_text() -> str:
+    """What `epp up` fills in."""
+    return json.dumps(tree_of(bootstrap(STAND_INS)), indent=1) + "\n"
+
+
 def main() -> None:
     """Write them: `python -m epp.envoy.examples`."""
     for name, text in examples().items():
         file = FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, text)
+    write(FILE, prepared_text())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from epp.config.eds import socket_name
 from epp.config.retries import MAX_RETRIES
 from epp.errors import ConfigError
 
@@ -37,6 +38,12 @@ class Variant(StrEnum):
     ORIGINAL_DST = "original-dst"
     FULL_DUPLEX = "full-duplex"
 
+
+CLIENTS = "requests"
+"""Name of the listener that clients connect to."""
+
+SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
+"""Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
 
 #: Headers of a request, as many as vLLM takes (``--h11-max-header-count``).
 MOST_HEADERS = 256
@@ -189,6 +196,16 @@ class EnvoySettings:
         In full duplex answers pass the picker, which does that.
         """
         return self.variant is not Variant.FULL_DUPLEX
+
+    @property
+    def socket_names(self) -> list[str]:
+        """Name the transport sockets of endpoints with TLS.
+
+        With an EDS file endpoints may join later: where a CA is configured there is one for those verified by
+        name.
+        """
+        later = {"name"} if self.eds_path and self.upstream_ca_file else set[str]()
+        return sorted({socket_name(endpoint) for endpoint in self.endpoints} - {""} | later)
 
     @property
     def forwards(self) -> dict[str, str]:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
 from epp.envoy import messages as api
+from epp.envoy.settings import SYSTEM_CA_FILE
 
 if TYPE_CHECKING:
     from epp.envoy.settings import TlsFiles
-
-SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
-"""Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
 
 
 def downstream_tls(files: TlsFiles, *peers: str) -> api.core.TransportSocket:

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
+from epp.errors import ConfigError
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
 from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
@@ -100,8 +101,11 @@ class GrpcServer:
         methods[TOLD] = first_tokens.serve
         self._listener: RpcServer | GrpcioServer
         if config.listen.transport == "grpcio":
-            from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
-
+            try:
+                from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
+            except ImportError:
+                problem, fix = "grpcio needs the extra", "pip install 'gorgo-epp[grpcio]'"
+                raise ConfigError(self._source, "listen.transport", problem, fix) from None
             self._listener = GrpcioServer(
                 methods,
                 max_receive_bytes=max_receive_bytes,
