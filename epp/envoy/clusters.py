@@ -314,7 +314,8 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
         raise ConfigError("endpoints", "tls", problem, fix)
     for tls, name in sockets:
         if tls:
-            cluster.transport_socket = upstream_tls(TlsFiles(settings.upstream_ca_file), name)
+            files, verified = TlsFiles(settings.upstream_ca_file), not settings.upstream_insecure
+            cluster.transport_socket = upstream_tls(files, name, verified=verified)
 
 
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
@@ -325,7 +326,8 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
     sockets = []
     for name in settings.socket_names:
         peer = name.removeprefix("ip:") if name != "name" else ""
-        sockets.append((f"tls-{name}", name, upstream_tls(TlsFiles(settings.upstream_ca_file), peer)))
+        files, verified = TlsFiles(settings.upstream_ca_file), not settings.upstream_insecure
+        sockets.append((f"tls-{name}", name, upstream_tls(files, peer, verified=verified)))
     if sockets or settings.eds_path:
         plain = api.core.TransportSocket(
             name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())

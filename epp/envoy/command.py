@@ -31,7 +31,7 @@ GLOBAL, RELAY = "global", "relay:"
 
 _FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
     "admin_port": ("--admin-port", int, "port of Envoy's admin interface (default: 9901)"),
-    "upstream_ca_file": ("--upstream-ca", str, "who signs the endpoints' certificates"),
+    "upstream_ca_file": ("--upstream-ca", str, "who signs endpoints' certificates (default: scrape.ca_file)"),
     "health_check_path": ("--health-check", str, "check endpoints actively, a path, e.g. /health"),
     "fail_closed": (
         "--fail-closed",
@@ -232,16 +232,16 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     return replace(settings, **changes)
 
 
-def listener_address(text: str) -> tuple[str, int]:
-    """Read ``--listen``: host and port.
+def listener_address(text: str, flag: str = "--listen") -> tuple[str, int]:
+    """Read where to listen: host and port.
 
     Raises:
         ConfigError: Envoy cannot listen there.
     """
-    host, port = _address("--listen", text)
+    host, port = _address(flag, text)
     if not is_ip(host):
         problem = f"Envoy listens on addresses, not on names such as {host!r}"
-        raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
+        raise ConfigError("<arguments>", flag, problem, "e.g. 127.0.0.1:8080")
     return host, port
 
 
@@ -255,7 +255,10 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     with gather(errors):
         _check_renderable(config, variant, str(config_file))
     raise_all(errors)
+    base = config_file.resolve().parent
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    if config.scrape.ca_file:
+        settings = replace(settings, upstream_ca_file=str(base / config.scrape.ca_file))
     if entry or region:
         peers = msgspec.structs.replace(config.federation, region=region)
         settings = replace(settings, federation=peers)
@@ -263,7 +266,7 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     if variant == Variant.ORIGINAL_DST or entry or two_tiers or not config.pool.eds_file:
         return settings
     # As `epp serve` has it.
-    return replace(settings, eds_path=str(config_file.resolve().parent / config.pool.eds_file))
+    return replace(settings, eds_path=str(base / config.pool.eds_file))
 
 
 def _check_renderable(config: Config, variant: str, source: str) -> None:
@@ -306,6 +309,8 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_host=reachable(host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
+        upstream_ca_file=config.scrape.ca_file,
+        upstream_insecure=config.scrape.insecure,
         max_body_bytes=config.request.max_body_bytes,
         open_paths=tuple(config.request.open_paths),
         served_model_header=config.capability.tell_model,

@@ -19,46 +19,49 @@ from epp.types import Endpoint
 
 FILE = Path(__file__).with_name("up.json")
 _IP = "192.0.2.1"
+_FILLED_IN: dict[str, Any] = {
+    "listener_host": "192.0.2.2",
+    "listener_port": 65001,
+    "admin_port": 65002,
+    "picker_host": "192.0.2.3",
+    "picker_port": 65003,
+    "first_token_host": "192.0.2.4",
+    "first_token_port": 65004,
+    "eds_path": "/stand-in/eds.json",
+    "upstream_ca_file": "/stand-in/ca.pem",
+}
 STAND_INS = EnvoySettings(
     endpoints=(Endpoint("engine.invalid:1", tls=True), Endpoint(f"{_IP}:1", tls=True)),
-    listener_host="192.0.2.2",
-    listener_port=65001,
-    admin_port=65002,
-    picker_port=65003,
-    first_token_port=65004,
-    eds_path="/stand-in/eds.json",
-    upstream_ca_file="/stand-in/ca.pem",
     endpoint_header=True,
+    **_FILLED_IN,
 )
 """The settings of `FILE`."""
-_FILLED_IN = (
-    "listener_host",
-    "listener_port",
-    "admin_port",
-    "picker_port",
-    "first_token_port",
-    "eds_path",
-    "upstream_ca_file",
-)
 
 
 def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
     """Fill in the configuration; None where the settings ask for another one."""
-    given = {name: getattr(STAND_INS, name) for name in _FILLED_IN}
-    if replace(settings, endpoints=STAND_INS.endpoints, **given) != STAND_INS:
+    if replace(settings, endpoints=STAND_INS.endpoints, upstream_insecure=False, **_FILLED_IN) != STAND_INS:
         return None
-    named = replace(settings, upstream_ca_file=settings.upstream_ca_file or SYSTEM_CA_FILE)
-    table = {_json(value): _json(getattr(named, name)) for name, value in given.items()}
+    named = replace(
+        settings,
+        upstream_ca_file=settings.upstream_ca_file or SYSTEM_CA_FILE,
+        first_token_host=settings.first_token_host or settings.picker_host,
+    )
+    table = {_json(value): _json(getattr(named, name)) for name, value in _FILLED_IN.items()}
     stand_ins = "|".join(map(re.escape, table))
     text = re.sub(stand_ins, lambda found: table[found[0]], FILE.read_text())
     tree: dict[str, Any] = msgspec.json.decode(text)
     replicas = tree["static_resources"]["clusters"][0]
     sockets = {each["name"]: _json(each) for each in replicas["transport_socket_matches"]}
-    ways = [
+    tls = [
         sockets.get(f"tls-{name}") or sockets[f"tls-ip:{_IP}"].replace(_IP, name.removeprefix("ip:"))
         for name in settings.socket_names
     ]
-    replicas["transport_socket_matches"] = [msgspec.json.decode(way) for way in (*ways, sockets["plaintext"])]
+    ways = replicas["transport_socket_matches"] = [*map(msgspec.json.decode, (*tls, sockets["plaintext"]))]
+    for way in ways[:-1] if settings.upstream_insecure else ():
+        context = way["transport_socket"]["typed_config"]
+        del context["common_tls_context"]["validation_context"]
+        context.pop("auto_sni_san_validation", None)
     return tree
 
 

@@ -97,6 +97,7 @@ class EnvoySettings:
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
             requests that wait for their first byte at one moment.
         upstream_ca_file: who signs the endpoints' certificates, the system's authorities when empty.
+        upstream_insecure: whether endpoints may show any certificate.
         upstream_idle_timeout_s: an idle upstream connection is closed by Envoy after this. Keep it below the
             engine's own keep-alive (uvicorn, so vLLM and SGLang: 5 s unless told otherwise) or a request can
             meet a connection that the engine is just closing.
@@ -149,6 +150,7 @@ class EnvoySettings:
     max_body_bytes: int = 32 * MIB
     max_heap_bytes: int = 4096 * MIB
     upstream_ca_file: str = ""
+    upstream_insecure: bool = False
     upstream_idle_timeout_s: float = 4.0
     preconnect_ratio: float = 1.5
     retries: int = MAX_RETRIES

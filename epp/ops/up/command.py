@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -22,7 +23,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from epp.config.address import join_address
+from epp.config.address import join_address, reachable, split_address
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.child import Child
@@ -38,16 +39,19 @@ from epp.threads import Tasks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Sequence
 
     from epp.config.schema import Config
     from epp.envoy.settings import EnvoySettings
 
 LOOPBACK = "127.0.0.1"
 LISTEN = f"{LOOPBACK}:8080"
-#: First ports that are tried for the picker's listeners; `epp explain` and its like ask at 9090. One that is
-#: started again listens where the one before did.
-_PICKER_PORTS = {"grpc": 9002, "http": 9090, "first_token": 9003}
+#: Where the picker listens, at this port or the next that is free; `epp explain` and its like ask at 9090.
+#: One that is started again listens where the one before did.
+_PICKER_LISTENS = {
+    name: f"{LOOPBACK}:{port}" for name, port in (("grpc", 9002), ("http", 9090), ("first_token", 9003))
+}
+_ADMIN_PORT = 9901
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
 #: A process that ends twice within this ends everything.
 _AGAIN_S = 10.0
@@ -59,12 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("engines", nargs="+", metavar="URL", help="an engine with an OpenAI API, e.g. http://127.0.0.1:8000")
-    add(
-        "--listen",
-        metavar="HOST:PORT",
-        help=f"where clients connect (default: {LISTEN}, or the next port that is free)",
-    )
+    for name, default, what in (
+        ("listen", LISTEN, "where clients connect"),
+        ("http", _PICKER_LISTENS["http"], "where the picker serves its live page and metrics"),
+        ("grpc", _PICKER_LISTENS["grpc"], "where the picker serves Envoy"),
+    ):
+        then = f"{what} (default: {default}, or the next port that is free)"
+        add(f"--{name}", metavar="HOST:PORT", help=then)
     add("--key-env", metavar="NAME", help="environment variable with the key that the engines want")
+    add(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="record decisions and outcomes there, to compare policies on",
+    )
+    trust = parser.add_mutually_exclusive_group().add_argument
+    trust("--ca-file", type=Path, metavar="FILE", help="who signed the engines' certificates, in PEM")
+    trust("--insecure", action="store_true", help="take whatever certificates the engines show")
     add(
         "--write",
         type=Path,
@@ -78,15 +93,21 @@ class Wanted(NamedTuple):
 
     Attributes:
         specs: the engines, by address.
-        host: that clients connect to.
-        port: likewise.
+        address: host and port that clients connect to.
+        listen: the picker's listeners.
         key: of the engines, empty for none.
+        ca_file: who signed their certificates, the system's authorities when empty.
+        insecure: whether they may show any.
+        record: folder of records, none when empty.
     """
 
     specs: dict[str, EndpointSpec]
-    host: str
-    port: int
+    address: tuple[str, int]
+    listen: dict[str, str]
     key: str
+    ca_file: str
+    insecure: bool
+    record: str
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,32 +119,41 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = arguments.write
     find_envoy()  # now, and not when the rest has started
-    if folder is not None:
-        wanted = _wanted(arguments)
-        if (folder / "epp.yaml").exists():
-            raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        print(uvloop.run(put_down(wanted, folder.absolute())))
-        return 0
     with ExitStack() as claims:
-        wanted, folder = _wanted(arguments), own_folder(claims)
-        port = claim_port(claims, wanted.host, wanted.port, others=not arguments.listen)
-        listen = {
-            name: join_address(LOOPBACK, claim_port(claims, LOOPBACK, first, others=True))
-            for name, first in _PICKER_PORTS.items()
-        }
-        console = Console(highlight=False, soft_wrap=True)
-        uvloop.run(_until_signal(serve(wanted._replace(port=port), listen, folder, console)))
+        wanted = _wanted(arguments, claims)
+        if folder is None:
+            console = Console(highlight=False, soft_wrap=True)
+            uvloop.run(_until_signal(serve(wanted, own_folder(claims), console)))
+        elif (folder / "epp.yaml").exists():
+            raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            admin_port = claim_port(claims, LOOPBACK, _ADMIN_PORT, others=True)
+            print(uvloop.run(put_down(wanted, folder.absolute(), admin_port)))
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> Wanted:
+def _wanted(arguments: argparse.Namespace, claims: ExitStack) -> Wanted:
     specs = {spec.address: spec for spec in map(spec_of, arguments.engines)}
-    host, port = listener_address(arguments.listen or LISTEN)
-    name = arguments.key_env
+    name, ca_file = arguments.key_env, arguments.ca_file
     if name and not os.environ.get(name):
         raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
-    return Wanted(specs, host, port, os.environ[name] if name else "")
+    if ca_file and not ca_file.is_file():
+        raise ConfigError("<arguments>", "--ca-file", f"there is no file {ca_file}")
+    listen = {}
+    for each, usual in {"listen": LISTEN, **_PICKER_LISTENS}.items():
+        asked = getattr(arguments, each, None)
+        host, port = listener_address(asked or usual, f"--{each}")
+        listen[each] = join_address(host, claim_port(claims, host, port, others=not asked))
+    return Wanted(
+        specs,
+        split_address(listen.pop("listen")),
+        listen,
+        key=os.environ[name] if name else "",
+        ca_file=str(ca_file.absolute()) if ca_file else "",
+        insecure=arguments.insecure,
+        record=str(arguments.record.absolute()) if arguments.record else "",
+    )
 
 
 def own_folder(claims: ExitStack) -> Path:
@@ -169,48 +199,60 @@ def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
             return claimed
 
 
-def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
+def write_config(folder: Path, wanted: Wanted) -> Config:
     """Write ``epp.yaml`` beside the endpoints file, and the engines' key, which only its owner may read."""
-    sections: dict[str, object] = {"pool": {"file": "endpoints.yaml"}, "request": {"tell_endpoint": True}}
-    if listen:
-        sections["listen"] = listen
-    if key:
-        sections["scrape"] = {"bearer_token_file": "key"}
+    if wanted.key:
         (folder / "key").touch(mode=0o600)
-        (folder / "key").write_text(key)
-    text = msgspec.yaml.encode(sections)
+        (folder / "key").write_text(wanted.key)
+    sections: dict[str, dict[str, object]] = {
+        "pool": {"file": "endpoints.yaml"},
+        "listen": dict(wanted.listen),
+        "request": {"tell_endpoint": True},
+        "scrape": {
+            "ca_file": wanted.ca_file,
+            "insecure": wanted.insecure,
+            "bearer_token_file": "key" if wanted.key else "",
+        },
+        "records": {"folder": wanted.record},
+    }
+    given = ((name, {key: value for key, value in keys.items() if value}) for name, keys in sections.items())
+    text = msgspec.yaml.encode({name: keys for name, keys in given if keys})
     (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
     config = parse_config(text, "epp.yaml", os.environ)
     return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
 
 
-async def put_down(wanted: Wanted, folder: Path) -> str:
+async def put_down(wanted: Wanted, folder: Path, admin_port: int) -> str:
     """Write all files into a folder; engines that are not up are in them, for any model. What to do next."""
-    config = write_config(folder, wanted.key, {})
+    config, config_file, envoy_file = write_config(folder, wanted), folder / "epp.yaml", folder / "envoy.yaml"
     async with aiohttp.ClientSession() as http:
         looks = await asyncio.gather(*(look(http, spec, config.scrape) for spec in wanted.specs.values()))
     specs = [seen.spec or spec for seen, spec in zip(looks, wanted.specs.values(), strict=True)]
     (folder / "endpoints.yaml").write_bytes(dump_pool(specs))
     binary, settings = find_envoy(), _settings(config, wanted, folder)
     oldest = min(settings.envoy_version, await version_of(binary))
-    write(folder / "envoy.yaml", render(replace(settings, envoy_version=oldest)))
-    epp, envoy = (shlex.quote(str(folder / name)) for name in ("epp.yaml", "envoy.yaml"))
+    write(envoy_file, render(replace(settings, admin_port=admin_port, envoy_version=oldest)))
+    epp = Path(sys.executable).with_name("epp")
+    listen = f"--listen {join_address(*wanted.address)} --admin-port {admin_port}"
+    commands = (
+        (epp, "serve", "--config", config_file),
+        (binary, "-c", envoy_file, "--disable-hot-restart"),
+        (epp, "envoy", "render", "--config", config_file, "--out", envoy_file, *listen.split()),
+    )
+    serving, running, rendering = (shlex.join(map(str, words)) for words in commands)
     found = [f"{address} {seen.words}" for address, seen in zip(wanted.specs, looks, strict=True)]
-    listen = join_address(wanted.host, wanted.port)
     return "\n".join(found) + (
-        "\nGo on with these, each in a terminal of its own:\n"
-        f"  epp serve --config {epp}\n"
-        f"  {shlex.quote(str(binary))} -c {envoy}\n"
-        f"After a change of epp.yaml:\n  epp envoy render --config {epp} --out {envoy} --listen {listen}"
+        f"\nGo on with these, each in a terminal of its own:\n  {serving}\n  {running}"
+        f"\nAfter a change of epp.yaml:\n  {rendering}"
     )
 
 
 def _settings(config: Config, wanted: Wanted, folder: Path) -> EnvoySettings:
     """Describe the Envoy before a picker; the picker writes its endpoints."""
     return replace(
-        settings_from_config(config, ()),
-        listener_host=wanted.host,
-        listener_port=wanted.port,
+        settings_from_config(config, (spec.endpoint() for spec in wanted.specs.values())),
+        listener_host=wanted.address[0],
+        listener_port=wanted.address[1],
         eds_path=str(folder / config.pool.eds_file),
     )
 
@@ -223,8 +265,8 @@ async def _until_signal(work: Coroutine[None, None, NoReturn]) -> None:
         await task
 
 
-async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console: Console) -> NoReturn:
-    """Run everything, the picker on these addresses, and show what it does, until cancelled.
+async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
+    """Run everything, and show what it does, until cancelled.
 
     Raises:
         EppError: picker or Envoy did not come up, or ended twice within ten seconds; with the end of its log.
@@ -234,9 +276,10 @@ async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console
         console.print(words, markup=False)
 
     ready = folder / "ready.json"
-    config = write_config(folder, wanted.key, listen)
+    config = write_config(folder, wanted)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
+        status = started.enter_context(console.status(f"Waiting for {', '.join(engines.missing)}"))
         http = await started.enter_async_context(aiohttp.ClientSession())
         tasks = Tasks()
         started.push_async_callback(tasks.stop_all)
@@ -245,26 +288,30 @@ async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOKS_S):
                 await engines.looked.wait()
+        status.update("Waiting for the picker")
         words = ["serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(ready)]
         picker = Child("picker", [*words, "--log-level", "warning"], folder)
         await started.enter_async_context(picker)
         await picker.until(ready.exists)
+        status.update("Waiting for Envoy")
         settings = replace(_settings(config, wanted, folder), admin_port=0)
         envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
-        url, picker_url = envoy.listener_url, f"http://{listen['http']}"
+        host, port = split_address(wanted.listen["http"])
+        url, picker_url = envoy.listener_url, f"http://{join_address(reachable(host), port)}"
         say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
-        say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
+        page = f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}"
+        # The page is for this machine alone: beyond loopback anybody could read it.
+        say(page if config.listen.serves_ui else f"Metrics: {picker_url}/metrics")
         say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
-        with console.status("") as status:
-            line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
-            while True:
-                for process in kept:
-                    await process.check(time.monotonic())
-                if console.is_terminal:
-                    with suppress(aiohttp.ClientError):
-                        async with http.get(f"{picker_url}/metrics") as answer:
-                            status.update(line.of(Page(await answer.text()), time.monotonic()))
-                await asyncio.sleep(_LINE_S)
+        line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
+        while True:
+            for process in kept:
+                await process.check(time.monotonic())
+            if console.is_terminal:
+                with suppress(aiohttp.ClientError):
+                    async with http.get(f"{picker_url}/metrics") as answer:
+                        status.update(line.of(Page(await answer.text()), time.monotonic(), engines.missing))
+            await asyncio.sleep(_LINE_S)
 
 
 class Kept:
@@ -301,8 +348,8 @@ class Line:
     def __init__(self) -> None:
         self._ended, self._at_s = 0.0, 0.0
 
-    def of(self, page: Page, now_s: float) -> str:
-        """Write the line for a metrics page of the picker."""
+    def of(self, page: Page, now_s: float, missing: Sequence[str]) -> str:
+        """Write the line for a metrics page of the picker and the engines that are not up."""
         by_endpoint = page.by("epp_outcomes_total", "endpoint")
         ended = sum(by_endpoint.values())
         rate_rps = (ended - self._ended) / (now_s - self._at_s) if self._at_s else 0.0
@@ -311,4 +358,5 @@ class Line:
         if refused := page.total("epp_refusals_total"):
             facts.append(f"{refused:,.0f} refused")
         by = (f"{address}: {count:,.0f}" for address, count in by_endpoint.items())
-        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by])
+        waits = [f"waiting for {', '.join(missing)}"] if missing else []
+        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by, *waits])

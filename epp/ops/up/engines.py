@@ -14,7 +14,7 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.errors import ConfigError
 from epp.feeds.files import replace_file
 from epp.feeds.poll import target_of
-from epp.ops.doctor.fetch import ask_endpoint, ask_metrics
+from epp.ops.doctor.fetch import UNTRUSTED, ask_endpoint, ask_metrics
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     key = "another key" if scrape.bearer_token_file else "a key"
     if answer.status in _REFUSED:
         return Look(None, f"wants {key}: --key-env NAME, an environment variable that holds it")
+    if answer.problem.startswith(UNTRUSTED):
+        return Look(
+            None, f"shows an {answer.problem}; --ca-file FILE names who signed it, --insecure takes any"
+        )
     listed = parse_models(answer.body) if answer.status == 200 else {}
     if not listed:
         problem = "lists no models" if answer.status == 200 else answer.problem
@@ -130,6 +134,11 @@ class Engines:
         self.up: dict[str, EndpointSpec] = {}
         self.looked = asyncio.Event()
         self._write()
+
+    @property
+    def missing(self) -> list[str]:
+        """Addresses of engines that have not answered yet."""
+        return [address for address in self._words if address not in self.up]
 
     async def follow(self, http: aiohttp.ClientSession, spec: EndpointSpec) -> None:
         """Look at an engine for ever. One that is gone stays in the file: the picker ejects it meanwhile."""
