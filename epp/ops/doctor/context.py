@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.records.files import DAMAGED
+from epp.errors import UnreadableError
+from epp.wire import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,8 +91,8 @@ class Answer:
     def json(self) -> Any:
         """Decode the body, to None when it is not JSON."""
         try:
-            return msgspec.json.decode(self.body)
-        except DAMAGED:
+            return read(msgspec.json.Decoder(), self.body)
+        except UnreadableError:
             return None
 
 

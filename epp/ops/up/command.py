@@ -34,8 +34,7 @@ from epp.errors import ConfigError, EppError
 from epp.feeds.poll import with_credentials_of
 from epp.ops.doctor.context import Page
 from epp.ops.up.engines import Engines, look, spec_of
-from epp.server.process import stop_signals
-from epp.threads import Tasks
+from epp.threads import Tasks, stop_signals
 
 if TYPE_CHECKING:
     import argparse
