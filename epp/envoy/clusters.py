@@ -6,10 +6,11 @@ writes: no header, so no client, can choose.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
-from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, split
+from epp.config.eds import PLACE, PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, split
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.envoy import messages as api
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import betterproto2
 
+_PLACE_LUA = Path(__file__).with_name("place.lua")
 PICKER = "picker"
 NOWHERE = "nowhere"
 """Names of clusters; `NOWHERE` has no hosts and answers 503."""
@@ -90,7 +92,7 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=1024 * 1024,
         typed_extension_protocol_options=protocol(
-            http1, settings.upstream_idle_timeout_s, forwarded_headers(settings)
+            http1, settings.upstream_idle_timeout_s, _attempt_filters(settings)
         ),
         circuit_breakers=limits(),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
@@ -119,20 +121,31 @@ def protocol(
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": api.pack(options)}
 
 
-def forwarded_headers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
-    """The filters that let the way to peer regions alone see the headers of a forward; none without peers."""
-    if not settings.forwards:
+def _attempt_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
+    """What an attempt passes: peer regions alone see headers of a forward, paths are as its host has them.
+
+    Attempts share their headers: what the one before was given goes first.
+    """
+    changes = list[api.mutation_rules.HeaderMutation]()
+    if settings.forwards:
+        to_peer = f"upstream.address in {list(settings.forwards.values())}"
+        for name in (HOP_HEADER, FORWARD_HEADER):
+            value = f"metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}']"
+            changes += _given(name, f"%CEL({to_peer} ? {value} : '')%")
+    placing = []
+    if settings.rewrites_paths:
+        for name in ("path", "host"):
+            changes += _given(f"x-epp-{name}", f"%UPSTREAM_METADATA({PLACE}:{name})%")
+        placing = [api.lua_filter("epp.place", _PLACE_LUA.read_text(), "place")]
+    if not changes:
         return []
-    mutation, changes = api.mutation_rules.HeaderMutation, []
-    to_peer = f"upstream.address in {list(settings.forwards.values())}"
-    for name in (HOP_HEADER, FORWARD_HEADER):
-        value = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
-        # Attempts share their headers: what the one before was given goes first.
-        changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
-    return [
-        api.request_mutations(changes),
-        api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec()),
-    ]
+    codec = api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec())
+    return [api.request_mutations(changes), *placing, codec]
+
+
+def _given(name: str, value: str) -> list[api.mutation_rules.HeaderMutation]:
+    mutation = api.mutation_rules.HeaderMutation
+    return [mutation(remove=name), mutation(append=api.set_header(name, value))]
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:

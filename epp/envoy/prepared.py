@@ -31,7 +31,7 @@ _FILLED_IN: dict[str, Any] = {
     "upstream_ca_file": "/stand-in/ca.pem",
 }
 STAND_INS = EnvoySettings(
-    endpoints=(Endpoint("engine.invalid:1", tls=True), Endpoint(f"{_IP}:1", tls=True)),
+    endpoints=(Endpoint("engine.invalid:1", tls=True, base_path="/"), Endpoint(f"{_IP}:1", tls=True)),
     endpoint_header=True,
     **_FILLED_IN,
 )
@@ -40,7 +40,8 @@ STAND_INS = EnvoySettings(
 
 def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
     """Fill in the configuration; None where the settings ask for another one."""
-    if replace(settings, endpoints=STAND_INS.endpoints, upstream_insecure=False, **_FILLED_IN) != STAND_INS:
+    given = {name: getattr(settings, name) for name in (*_FILLED_IN, "endpoints", "upstream_insecure")}
+    if settings != replace(STAND_INS, **given):
         return None
     named = replace(
         settings,
@@ -62,6 +63,9 @@ def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
         context = way["transport_socket"]["typed_config"]
         del context["common_tls_context"]["validation_context"]
         context.pop("auto_sni_san_validation", None)
+    if not settings.rewrites_paths:
+        (options,) = replicas["typed_extension_protocol_options"].values()
+        del options["http_filters"]
     return tree
 
 

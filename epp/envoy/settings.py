@@ -210,6 +210,11 @@ class EnvoySettings:
         return sorted({socket_name(endpoint) for endpoint in self.endpoints} - {""} | later)
 
     @property
+    def rewrites_paths(self) -> bool:
+        """Whether any endpoint has something before its paths."""
+        return any(endpoint.base_path for endpoint in self.endpoints)
+
+    @property
     def forwards(self) -> dict[str, str]:
         """Peer region -> loopback address of the way there; none where regions are no peers."""
         if self.federation is None or self.relays is None:
@@ -231,6 +236,8 @@ class EnvoySettings:
             raise ConfigError(
                 "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"
             )
+        if self.rewrites_paths and (self.relayed or self.variant is Variant.ORIGINAL_DST):
+            raise ConfigError("endpoints", "base_path", "neither relays nor original-dst can have it")
         if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
             raise ConfigError(
                 "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"

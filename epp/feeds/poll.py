@@ -76,6 +76,7 @@ class Target:
 
     Attributes:
         address: canonical ``host:port``.
+        base_path: what stands before its paths.
         tls: whether it is asked over TLS.
         server_name: SNI and certificate name, None for the host itself.
         ca_file: CA bundle, the system's when empty.
@@ -101,6 +102,7 @@ class Target:
     ready_path: str = ""
     metrics_paths: tuple[str, ...] = METRICS_PATHS
     insecure: bool = False
+    base_path: str = ""
 
     def context(self) -> ssl.SSLContext | None:
         """Make what a connection is opened with, None for plaintext; reads files, so it may block.
@@ -132,6 +134,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
         metrics_paths=(path,) if path else METRICS_PATHS,
         insecure=scrape.insecure,
+        base_path=spec.base_path,
     )
     if relays is None or spec.region not in relays.regions:
         return target
@@ -309,6 +312,7 @@ class Poller:
             ValueError: its answer is no HTTP, or too long.
         """
         headers = {} if self._token is None else self._token.headers()
+        path = self._target.base_path + path
         if not self._target.relay or self._target.ready_path:
             return await connection.get(path, headers, self._probe.timeout_s)
         wanted = self._known_as(self._target.address)

@@ -101,12 +101,7 @@ class GrpcServer:
         methods[TOLD] = first_tokens.serve
         self._listener: RpcServer | GrpcioServer
         if config.listen.transport == "grpcio":
-            try:
-                from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
-            except ImportError:
-                problem, fix = "grpcio needs the extra", "pip install 'gorgo-epp[grpcio]'"
-                raise ConfigError(self._source, "listen.transport", problem, fix) from None
-            self._listener = GrpcioServer(
+            self._listener = _grpcio_server(source)(
                 methods,
                 max_receive_bytes=max_receive_bytes,
                 max_send_bytes=max_send_bytes,
@@ -198,3 +193,12 @@ def grpc_methods(
         PROCESS: lambda call: ProcessCall(call, new_exchange(call.room), metrics),
         ACCESS_LOG: access_log.serve,
     }
+
+
+def _grpcio_server(source: str) -> type[GrpcioServer]:
+    try:
+        from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
+    except ImportError:
+        problem, fix = "needs the package grpcio", "pip install 'gorgo-epp[grpcio]'"
+        raise ConfigError(source, "listen.transport", problem, fix) from None
+    return GrpcioServer

@@ -33,18 +33,22 @@ def test_committed_configurations_are_fresh() -> None:
     assert prepared_text() == FILE.read_text(), "run python -m epp.envoy.examples"
 
 
-@pytest.mark.parametrize("ca_file", ["", '/folder/a "certificate".pem'])
+@pytest.mark.parametrize(
+    ("ca_file", "insecure"), [("", False), ('/folder/a "certificate".pem', False), ("", True)]
+)
 @pytest.mark.parametrize(
     "endpoints",
     [
         (),
         (Endpoint("10.0.0.1:8000"),),
-        (Endpoint("engine.example:1", tls=True),),
+        (Endpoint("engine.example:1", tls=True), Endpoint("10.0.0.1:8000", base_path="/llm")),
         tuple(Endpoint(f"{host}:1", tls=True) for host in ("10.0.0.1", "[fd00::1]", "engine.example")),
     ],
     ids=len,
 )
-def test_what_is_filled_in_is_what_would_be_rendered(endpoints: tuple[Endpoint, ...], ca_file: str) -> None:
+def test_what_is_filled_in_is_what_would_be_rendered(
+    endpoints: tuple[Endpoint, ...], ca_file: str, insecure: bool
+) -> None:
     settings = EnvoySettings(
         endpoints=endpoints,
         eds_path="/a folder/eds.json",
@@ -53,6 +57,7 @@ def test_what_is_filled_in_is_what_would_be_rendered(endpoints: tuple[Endpoint, 
         listener_port=STAND_INS.admin_port,
         admin_port=0,
         upstream_ca_file=ca_file,
+        upstream_insecure=insecure,
     )
     assert prepared(settings) == tree_of(bootstrap(settings))
 

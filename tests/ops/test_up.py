@@ -11,7 +11,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +232,8 @@ async def fronted(
     """Put a server before a replica, which has it below a path; its host and port."""
 
     async def ask(request: web.Request) -> web.Response:
+        if path and request.host != address:
+            return web.Response(status=421)
         url, body = replica.url + request.path_qs.removeprefix(path), await request.read()
         headers = {name: value for name, value in request.headers.items() if name.lower() == "content-type"}
         async with (
@@ -250,8 +252,9 @@ async def fronted(
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, host, 0, ssl_context=tls).start()
+    address = join_address(host, runner.addresses[0][1])
     try:
-        yield join_address(host, runner.addresses[0][1])
+        yield address
     finally:
         await runner.cleanup()
 
@@ -282,6 +285,27 @@ async def test_engines_serve_over_tls_and_ipv6(tmp_path: Path, trust: str) -> No
         assert up.url == f"http://{words[words.index('--listen') + 1]}"
         await served(up, "a", "b", "c")
         assert f"Fleet and decisions: http://{words[words.index('--http') + 1]}/ui" in up.log()
+
+
+async def test_engines_behind_paths_are_asked_there_and_so_is_a_retry(tmp_path: Path) -> None:
+    async with (
+        running_fleet([quick_config("a"), quick_config("b"), quick_config("c")]) as (a, b, c),
+        AsyncExitStack() as stack,
+        fronted(b, "127.0.0.1", path="/other/place") as second,
+    ):
+        first = await stack.enter_async_context(fronted(a, "127.0.0.1", path="/llm"))
+        engines = f"http://{first}/llm/v1", f"http://{second}/other/place/", c.url
+        async with running_up(tmp_path, *engines) as up:
+            assert f"{first} is vLLM and serves sim-model" in up.log()
+            await served(up, "a", "b", "c")
+            (page,) = re.findall(r"(\S+)/ui\b", up.log())
+            async with aiohttp.ClientSession() as http, http.get(f"{page}/metrics") as answer:
+                events = Page(await answer.text()).by("epp_endpoint_events_total", "event")
+                assert not [event for event in events if event.endswith("-failed")]
+            await stack.aclose()
+            for number in range(6):
+                status, replica = await up.ask(text=f"another question {number}")
+                assert (status, replica in ("b", "c")) == (200, True)
 
 
 async def test_a_certificate_that_does_not_pass_is_named_as_the_cause(tmp_path: Path) -> None:
@@ -363,16 +387,18 @@ async def test_an_engine_that_wants_a_key_says_so(tmp_path: Path, key: str, word
 
 
 @pytest.mark.parametrize(
-    ("url", "address", "tls"),
+    ("url", "address", "base_path", "tls"),
     [
-        ("http://127.0.0.1:8000/v1/", "127.0.0.1:8000", False),
-        ("engine.example:8000", "engine.example:8000", False),
-        ("https://[::1]", "[::1]:443", True),
+        ("http://127.0.0.1:8000/v1/", "127.0.0.1:8000", "", False),
+        ("engine.example:8000", "engine.example:8000", "", False),
+        ("https://[::1]", "[::1]:443", "", True),
+        ("http://engine.example/llm/v1", "engine.example:80", "/llm", False),
+        ("http://engine.example/a/b/", "engine.example:80", "/a/b", False),
     ],
 )
-def test_urls_are_read_as_people_write_them(url: str, address: str, tls: bool) -> None:
+def test_urls_are_read_as_people_write_them(url: str, address: str, base_path: str, tls: bool) -> None:
     spec = spec_of(url)
-    assert (spec.address, spec.tls) == (address, tls)
+    assert (spec.address, spec.base_path, spec.tls) == (address, base_path, tls)
 
 
 def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -385,6 +411,7 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
             f"cannot listen on 127.0.0.1:{port}": ("http://a", "--listen", f"127.0.0.1:{port}"),
             "'ftp://a' is not an engine's address": ("ftp://a",),
             f"listen on 127.0.0.1:{port}:": ("http://a", "--grpc", f"127.0.0.1:{port}"),
+            "a:80 is given twice": ("http://a/one", "http://a/two"),
             "there is no file no.pem": ("http://a", "--ca-file", "no.pem"),
             "the variable NO_KEY is not set": ("http://a", "--key-env", "NO_KEY"),
         }

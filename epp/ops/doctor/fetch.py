@@ -180,7 +180,7 @@ async def ask_endpoint(
     wanted = target.address if target.relay else ""
     if wanted:
         headers[DESTINATION_HEADER] = wanted
-    url = f"{'https' if target.tls else 'http'}://{target.relay or target.address}{path}"
+    url = f"{'https' if target.tls else 'http'}://{target.relay or target.address}{target.base_path}{path}"
     server_name = target.server_name if target.tls else None
     options = {"json": body, "headers": headers, "ssl": tls or True, "server_hostname": server_name}
     return await _request(http, url, wanted=wanted, **options)

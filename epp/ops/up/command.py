@@ -133,7 +133,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wanted(arguments: argparse.Namespace, claims: ExitStack) -> Wanted:
-    specs = {spec.address: spec for spec in map(spec_of, arguments.engines)}
+    specs = dict[str, EndpointSpec]()
+    for spec in map(spec_of, arguments.engines):
+        if specs.setdefault(spec.address, spec) != spec:
+            problem, fix = f"{spec.address} is given twice", "Envoy knows an engine by host and port alone"
+            raise ConfigError("<arguments>", "URL", problem, fix)
     name, ca_file = arguments.key_env, arguments.ca_file
     if name and not os.environ.get(name):
         raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")

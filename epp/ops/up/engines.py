@@ -62,7 +62,7 @@ class Look(NamedTuple):
 
 
 def spec_of(url: str) -> EndpointSpec:
-    """Read an engine's URL, such as ``http://host:8000``, with or without ``/v1``.
+    """Read an engine's URL, such as ``http://host:8000`` or ``http://host/llm``, with or without ``/v1``.
 
     Raises:
         ConfigError: it is none.
@@ -73,9 +73,10 @@ def spec_of(url: str) -> EndpointSpec:
         address = normalise_address(netloc if parts.port else f"{netloc}:{_SCHEMES.get(scheme, 0)}")
     except ValueError as error:
         raise ConfigError("<arguments>", "URL", problem, fix) from error
-    if scheme not in _SCHEMES or path.rstrip("/") not in ("", "/v1"):
+    if scheme not in _SCHEMES:
         raise ConfigError("<arguments>", "URL", problem, fix)
-    return EndpointSpec(address=address, tls=scheme == "https")
+    base_path = path.rstrip("/").removesuffix("/v1")
+    return EndpointSpec(address=address, base_path=base_path, tls=scheme == "https")
 
 
 async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) -> Look:
