@@ -100,11 +100,10 @@ def lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": {"address": address, "hostname": peer_name(endpoint)}}
     if endpoint.draining:
         found["health_status"] = "DRAINING"
-    metadata = {}
+    place = {"path": endpoint.base_path, "host": join_address(peer_name(endpoint), port)}
+    metadata = {PLACE: place} if endpoint.base_path else {}
     if socket := socket_name(endpoint) or plaintext:
         metadata["envoy.transport_socket_match"] = {TLS_MATCH: socket}
-    if endpoint.base_path:
-        metadata[PLACE] = {"path": endpoint.base_path, "host": join_address(peer_name(endpoint), port)}
     if metadata:
         found["metadata"] = {"filter_metadata": metadata}
     return found

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import BasePath, MetricsPath, Section
+from epp.config.section import MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint
@@ -28,7 +28,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     Attributes:
         address: ``host:port``; IPv6 in brackets. The host alone beside ``port``, as llm-d's files have it.
         base_path: what stands before its paths, such as ``/llm`` where a server in front has its API at
-            ``/llm/v1``. It is asked for its own host then. Envoy is rendered for it (docs/apis.md).
+            ``/llm/v1``; no slash at its end. Render Envoy's configuration again after a change.
         tls: whether it speaks TLS.
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
@@ -51,7 +51,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """
 
     address: str
-    base_path: BasePath = ""
+    base_path: MetricsPath = ""
     tls: bool = False
     server_name: str = ""
     region: str = ""

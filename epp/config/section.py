@@ -32,11 +32,6 @@ MetricsPath = Annotated[
     str,
     msgspec.Meta(pattern=r"^(/[!-~]*)?$", extra={"fix": "a path without blanks, from / on, e.g. /metrics"}),
 ]
-#: What stands before all paths of an engine.
-BasePath = Annotated[
-    str,
-    msgspec.Meta(pattern=r"^((/[!-.0-~]+)+)?$", extra={"fix": "from / on, without one at the end"}),
-]
 #: Longest wait for engines that are asked for their models; what Envoy is rendered for.
 MAX_MODEL_WAIT_S = 5.0
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]

@@ -126,26 +126,21 @@ def _attempt_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
 
     Attempts share their headers: what the one before was given goes first.
     """
-    changes = list[api.mutation_rules.HeaderMutation]()
+    given, placing = dict[str, str](), list[api.hcm.HttpFilter]()
     if settings.forwards:
         to_peer = f"upstream.address in {list(settings.forwards.values())}"
         for name in (HOP_HEADER, FORWARD_HEADER):
-            value = f"metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}']"
-            changes += _given(name, f"%CEL({to_peer} ? {value} : '')%")
-    placing = []
+            given[name] = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
     if settings.rewrites_paths:
-        for name in ("path", "host"):
-            changes += _given(f"x-epp-{name}", f"%UPSTREAM_METADATA({PLACE}:{name})%")
-        placing = [api.lua_filter("epp.place", _PLACE_LUA.read_text(), "place")]
-    if not changes:
+        given |= {f"x-epp-{name}": f"%UPSTREAM_METADATA({PLACE}:{name})%" for name in ("path", "host")}
+        placing.append(api.lua_filter("epp.place", _PLACE_LUA.read_text(), "place"))
+    if not given:
         return []
+    mutation, changes = api.mutation_rules.HeaderMutation, []
+    for name, value in given.items():
+        changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
     codec = api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec())
     return [api.request_mutations(changes), *placing, codec]
-
-
-def _given(name: str, value: str) -> list[api.mutation_rules.HeaderMutation]:
-    mutation = api.mutation_rules.HeaderMutation
-    return [mutation(remove=name), mutation(append=api.set_header(name, value))]
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:
@@ -327,8 +322,7 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
         raise ConfigError("endpoints", "tls", problem, fix)
     for tls, name in sockets:
         if tls:
-            files, verified = TlsFiles(settings.upstream_ca_file), not settings.upstream_insecure
-            cluster.transport_socket = upstream_tls(files, name, verified=verified)
+            cluster.transport_socket = upstream_tls(_endpoint_tls(settings), name)
 
 
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
@@ -339,8 +333,7 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
     sockets = []
     for name in settings.socket_names:
         peer = name.removeprefix("ip:") if name != "name" else ""
-        files, verified = TlsFiles(settings.upstream_ca_file), not settings.upstream_insecure
-        sockets.append((f"tls-{name}", name, upstream_tls(files, peer, verified=verified)))
+        sockets.append((f"tls-{name}", name, upstream_tls(_endpoint_tls(settings), peer)))
     if sockets or settings.eds_path:
         plain = api.core.TransportSocket(
             name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())
@@ -356,6 +349,10 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
         )
         for name, wanted, socket in sockets
     ]
+
+
+def _endpoint_tls(settings: EnvoySettings) -> TlsFiles:
+    return TlsFiles(settings.upstream_ca_file, insecure=settings.upstream_insecure)
 
 
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:

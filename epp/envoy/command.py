@@ -318,7 +318,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         relays=config.relays if config.relays.regions else None,
         federation=config.federation if config.federation.region else None,
         region_rules=tuple(config.regions),
-        first_token_host=reachable(there) if there != host else "",
+        first_token_host=reachable(there),
         first_token_port=first_token_port,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,

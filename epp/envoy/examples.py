@@ -39,8 +39,9 @@ COORDINATES = {"eu-central": (50.1, 8.7), "ap-northeast": (35.7, 139.7)}
 
 
 def examples() -> dict[str, str]:
-    """File name to content."""
-    found = {"eds.json": eds_content(ENDPOINTS).decode()}
+    """File name to content; all but what `epp up` fills in lie in `FOLDER`."""
+    usual = json.dumps(tree_of(bootstrap(STAND_INS)), indent=1) + "\n"
+    found = {"eds.json": eds_content(ENDPOINTS).decode(), str(FILE): usual}
     for variant in Variant:
         eds_path = "" if variant is Variant.ORIGINAL_DST else EDS_PATH
         settings = EnvoySettings(endpoints=ENDPOINTS, variant=variant, eds_path=eds_path)
@@ -58,18 +59,12 @@ def examples() -> dict[str, str]:
     return found
 
 
-def prepared_text() -> str:
-    """What `epp up` fills in."""
-    return json.dumps(tree_of(bootstrap(STAND_INS)), indent=1) + "\n"
-
-
 def main() -> None:
     """Write them: `python -m epp.envoy.examples`."""
     for name, text in examples().items():
         file = FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, text)
-    write(FILE, prepared_text())
 
 
 if __name__ == "__main__":

@@ -7,26 +7,26 @@ there. What a pool may do without - certificates, paths before engines - is in i
 
 from __future__ import annotations
 
-import re
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from epp.config.address import is_ip
 from epp.envoy.settings import SYSTEM_CA_FILE, EnvoySettings
 from epp.types import Endpoint
 
 FILE = Path(__file__).with_name("up.json")
 _IP = "192.0.2.1"
+#: Field of the settings -> what no settings have.
 _FILLED_IN: dict[str, Any] = {
     "listener_host": "192.0.2.2",
-    "listener_port": 65001,
-    "admin_port": 65002,
+    "listener_port": 100_001,
+    "admin_port": 100_002,
     "picker_host": "192.0.2.3",
-    "picker_port": 65003,
+    "picker_port": 100_003,
     "first_token_host": "192.0.2.4",
-    "first_token_port": 65004,
+    "first_token_port": 100_004,
     "eds_path": "/stand-in/eds.json",
     "upstream_ca_file": "/stand-in/ca.pem",
 }
@@ -41,24 +41,21 @@ STAND_INS = EnvoySettings(
 def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
     """Fill in the configuration; None where the settings ask for another one."""
     given = {name: getattr(settings, name) for name in (*_FILLED_IN, "endpoints", "upstream_insecure")}
-    if settings != replace(STAND_INS, **given):
+    reached = is_ip(settings.picker_host) and is_ip(settings.first_token_host) and settings.first_token_port
+    if settings != replace(STAND_INS, **given) or not (reached and settings.eds_path):
         return None
-    named = replace(
-        settings,
-        upstream_ca_file=settings.upstream_ca_file or SYSTEM_CA_FILE,
-        first_token_host=settings.first_token_host or settings.picker_host,
-    )
-    table = {_json(value): _json(getattr(named, name)) for name, value in _FILLED_IN.items()}
-    stand_ins = "|".join(map(re.escape, table))
-    text = re.sub(stand_ins, lambda found: table[found[0]], FILE.read_text())
-    tree: dict[str, Any] = msgspec.json.decode(text)
+    given["upstream_ca_file"] = settings.upstream_ca_file or SYSTEM_CA_FILE
+    text = FILE.read_text()
+    for name, stand_in in _FILLED_IN.items():
+        text = text.replace(json.dumps(stand_in), json.dumps(given[name]))
+    tree: dict[str, Any] = json.loads(text)
     replicas = tree["static_resources"]["clusters"][0]
-    sockets = {each["name"]: _json(each) for each in replicas["transport_socket_matches"]}
+    sockets = {each["name"]: json.dumps(each) for each in replicas["transport_socket_matches"]}
     tls = [
         sockets.get(f"tls-{name}") or sockets[f"tls-ip:{_IP}"].replace(_IP, name.removeprefix("ip:"))
         for name in settings.socket_names
     ]
-    ways = replicas["transport_socket_matches"] = [*map(msgspec.json.decode, (*tls, sockets["plaintext"]))]
+    ways = replicas["transport_socket_matches"] = [*map(json.loads, (*tls, sockets["plaintext"]))]
     for way in ways[:-1] if settings.upstream_insecure else ():
         context = way["transport_socket"]["typed_config"]
         del context["common_tls_context"]["validation_context"]
@@ -67,7 +64,3 @@ def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
         (options,) = replicas["typed_extension_protocol_options"].values()
         del options["http_filters"]
     return tree
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

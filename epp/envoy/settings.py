@@ -65,12 +65,14 @@ class TlsFiles:
         cert_file: own certificate chain, ``""`` for none.
         key_file: own private key, ``""`` for none.
         server_name: SNI and certificate name of an upstream, ``""`` for its host.
+        insecure: whether an upstream may show any certificate.
     """
 
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
     server_name: str = ""
+    insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

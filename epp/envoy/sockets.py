@@ -25,18 +25,18 @@ def downstream_tls(files: TlsFiles, *peers: str) -> api.core.TransportSocket:
 
 
 def upstream_tls(
-    files: TlsFiles, peer: str, alpn: str = "http/1.1", sni: str = "", *, verified: bool = True
+    files: TlsFiles, peer: str, alpn: str = "http/1.1", sni: str = ""
 ) -> api.core.TransportSocket:
     """TLS that verifies the peer: by the host's own name when ``peer`` is empty, else by this name or IP.
 
-    ``sni`` asks for another name than the one verified. What is not ``verified`` may show any certificate.
+    ``sni`` asks for another name than the one verified.
     """
     context = api.tls.UpstreamTlsContext(
         sni=sni or ("" if not peer or is_ip(peer) else peer),
         auto_host_sni=not peer,
-        auto_sni_san_validation=verified and not peer,
+        auto_sni_san_validation=not (peer or files.insecure),
         common_tls_context=api.tls.CommonTlsContext(
-            validation_context=_trust(files.ca_file or SYSTEM_CA_FILE, peer) if verified else None,
+            validation_context=None if files.insecure else _trust(files.ca_file or SYSTEM_CA_FILE, peer),
             tls_certificates=[_certificate(files)] if files.cert_file else [],
             alpn_protocols=[alpn],
         ),

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from epp.ops.doctor.context import Context
 
 TIMEOUT_S = 10.0
-UNTRUSTED = "untrusted certificate: "
-"""How the problem of an answer begins whose certificate does not pass."""
 #: How much of the records is read.
 RECORD_BYTES = 64 * 1024 * 1024
 #: Words of a prompt that fills at least one block of any engine's cache (SGLang 1, vLLM 16, some set 128).
@@ -206,9 +204,6 @@ async def _request(
 
 
 def _none(problem: Exception) -> Answer:
-    if isinstance(problem, aiohttp.ClientConnectorCertificateError):
-        why = getattr(problem.certificate_error, "verify_message", problem.certificate_error)
-        return Answer(0, f"{UNTRUSTED}{why}".encode())
     if type(problem) is aiohttp.ClientConnectorError and problem.errno:
         # Its own words name the address again; those of its subclasses, of TLS and of names, say more.
         return Answer(0, os.strerror(problem.errno).encode())

@@ -16,12 +16,13 @@ import time
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import aiohttp
 import msgspec
 import uvloop
 from rich.console import Console
+from rich.text import Text
 
 from epp.config.address import join_address, reachable, split_address
 from epp.config.load import parse_config
@@ -44,12 +45,9 @@ if TYPE_CHECKING:
     from epp.envoy.settings import EnvoySettings
 
 LOOPBACK = "127.0.0.1"
-LISTEN = f"{LOOPBACK}:8080"
-#: Where the picker listens, at this port or the next that is free; `epp explain` and its like ask at 9090.
-#: One that is started again listens where the one before did.
-_PICKER_LISTENS = {
-    name: f"{LOOPBACK}:{port}" for name, port in (("grpc", 9002), ("http", 9090), ("first_token", 9003))
-}
+#: First ports that are tried; `epp explain` and its like ask at 9090. What is started again listens where the
+#: one before did.
+_PORTS = {"listen": 8080, "http": 9090, "grpc": 9002, "first_token": 9003}
 _ADMIN_PORT = 9901
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
 #: A process that ends twice within this ends everything.
@@ -62,12 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("engines", nargs="+", metavar="URL", help="an engine with an OpenAI API, e.g. http://127.0.0.1:8000")
-    for name, default, what in (
-        ("listen", LISTEN, "where clients connect"),
-        ("http", _PICKER_LISTENS["http"], "where the picker serves its live page and metrics"),
-        ("grpc", _PICKER_LISTENS["grpc"], "where the picker serves Envoy"),
+    for name, what in (
+        ("listen", "where clients connect"),
+        ("http", "where the picker serves its live page and metrics"),
+        ("grpc", "where the picker serves Envoy"),
     ):
-        then = f"{what} (default: {default}, or the next port that is free)"
+        then = f"{what} (default: {LOOPBACK}:{_PORTS[name]}, or the next port that is free)"
         add(f"--{name}", metavar="HOST:PORT", help=then)
     add("--key-env", metavar="NAME", help="environment variable with the key that the engines want")
     add(
@@ -76,9 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="record decisions and outcomes there, to compare policies on",
     )
-    trust = parser.add_mutually_exclusive_group().add_argument
-    trust("--ca-file", type=Path, metavar="FILE", help="who signed the engines' certificates, in PEM")
-    trust("--insecure", action="store_true", help="take whatever certificates the engines show")
+    add("--ca-file", type=Path, metavar="FILE", help="who signed the engines' certificates, in PEM")
+    add("--insecure", action="store_true", help="take whatever certificates the engines show")
     add(
         "--write",
         type=Path,
@@ -93,20 +90,14 @@ class Wanted(NamedTuple):
     Attributes:
         specs: the engines, by address.
         address: host and port that clients connect to.
-        listen: the picker's listeners.
         key: of the engines, empty for none.
-        ca_file: who signed their certificates, the system's authorities when empty.
-        insecure: whether they may show any.
-        record: folder of records, none when empty.
+        sections: of the picker's configuration.
     """
 
     specs: dict[str, EndpointSpec]
     address: tuple[str, int]
-    listen: dict[str, str]
     key: str
-    ca_file: str
-    insecure: bool
-    record: str
+    sections: dict[str, dict[str, Any]]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,27 +127,30 @@ def _wanted(arguments: argparse.Namespace, claims: ExitStack) -> Wanted:
     specs = dict[str, EndpointSpec]()
     for spec in map(spec_of, arguments.engines):
         if specs.setdefault(spec.address, spec) != spec:
-            problem, fix = f"{spec.address} is given twice", "Envoy knows an engine by host and port alone"
-            raise ConfigError("<arguments>", "URL", problem, fix)
-    name, ca_file = arguments.key_env, arguments.ca_file
-    if name and not os.environ.get(name):
-        raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
-    if ca_file and not ca_file.is_file():
-        raise ConfigError("<arguments>", "--ca-file", f"there is no file {ca_file}")
-    listen = {}
-    for each, usual in {"listen": LISTEN, **_PICKER_LISTENS}.items():
+            problem = f"{spec.address} is given twice; Envoy knows an engine by host and port alone"
+            raise ConfigError("<arguments>", "URL", problem)
+    name, listen, scrape = arguments.key_env, {}, dict[str, object]()
+    for each, first in _PORTS.items():
         asked = getattr(arguments, each, None)
-        host, port = listener_address(asked or usual, f"--{each}")
+        host, port = listener_address(asked, f"--{each}") if asked else (LOOPBACK, first)
         listen[each] = join_address(host, claim_port(claims, host, port, others=not asked))
-    return Wanted(
-        specs,
-        split_address(listen.pop("listen")),
-        listen,
-        key=os.environ[name] if name else "",
-        ca_file=str(ca_file.absolute()) if ca_file else "",
-        insecure=arguments.insecure,
-        record=str(arguments.record.absolute()) if arguments.record else "",
-    )
+    address = split_address(listen.pop("listen"))
+    if name:
+        if not os.environ.get(name):
+            raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
+        scrape["bearer_token_file"] = "key"  # noqa: S105  # its name
+    if arguments.ca_file:
+        scrape["ca_file"] = str(arguments.ca_file.absolute())
+    if arguments.insecure:
+        scrape["insecure"] = True
+    sections: dict[str, dict[str, Any]] = {
+        "pool": {"file": "endpoints.yaml"},
+        "listen": listen,
+        "request": {"tell_endpoint": True},
+        **({"scrape": scrape} if scrape else {}),
+        **({"records": {"folder": str(arguments.record.absolute())}} if arguments.record else {}),
+    }
+    return Wanted(specs, address, os.environ.get(name or "", ""), sections)
 
 
 def own_folder(claims: ExitStack) -> Path:
@@ -207,19 +201,7 @@ def write_config(folder: Path, wanted: Wanted) -> Config:
     if wanted.key:
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_text(wanted.key)
-    sections: dict[str, dict[str, object]] = {
-        "pool": {"file": "endpoints.yaml"},
-        "listen": dict(wanted.listen),
-        "request": {"tell_endpoint": True},
-        "scrape": {
-            "ca_file": wanted.ca_file,
-            "insecure": wanted.insecure,
-            "bearer_token_file": "key" if wanted.key else "",
-        },
-        "records": {"folder": wanted.record},
-    }
-    given = ((name, {key: value for key, value in keys.items() if value}) for name, keys in sections.items())
-    text = msgspec.yaml.encode({name: keys for name, keys in given if keys})
+    text = msgspec.yaml.encode(wanted.sections)
     (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
     config = parse_config(text, "epp.yaml", os.environ)
     return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
@@ -227,26 +209,24 @@ def write_config(folder: Path, wanted: Wanted) -> Config:
 
 async def put_down(wanted: Wanted, folder: Path, admin_port: int) -> str:
     """Write all files into a folder; engines that are not up are in them, for any model. What to do next."""
-    config, config_file, envoy_file = write_config(folder, wanted), folder / "epp.yaml", folder / "envoy.yaml"
+    picker, config_file, envoy_file = write_config(folder, wanted), folder / "epp.yaml", folder / "envoy.yaml"
     async with aiohttp.ClientSession() as http:
-        looks = await asyncio.gather(*(look(http, spec, config.scrape) for spec in wanted.specs.values()))
+        looks = await asyncio.gather(*(look(http, spec, picker.scrape) for spec in wanted.specs.values()))
     specs = [seen.spec or spec for seen, spec in zip(looks, wanted.specs.values(), strict=True)]
     (folder / "endpoints.yaml").write_bytes(dump_pool(specs))
-    binary, settings = find_envoy(), _settings(config, wanted, folder)
+    binary, settings = find_envoy(), _settings(picker, wanted, folder)
     oldest = min(settings.envoy_version, await version_of(binary))
     write(envoy_file, render(replace(settings, admin_port=admin_port, envoy_version=oldest)))
-    epp = Path(sys.executable).with_name("epp")
-    listen = f"--listen {join_address(*wanted.address)} --admin-port {admin_port}"
-    commands = (
-        (epp, "serve", "--config", config_file),
-        (binary, "-c", envoy_file, "--disable-hot-restart"),
-        (epp, "envoy", "render", "--config", config_file, "--out", envoy_file, *listen.split()),
-    )
-    serving, running, rendering = (shlex.join(map(str, words)) for words in commands)
     found = [f"{address} {seen.words}" for address, seen in zip(wanted.specs, looks, strict=True)]
+    paths = Path(sys.executable).with_name("epp"), config_file, binary, envoy_file
+    epp, config, envoy, rendered = (shlex.quote(str(path)) for path in paths)
     return "\n".join(found) + (
-        f"\nGo on with these, each in a terminal of its own:\n  {serving}\n  {running}"
-        f"\nAfter a change of epp.yaml:\n  {rendering}"
+        "\nGo on with these, each in a terminal of its own:\n"
+        f"  {epp} serve --config {config}\n"
+        f"  {envoy} -c {rendered} --disable-hot-restart\n"
+        f"After a change of epp.yaml:\n"
+        f"  {epp} envoy render --config {config} --out {rendered}"
+        f" --listen {join_address(*wanted.address)} --admin-port {admin_port}"
     )
 
 
@@ -282,7 +262,7 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
     config = write_config(folder, wanted)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
-        status = started.enter_context(console.status(f"Waiting for {', '.join(engines.missing)}"))
+        status = started.enter_context(console.status(Text(f"Waiting for {', '.join(wanted.specs)}")))
         http = await started.enter_async_context(aiohttp.ClientSession())
         tasks = Tasks()
         started.push_async_callback(tasks.stop_all)
@@ -299,12 +279,11 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
         status.update("Waiting for Envoy")
         settings = replace(_settings(config, wanted, folder), admin_port=0)
         envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
-        host, port = split_address(wanted.listen["http"])
+        host, port = split_address(config.listen.http)
         url, picker_url = envoy.listener_url, f"http://{join_address(reachable(host), port)}"
         say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
-        page = f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}"
-        # The page is for this machine alone: beyond loopback anybody could read it.
-        say(page if config.listen.serves_ui else f"Metrics: {picker_url}/metrics")
+        if config.listen.serves_ui:
+            say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
         say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
         line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
         while True:
@@ -351,7 +330,7 @@ class Line:
     def __init__(self) -> None:
         self._ended, self._at_s = 0.0, 0.0
 
-    def of(self, page: Page, now_s: float, missing: Sequence[str]) -> str:
+    def of(self, page: Page, now_s: float, missing: Sequence[str]) -> Text:
         """Write the line for a metrics page of the picker and the engines that are not up."""
         by_endpoint = page.by("epp_outcomes_total", "endpoint")
         ended = sum(by_endpoint.values())
@@ -362,4 +341,4 @@ class Line:
             facts.append(f"{refused:,.0f} refused")
         by = (f"{address}: {count:,.0f}" for address, count in by_endpoint.items())
         waits = [f"waiting for {', '.join(missing)}"] if missing else []
-        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by, *waits])
+        return Text("  ".join([*facts, f"{rate_rps:,.1f}/s", *by, *waits]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from epp.config.pool import EndpointSpec, dump_pool
 from epp.errors import ConfigError
 from epp.feeds.files import replace_file
 from epp.feeds.poll import target_of
-from epp.ops.doctor.fetch import UNTRUSTED, ask_endpoint, ask_metrics
+from epp.ops.doctor.fetch import ask_endpoint, ask_metrics
 from epp.signals.metrics_text import parse_metrics
 
 if TYPE_CHECKING:
@@ -92,10 +93,9 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     key = "another key" if scrape.bearer_token_file else "a key"
     if answer.status in _REFUSED:
         return Look(None, f"wants {key}: --key-env NAME, an environment variable that holds it")
-    if answer.problem.startswith(UNTRUSTED):
-        return Look(
-            None, f"shows an {answer.problem}; --ca-file FILE names who signed it, --insecure takes any"
-        )
+    if found := re.search(r"certificate verify failed: ([^(]*) \(", answer.problem):
+        fix = "--ca-file FILE names who signed it, --insecure takes any"
+        return Look(None, f"shows a certificate that does not pass, {found[1]}: {fix}")
     listed = parse_models(answer.body) if answer.status == 200 else {}
     if not listed:
         problem = "lists no models" if answer.status == 200 else answer.problem
