@@ -262,7 +262,7 @@ async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
     config = write_config(folder, wanted)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
-        status = started.enter_context(console.status(Text(f"Waiting for {', '.join(wanted.specs)}")))
+        status = started.enter_context(console.status(Text(f"Looking at {', '.join(wanted.specs)}")))
         http = await started.enter_async_context(aiohttp.ClientSession())
         tasks = Tasks()
         started.push_async_callback(tasks.stop_all)
