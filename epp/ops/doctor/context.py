@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from epp.errors import UnreadableError
 from epp.wire import read
@@ -133,6 +132,8 @@ class Page:
     """
 
     def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # 2 MB
+
         series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
