@@ -1,9 +1,10 @@
-"""Work beside the requests: blocking work beside the event loop, tasks that go on."""
+"""Work beside the requests: blocking work beside the event loop, tasks that go on, signals that end all."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -111,3 +112,10 @@ class Tasks:
             if wanted:
                 self.failed.add(name)
             log.error("background task %s died", name, exc_info=error)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Choose SIGTERM, SIGINT, and a closing terminal's SIGHUP, but where it is ignored (`nohup`)."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP

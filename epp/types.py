@@ -103,6 +103,7 @@ class Endpoint:
         draining: takes no new requests.
         uid: identity beyond the address when the source has one (pod UID), else ``""``.
         labels: free labels, for filters and people.
+        base_path: what stands before its paths, ``""`` for nothing.
     """
 
     address: str
@@ -118,6 +119,7 @@ class Endpoint:
     draining: bool = False
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    base_path: str = ""
 
     def served_name(self, model: str) -> str:
         """Return what its engine calls a public model."""

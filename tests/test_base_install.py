@@ -53,7 +53,7 @@ def lab(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made, folder = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("lab")
     pip(base.parent, "wheel", "--quiet", "--retries", "1", "--no-deps", "--wheel-dir", made, ROOT / "lab")
     (wheel,) = made.iterdir()
-    pip(base.parent, "install", "--quiet", "--no-deps", "--target", folder, wheel, "cmaes")
+    pip(base.parent, "install", "--quiet", "--no-deps", "--target", folder, wheel, "cmaes", "grpcio")
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from epp.config.address import is_ip, spell_ipv6, split_address
+from epp.config.address import is_ip, join_address, spell_ipv6, split_address
 from epp.errors import ConfigError
 from epp.types import Endpoint
 
@@ -27,6 +27,9 @@ TLS_MATCH = "tls"
 
 PLAINTEXT = "plaintext"
 """Transport socket of EDS endpoints without TLS; named, so that no other endpoint is sent plaintext."""
+
+PLACE = "epp.place"
+"""Namespace of metadata: what stands before a host's paths, and who it is asked for."""
 
 _ASSIGNMENT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
@@ -97,8 +100,12 @@ def lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": {"address": address, "hostname": peer_name(endpoint)}}
     if endpoint.draining:
         found["health_status"] = "DRAINING"
+    place = {"path": endpoint.base_path, "host": join_address(peer_name(endpoint), port)}
+    metadata = {PLACE: place} if endpoint.base_path else {}
     if socket := socket_name(endpoint) or plaintext:
-        found["metadata"] = {"filter_metadata": {"envoy.transport_socket_match": {TLS_MATCH: socket}}}
+        metadata["envoy.transport_socket_match"] = {TLS_MATCH: socket}
+    if metadata:
+        found["metadata"] = {"filter_metadata": metadata}
     return found
 
 

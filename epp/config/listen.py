@@ -72,7 +72,8 @@ class Listen(Section, frozen=True):
         first_token: ``host:port``, or ``unix:/path``, where Envoy reports first tokens; none when empty.
         health: ``host:port`` of a plaintext listener for the gRPC health service alone, under any service
             name; none when empty.
-        transport: ``builtin``, or ``grpcio``, which costs several times the CPU.
+        transport: ``builtin``, or ``grpcio``, which costs several times the CPU (``pip install
+            'gorgo-epp[grpcio]'``).
         tls: TLS of the gRPC listener, plaintext when absent.
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.

@@ -27,6 +27,8 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
 
     Attributes:
         address: ``host:port``; IPv6 in brackets. The host alone beside ``port``, as llm-d's files have it.
+        base_path: what stands before its paths, such as ``/llm`` where a server in front has its API at
+            ``/llm/v1``; no slash at its end. Render Envoy's configuration again after a change.
         tls: whether it speaks TLS.
         server_name: SNI and certificate name, the host itself when empty.
         region: its region, free text.
@@ -49,6 +51,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """
 
     address: str
+    base_path: MetricsPath = ""
     tls: bool = False
     server_name: str = ""
     region: str = ""
@@ -79,6 +82,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
         models, adapters = _named(self.models), _named(self.adapters)
         return Endpoint(
             address=normalise_address(self.address),
+            base_path=self.base_path,
             tls=self.tls,
             server_name=self.server_name,
             region=self.region,

@@ -246,7 +246,8 @@ class Scrape(Section, frozen=True):
         path: path of the exposition; where empty, each endpoint is asked at ``/metrics``, then at
             ``/prometheus/metrics`` and ``/v1/metrics``. An endpoint's ``metrics_path`` goes before it.
         stale_after_s: age at which a value counts as unknown.
-        ca_file: CA bundle for endpoints with TLS, the system's when empty.
+        ca_file: CA bundle for endpoints with TLS, the system's when empty; rendered for Envoy, too.
+        insecure: endpoints with TLS may show any certificate, to Envoy as well once it is rendered again.
         bearer_token_file: token of scrapes and probes, watched.
         gpu_port: port beside each endpoint where DCGM Exporter serves; 0 reads no GPU counters.
     """
@@ -255,6 +256,7 @@ class Scrape(Section, frozen=True):
     path: MetricsPath = ""
     stale_after_s: Positive = 10.0
     ca_file: str = ""
+    insecure: bool = False
     bearer_token_file: str = ""
     gpu_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 

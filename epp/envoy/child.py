@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _STOP_S, _POLL_S = 5.0, 0.05
 _LOG_TAIL_BYTES = 2000
-EPP = (sys.executable, "-m", "epp")
-"""The program of the `epp` commands."""
+EPP = (sys.executable, "-P", "-m", "epp")
+"""The program of the `epp` commands: the one installed, also in a folder that has another."""
 
 
 class Child:

@@ -6,10 +6,11 @@ writes: no header, so no client, can choose.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
-from epp.config.eds import PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, socket_name, split
+from epp.config.eds import PLACE, PLAINTEXT, REPLICAS, TLS_MATCH, load_assignment, peer_name, split
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER
 from epp.envoy import messages as api
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import betterproto2
 
+_PLACE_LUA = Path(__file__).with_name("place.lua")
 PICKER = "picker"
 NOWHERE = "nowhere"
 """Names of clusters; `NOWHERE` has no hosts and answers 503."""
@@ -90,7 +92,7 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         connect_timeout=api.seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=1024 * 1024,
         typed_extension_protocol_options=protocol(
-            http1, settings.upstream_idle_timeout_s, forwarded_headers(settings)
+            http1, settings.upstream_idle_timeout_s, _attempt_filters(settings)
         ),
         circuit_breakers=limits(),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
@@ -119,20 +121,26 @@ def protocol(
     return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": api.pack(options)}
 
 
-def forwarded_headers(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
-    """The filters that let the way to peer regions alone see the headers of a forward; none without peers."""
-    if not settings.forwards:
+def _attempt_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
+    """What an attempt passes: peer regions alone see headers of a forward, paths are as its host has them.
+
+    Attempts share their headers: what the one before was given goes first.
+    """
+    given, placing = dict[str, str](), list[api.hcm.HttpFilter]()
+    if settings.forwards:
+        to_peer = f"upstream.address in {list(settings.forwards.values())}"
+        for name in (HOP_HEADER, FORWARD_HEADER):
+            given[name] = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
+    if settings.rewrites_paths:
+        given |= {f"x-epp-{name}": f"%UPSTREAM_METADATA({PLACE}:{name})%" for name in ("path", "host")}
+        placing.append(api.lua_filter("epp.place", _PLACE_LUA.read_text(), "place"))
+    if not given:
         return []
     mutation, changes = api.mutation_rules.HeaderMutation, []
-    to_peer = f"upstream.address in {list(settings.forwards.values())}"
-    for name in (HOP_HEADER, FORWARD_HEADER):
-        value = f"%CEL({to_peer} ? metadata.filter_metadata['{FORWARD_NAMESPACE}']['{name}'] : '')%"
-        # Attempts share their headers: what the one before was given goes first.
+    for name, value in given.items():
         changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
-    return [
-        api.request_mutations(changes),
-        api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec()),
-    ]
+    codec = api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec())
+    return [api.request_mutations(changes), *placing, codec]
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:
@@ -314,22 +322,18 @@ def _original_dst(cluster: api.cluster.Cluster, settings: EnvoySettings) -> None
         raise ConfigError("endpoints", "tls", problem, fix)
     for tls, name in sockets:
         if tls:
-            cluster.transport_socket = upstream_tls(TlsFiles(settings.upstream_ca_file), name)
+            cluster.transport_socket = upstream_tls(_endpoint_tls(settings), name)
 
 
 def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTransportSocketMatch]:
     """One entry for each way of speaking TLS in the pool, and plaintext for all that names none.
 
-    With an EDS file endpoints may join later: where a CA is configured there is an entry for those verified
-    by name, and plaintext is for endpoints that name it.
+    With an EDS file plaintext is for endpoints that name it.
     """
-    names = {socket_name(endpoint) for endpoint in settings.endpoints} - {""}
-    if settings.eds_path and settings.upstream_ca_file:
-        names.add("name")
     sockets = []
-    for name in sorted(names):
+    for name in settings.socket_names:
         peer = name.removeprefix("ip:") if name != "name" else ""
-        sockets.append((f"tls-{name}", name, upstream_tls(TlsFiles(settings.upstream_ca_file), peer)))
+        sockets.append((f"tls-{name}", name, upstream_tls(_endpoint_tls(settings), peer)))
     if sockets or settings.eds_path:
         plain = api.core.TransportSocket(
             name="envoy.transport_sockets.raw_buffer", typed_config=api.pack(api.raw_buffer.RawBuffer())
@@ -345,6 +349,10 @@ def _transport_sockets(settings: EnvoySettings) -> list[api.cluster.ClusterTrans
         )
         for name, wanted, socket in sockets
     ]
+
+
+def _endpoint_tls(settings: EnvoySettings) -> TlsFiles:
+    return TlsFiles(settings.upstream_ca_file, insecure=settings.upstream_insecure)
 
 
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:

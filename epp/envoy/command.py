@@ -15,7 +15,6 @@ import msgspec
 from epp.config.address import UNIX, is_ip, reachable, split_address
 from epp.config.eds import eds_content
 from epp.config.load import salvage_files
-from epp.envoy.entry import entry_eds, measured_order
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import MESSAGE_TIMEOUT_MS, EnvoySettings, TlsFiles, Variant
 from epp.errors import ConfigError, gather, raise_all
@@ -32,7 +31,7 @@ GLOBAL, RELAY = "global", "relay:"
 
 _FLAGS: dict[str, tuple[str, Callable[[str], object] | None, str]] = {
     "admin_port": ("--admin-port", int, "port of Envoy's admin interface (default: 9901)"),
-    "upstream_ca_file": ("--upstream-ca", str, "who signs the endpoints' certificates"),
+    "upstream_ca_file": ("--upstream-ca", str, "who signs endpoints' certificates (default: scrape.ca_file)"),
     "health_check_path": ("--health-check", str, "check endpoints actively, a path, e.g. /health"),
     "fail_closed": (
         "--fail-closed",
@@ -166,6 +165,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     endpoints, order = settings.endpoints, list[str]()
     if arguments.entry and settings.relays:
+        from epp.envoy.entry import entry_eds, measured_order  # noqa: PLC0415  # Envoy's API takes a second
+
         order = measured_order(settings.relays.regions)
         print(f"epp: regions by round trip from here: {', '.join(order)}", file=sys.stderr)
     if arguments.tier == GLOBAL:
@@ -231,16 +232,16 @@ def settings_from_arguments(arguments: argparse.Namespace) -> EnvoySettings:
     return replace(settings, **changes)
 
 
-def listener_address(text: str) -> tuple[str, int]:
-    """Read ``--listen``: host and port.
+def listener_address(text: str, flag: str = "--listen") -> tuple[str, int]:
+    """Read where to listen: host and port.
 
     Raises:
         ConfigError: Envoy cannot listen there.
     """
-    host, port = _address("--listen", text)
+    host, port = _address(flag, text)
     if not is_ip(host):
         problem = f"Envoy listens on addresses, not on names such as {host!r}"
-        raise ConfigError("<arguments>", "--listen", problem, "e.g. 127.0.0.1:8080")
+        raise ConfigError("<arguments>", flag, problem, "e.g. 127.0.0.1:8080")
     return host, port
 
 
@@ -254,7 +255,10 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     with gather(errors):
         _check_renderable(config, variant, str(config_file))
     raise_all(errors)
+    base = config_file.resolve().parent
     settings = settings_from_config(config, (spec.endpoint() for spec in pool.values()))
+    if config.scrape.ca_file:
+        settings = replace(settings, upstream_ca_file=str(base / config.scrape.ca_file))
     if entry or region:
         peers = msgspec.structs.replace(config.federation, region=region)
         settings = replace(settings, federation=peers)
@@ -262,7 +266,7 @@ def _configured(config_file: Path, variant: str, region: str, *, entry: bool) ->
     if variant == Variant.ORIGINAL_DST or entry or two_tiers or not config.pool.eds_file:
         return settings
     # As `epp serve` has it.
-    return replace(settings, eds_path=str(config_file.resolve().parent / config.pool.eds_file))
+    return replace(settings, eds_path=str(base / config.pool.eds_file))
 
 
 def _check_renderable(config: Config, variant: str, source: str) -> None:
@@ -305,6 +309,8 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         picker_host=reachable(host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,
+        upstream_ca_file=config.scrape.ca_file,
+        upstream_insecure=config.scrape.insecure,
         max_body_bytes=config.request.max_body_bytes,
         open_paths=tuple(config.request.open_paths),
         served_model_header=config.capability.tell_model,
@@ -312,7 +318,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
         relays=config.relays if config.relays.regions else None,
         federation=config.federation if config.federation.region else None,
         region_rules=tuple(config.regions),
-        first_token_host=reachable(there) if there != host else "",
+        first_token_host=reachable(there),
         first_token_port=first_token_port,
         first_token_path=first_token.removeprefix(UNIX) if by_socket else "",
         first_token_tls=TlsFiles(ca_file=tls_there.cert_file) if tls_there else None,

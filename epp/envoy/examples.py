@@ -1,13 +1,19 @@
-"""What is committed under `deploy/envoy/`: one tier in three variants, two tiers, regions as peers."""
+"""What is committed: what `epp up` fills in; one tier in three variants, two tiers, regions as peers.
+
+All but the first lie under `deploy/envoy/`.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from epp.config.eds import eds_content
 from epp.config.federation import Federation
 from epp.config.relays import Relays
+from epp.envoy.bootstrap import bootstrap, tree_of
+from epp.envoy.prepared import FILE, STAND_INS
 from epp.envoy.render import render, render_relay, write
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.types import Endpoint
@@ -33,8 +39,9 @@ COORDINATES = {"eu-central": (50.1, 8.7), "ap-northeast": (35.7, 139.7)}
 
 
 def examples() -> dict[str, str]:
-    """File name to content."""
-    found = {"eds.json": eds_content(ENDPOINTS).decode()}
+    """File name to content; all but what `epp up` fills in lie in `FOLDER`."""
+    usual = json.dumps(tree_of(bootstrap(STAND_INS)), indent=1) + "\n"
+    found = {"eds.json": eds_content(ENDPOINTS).decode(), str(FILE): usual}
     for variant in Variant:
         eds_path = "" if variant is Variant.ORIGINAL_DST else EDS_PATH
         settings = EnvoySettings(endpoints=ENDPOINTS, variant=variant, eds_path=eds_path)

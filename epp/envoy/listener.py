@@ -19,13 +19,10 @@ from epp.envoy.filters import EXT_PROC, RESERVED_PREFIXES, early_mutations, http
 from epp.envoy.relays import SERVED_HEADER
 from epp.envoy.replies import local_replies
 from epp.envoy.retry import ASKED, DECISION_HEADER, ENDPOINT_HEADER, REFUSAL_HEADER, TOLD, decision_headers
-from epp.envoy.settings import MOST_HEADERS, EnvoySettings, Variant
+from epp.envoy.settings import CLIENTS, MOST_HEADERS, EnvoySettings, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-CLIENTS = "requests"
-"""Name of the listener."""
 
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 """Failures before an endpoint has seen the request. Later ones are not repeated: the work may be done."""

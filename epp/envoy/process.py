@@ -21,8 +21,8 @@ import aiohttp
 from epp.config.address import join_address, reachable
 from epp.config.eds import eds_content
 from epp.envoy.launch import ending, stop, tied_to_parent
-from epp.envoy.listener import CLIENTS
 from epp.envoy.render import render, render_relay, write
+from epp.envoy.settings import CLIENTS
 from epp.errors import EppError
 
 if TYPE_CHECKING:

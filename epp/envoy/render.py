@@ -1,7 +1,6 @@
 """From settings to the text that Envoy reads: a whole bootstrap.
 
-Owns the outermost message and the text format. Writes a file only by atomic rename, which is also what Envoy
-watches for.
+Owns the text format. Writes a file only by atomic rename, which is also what Envoy watches for.
 """
 
 from __future__ import annotations
@@ -9,67 +8,33 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from epp.envoy import messages as api
-from epp.envoy.clusters import clusters, replicas
-from epp.envoy.entry import entry_parts
-from epp.envoy.listener import listener
-from epp.envoy.observe import observer_clusters, observers
-from epp.envoy.overload import overload_manager, watchdogs
-from epp.envoy.regions import region_parts
-from epp.envoy.relay import relay_bootstrap
-from epp.envoy.relays import relay_cluster, relay_filters
-from epp.envoy.replies import long_patterns
+from epp.envoy.prepared import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import betterproto2
 
     from epp.envoy.settings import EnvoySettings
 
 _HEADER = "# Rendered by `epp envoy render` (variant: {variant}). Change the settings, not this file.\n"
 
 
-def bootstrap(settings: EnvoySettings, order: Sequence[str] = ()) -> api.bootstrap.Bootstrap:
-    """The whole configuration of one Envoy.
-
-    Args:
-        settings: what it is to do.
-        order: for the entry before all regions: `entry_parts`; as configured when empty.
-
-    Raises:
-        ConfigError: settings that contradict each other.
-    """
-    if settings.federation is None:
-        upstream = relay_cluster(settings, settings.relays) if settings.relays else replicas(settings)
-        listeners = [listener(settings, [*observers(settings), *relay_filters(settings)])]
-        all_clusters = [*clusters(settings, upstream), *observer_clusters(settings)]
-    elif settings.federation.region:
-        listeners, all_clusters = region_parts(settings)
-    else:
-        listeners, all_clusters = entry_parts(settings, order or list(settings.forwards))
-    return api.bootstrap.Bootstrap(
-        # EDS asks under a name, even from a file.
-        node=api.core.Node(id="epp-envoy", cluster="epp"),
-        admin=api.bootstrap.Admin(address=api.socket_address("127.0.0.1", settings.admin_port)),
-        overload_manager=overload_manager(settings),
-        watchdogs=watchdogs(),
-        layered_runtime=long_patterns(),
-        static_resources=api.bootstrap.BootstrapStaticResources(listeners=listeners, clusters=all_clusters),
-    )
-
-
 def render(settings: EnvoySettings, order: Sequence[str] = ()) -> str:
-    """The bootstrap as YAML; see `bootstrap`.
+    """The bootstrap as YAML; see `epp.envoy.bootstrap.bootstrap`.
 
     Raises:
         ConfigError: settings that contradict each other.
+        EppError: they ask for more than is prepared, and the library of Envoy's API is not installed.
     """
-    return _HEADER.format(variant=settings.variant) + _yaml(bootstrap(settings, order))
+    tree = prepared(settings)
+    if tree is None:
+        from epp.envoy.bootstrap import bootstrap, tree_of  # noqa: PLC0415  # takes a second
+
+        tree = tree_of(bootstrap(settings, order))
+    return _HEADER.format(variant=settings.variant) + _yaml(tree)
 
 
 def render_relay(settings: EnvoySettings, region: str) -> str:
@@ -78,7 +43,10 @@ def render_relay(settings: EnvoySettings, region: str) -> str:
     Raises:
         ConfigError: no such relay, or settings that contradict each other.
     """
-    return _HEADER.format(variant=f"relay of {region}") + _yaml(relay_bootstrap(settings, region))
+    from epp.envoy.bootstrap import tree_of  # noqa: PLC0415  # likewise
+    from epp.envoy.relay import relay_bootstrap  # noqa: PLC0415
+
+    return _HEADER.format(variant=f"relay of {region}") + _yaml(tree_of(relay_bootstrap(settings, region)))
 
 
 def write(path: Path, text: str) -> None:
@@ -101,14 +69,11 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def _yaml(message: betterproto2.Message) -> str:
-    # Field names stay as the API spells them; the library's own snake case makes consecutive_5_xx of 5xx.
-    as_they_are = cast("betterproto2.Casing", str)
-    tree = message.to_dict(casing=as_they_are)
+def _yaml(tree: dict[str, Any]) -> str:
     return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     """Writes texts of several lines, which are scripts, line by line."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from epp.config.eds import socket_name
 from epp.config.retries import MAX_RETRIES
 from epp.errors import ConfigError
 
@@ -38,6 +39,12 @@ class Variant(StrEnum):
     FULL_DUPLEX = "full-duplex"
 
 
+CLIENTS = "requests"
+"""Name of the listener that clients connect to."""
+
+SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
+"""Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
+
 #: Headers of a request, as many as vLLM takes (``--h11-max-header-count``).
 MOST_HEADERS = 256
 
@@ -58,12 +65,14 @@ class TlsFiles:
         cert_file: own certificate chain, ``""`` for none.
         key_file: own private key, ``""`` for none.
         server_name: SNI and certificate name of an upstream, ``""`` for its host.
+        insecure: whether an upstream may show any certificate.
     """
 
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
     server_name: str = ""
+    insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +99,7 @@ class EnvoySettings:
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
             requests that wait for their first byte at one moment.
         upstream_ca_file: who signs the endpoints' certificates, the system's authorities when empty.
+        upstream_insecure: whether endpoints may show any certificate.
         upstream_idle_timeout_s: an idle upstream connection is closed by Envoy after this. Keep it below the
             engine's own keep-alive (uvicorn, so vLLM and SGLang: 5 s unless told otherwise) or a request can
             meet a connection that the engine is just closing.
@@ -142,6 +152,7 @@ class EnvoySettings:
     max_body_bytes: int = 32 * MIB
     max_heap_bytes: int = 4096 * MIB
     upstream_ca_file: str = ""
+    upstream_insecure: bool = False
     upstream_idle_timeout_s: float = 4.0
     preconnect_ratio: float = 1.5
     retries: int = MAX_RETRIES
@@ -191,6 +202,21 @@ class EnvoySettings:
         return self.variant is not Variant.FULL_DUPLEX
 
     @property
+    def socket_names(self) -> list[str]:
+        """Name the transport sockets of endpoints with TLS.
+
+        With an EDS file endpoints may join later: where a CA is configured there is one for those verified by
+        name.
+        """
+        later = {"name"} if self.eds_path and self.upstream_ca_file else set[str]()
+        return sorted({socket_name(endpoint) for endpoint in self.endpoints} - {""} | later)
+
+    @property
+    def rewrites_paths(self) -> bool:
+        """Whether any endpoint has something before its paths."""
+        return any(endpoint.base_path for endpoint in self.endpoints)
+
+    @property
     def forwards(self) -> dict[str, str]:
         """Peer region -> loopback address of the way there; none where regions are no peers."""
         if self.federation is None or self.relays is None:
@@ -212,6 +238,8 @@ class EnvoySettings:
             raise ConfigError(
                 "envoy", "relays", f"the {self.variant} variant does not go through relays", "use standalone"
             )
+        if self.rewrites_paths and (self.relayed or self.variant is Variant.ORIGINAL_DST):
+            raise ConfigError("endpoints", "base_path", "neither relays nor original-dst can have it")
         if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
             raise ConfigError(
                 "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from epp.config.address import is_ip
 from epp.envoy import messages as api
+from epp.envoy.settings import SYSTEM_CA_FILE
 
 if TYPE_CHECKING:
     from epp.envoy.settings import TlsFiles
-
-SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
-"""Where Debian, Alpine and Envoy's images keep the system's certificate authorities."""
 
 
 def downstream_tls(files: TlsFiles, *peers: str) -> api.core.TransportSocket:
@@ -36,9 +34,9 @@ def upstream_tls(
     context = api.tls.UpstreamTlsContext(
         sni=sni or ("" if not peer or is_ip(peer) else peer),
         auto_host_sni=not peer,
-        auto_sni_san_validation=not peer,
+        auto_sni_san_validation=not (peer or files.insecure),
         common_tls_context=api.tls.CommonTlsContext(
-            validation_context=_trust(files.ca_file or SYSTEM_CA_FILE, peer),
+            validation_context=None if files.insecure else _trust(files.ca_file or SYSTEM_CA_FILE, peer),
             tls_certificates=[_certificate(files)] if files.cert_file else [],
             alpn_protocols=[alpn],
         ),

@@ -229,13 +229,14 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"more than {MAX_BODY_BYTES} bytes of metrics")
 
 
-def client_tls(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
+def client_tls(ca_file: str, cert_file: str, key_file: str, *, insecure: bool = False) -> ssl.SSLContext:
     """Make what a connection is opened with; reads files, so it may block.
 
     Args:
         ca_file: who signs certificates of the other side, the system's CAs when empty.
         cert_file: certificate to show, none when empty.
         key_file: its private key.
+        insecure: whether the other side may show any certificate.
 
     Raises:
         ValueError: a file cannot be used; names it, which the errors of the ssl module do not.
@@ -245,6 +246,8 @@ def client_tls(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
         for file in filter(None, (ca_file, cert_file, key_file)):
             read_file(Path(file))  # refuses a FIFO, which the ssl module would wait for
         context = ssl.create_default_context(cafile=ca_file or None)
+        if insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if cert_file:
             named = f"cert_file {cert_file} with key_file {key_file}"
             context.load_cert_chain(cert_file, key_file)

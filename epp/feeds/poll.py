@@ -76,9 +76,11 @@ class Target:
 
     Attributes:
         address: canonical ``host:port``.
+        base_path: what stands before its paths.
         tls: whether it is asked over TLS.
         server_name: SNI and certificate name, None for the host itself.
         ca_file: CA bundle, the system's when empty.
+        insecure: whether it may show any certificate.
         bearer_token_file: token file, none when empty.
         engine_names: names under which its engine is asked for models, any when empty.
         relay: ``host:port`` of the relay that it is asked through, empty for directly.
@@ -99,6 +101,8 @@ class Target:
     key_file: str = ""
     ready_path: str = ""
     metrics_paths: tuple[str, ...] = METRICS_PATHS
+    insecure: bool = False
+    base_path: str = ""
 
     def context(self) -> ssl.SSLContext | None:
         """Make what a connection is opened with, None for plaintext; reads files, so it may block.
@@ -106,7 +110,9 @@ class Target:
         Raises:
             ValueError: a certificate or the key cannot be used.
         """
-        return client_tls(self.ca_file, self.cert_file, self.key_file) if self.tls else None
+        if not self.tls:
+            return None
+        return client_tls(self.ca_file, self.cert_file, self.key_file, insecure=self.insecure)
 
 
 def with_credentials_of(section: _Credentials, base: Path) -> _Credentials:
@@ -127,6 +133,8 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
         metrics_paths=(path,) if path else METRICS_PATHS,
+        insecure=scrape.insecure,
+        base_path=spec.base_path,
     )
     if relays is None or spec.region not in relays.regions:
         return target
@@ -143,6 +151,7 @@ def through(target: Target, relays: Relays, region: str, name: str) -> Target:
         ca_file=relays.ca_file,
         cert_file=relays.cert_file,
         key_file=relays.key_file,
+        insecure=False,
     )
 
 
@@ -303,6 +312,7 @@ class Poller:
             ValueError: its answer is no HTTP, or too long.
         """
         headers = {} if self._token is None else self._token.headers()
+        path = self._target.base_path + path
         if not self._target.relay or self._target.ready_path:
             return await connection.get(path, headers, self._probe.timeout_s)
         wanted = self._known_as(self._target.address)

@@ -26,7 +26,8 @@ from epp.logs import configure
 from epp.rpc.accepting import allow_files, close_early
 from epp.server.app import App
 from epp.server.host import Host
-from epp.server.process import MAX_WORKERS, SystemClock, stop_signals
+from epp.server.process import MAX_WORKERS, SystemClock
+from epp.threads import stop_signals
 
 if TYPE_CHECKING:
     import argparse

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from epp.config.listen import LONGEST_MESSAGE_BYTES
+from epp.errors import ConfigError
 from epp.extproc.body_budget import BodyBudget
 from epp.extproc.stream import Stream
 from epp.request.access_log import ACCESS_LOG, AccessLogReceiver
@@ -100,9 +101,7 @@ class GrpcServer:
         methods[TOLD] = first_tokens.serve
         self._listener: RpcServer | GrpcioServer
         if config.listen.transport == "grpcio":
-            from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
-
-            self._listener = GrpcioServer(
+            self._listener = _grpcio_server(source)(
                 methods,
                 max_receive_bytes=max_receive_bytes,
                 max_send_bytes=max_send_bytes,
@@ -194,3 +193,12 @@ def grpc_methods(
         PROCESS: lambda call: ProcessCall(call, new_exchange(call.room), metrics),
         ACCESS_LOG: access_log.serve,
     }
+
+
+def _grpcio_server(source: str) -> type[GrpcioServer]:
+    try:
+        from epp.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415  # no threads of gRPC's unless asked for
+    except ImportError:
+        problem, fix = "needs the package grpcio", "pip install 'gorgo-epp[grpcio]'"
+        raise ConfigError(source, "listen.transport", problem, fix) from None
+    return GrpcioServer

@@ -18,8 +18,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
 
+from epp.pb import health_pb2
 from epp.request.ext_proc import EXT_PROC
 from epp.rpc.handlers import Handler, Unary
 from epp.rpc.http2.status import Status
@@ -154,7 +154,7 @@ def health_service(state: HealthState, *, any_name: bool) -> dict[str, Serve]:
 def _name(call: Call, message: Message) -> str | None:
     """The service that is asked for; None when the message cannot be read, which ends the call."""
     try:
-        return str(health_pb2.HealthCheckRequest.FromString(message).service)
+        return str(health_pb2.HealthCheckRequest.FromString(bytes(message)).service)
     except DecodeError:
         call.finish(Status.INTERNAL, "a message that is none of this method's")
         return None

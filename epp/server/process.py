@@ -1,4 +1,4 @@
-"""What a process has once: clock, decision ids, hash key, signals that end it."""
+"""What a process has once: clock, decision ids, hash key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import re
 import resource
 import secrets
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,10 +127,3 @@ def index_of(settings: Prefix, hasher: BlockHasher) -> WarmIndex:
         coarse_blocks=hasher.coarse_blocks,
         states=StateSlots.of(settings.state_slots, settings.chunk_tokens),
     )
-
-
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """Choose SIGTERM, SIGINT, and a closing terminal's SIGHUP, but where it is ignored (`nohup`)."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return signal.SIGTERM, signal.SIGINT
-    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP

@@ -23,7 +23,7 @@ from epp.errors import ConfigError
 from epp.feeds.lead import is_led
 from epp.rpc.accepting import close_early, located, open_early
 from epp.rpc.connection_balancer import BEATS, WorkerBoard
-from epp.server.process import stop_signals
+from epp.threads import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

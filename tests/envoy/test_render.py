@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from epp.cli import main
+from epp.envoy.bootstrap import bootstrap, tree_of
 from epp.envoy.examples import EDS_PATH, ENDPOINTS, FOLDER, examples
+from epp.envoy.prepared import prepared
 from epp.envoy.process import find_envoy, version_of
 from epp.envoy.render import render
 from epp.envoy.settings import FULL_FEATURED, EnvoySettings, TlsFiles, Variant
@@ -27,6 +30,49 @@ COMMITTED = sorted(str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.yam
 def test_committed_configurations_are_fresh() -> None:
     stale = [name for name, text in examples().items() if (FOLDER / name).read_text() != text]
     assert not stale, "run python -m epp.envoy.examples"
+
+
+@pytest.mark.parametrize(
+    ("ca_file", "insecure"), [("", False), ('/folder/a "certificate".pem', False), ("", True)]
+)
+@pytest.mark.parametrize(
+    "endpoints",
+    [
+        (),
+        (Endpoint("10.0.0.1:8000"),),
+        (Endpoint("engine.example:1", tls=True), Endpoint("10.0.0.1:8000", base_path="/llm")),
+        tuple(Endpoint(f"{host}:1", tls=True) for host in ("10.0.0.1", "[fd00::1]", "engine.example")),
+    ],
+    ids=len,
+)
+def test_what_is_filled_in_is_what_would_be_rendered(
+    endpoints: tuple[Endpoint, ...], ca_file: str, insecure: bool
+) -> None:
+    settings = EnvoySettings(
+        endpoints=endpoints,
+        eds_path="/a folder/eds.json",
+        first_token_host="::1",
+        endpoint_header=True,
+        listener_host="::1",
+        listener_port=9901,
+        admin_port=0,
+        upstream_ca_file=ca_file,
+        upstream_insecure=insecure,
+    )
+    assert prepared(settings) == tree_of(bootstrap(settings))
+
+
+def test_other_settings_are_rendered() -> None:
+    usual = EnvoySettings(endpoints=(), eds_path="e", endpoint_header=True, first_token_host="::1")
+    others: list[dict[str, Any]] = [
+        {"observe": False},
+        {"eds_path": ""},
+        {"first_token_port": 0},
+        {"picker_host": "picker.example"},
+        {"variant": Variant.ORIGINAL_DST},
+    ]
+    assert prepared(usual) is not None
+    assert [prepared(replace(usual, **other)) for other in others] == [None] * len(others)
 
 
 @pytest.mark.envoy

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import signal
 import socket
+import ssl
 import sys
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 
 from epp.cli import main
+from epp.config.address import join_address
 from epp.config.schema import Scrape
 from epp.envoy.child import Child
-from epp.envoy.process import find_envoy
 from epp.errors import EppError
 from epp.ops.doctor.context import Page
 from epp.ops.up.command import Kept, Line, claim_port, own_folder
 from epp.ops.up.engines import Look, look, spec_of
 from epp_lab.sim.http import SimReplica
+from tests.kit.certificates import self_signed
 from tests.kit.envoy import require_envoy
 from tests.kit.ports import free_ports
 from tests.kit.replicas import CHAT, chat_body, quick_config, running_fleet
@@ -34,7 +36,7 @@ from tests.kit.up import Up, running_up
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
 
 async def served(up: Up, *replicas: str) -> None:
@@ -185,34 +187,31 @@ async def test_a_signal_while_it_starts_leaves_no_process(tmp_path: Path) -> Non
         await gone([pid])
 
 
-async def test_the_files_that_it_writes_serve_alike(
+async def test_the_files_that_it_writes_serve_alike_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_envoy()
-    folder, ready = tmp_path / "files", tmp_path / "ready.json"
-    listen, *ports = (f"127.0.0.1:{free_ports()}" for _ in range(4))
+    folder, records = tmp_path / "some files", tmp_path / "records"
     monkeypatch.setenv("KEY", "secret")
+    monkeypatch.chdir(tmp_path)
     async with running_fleet([quick_config("a"), quick_config("b")]) as (a, b):
-        words = ["--listen", listen, "--key-env", "KEY", "--write", str(folder)]
+        words = ["--key-env", "KEY", "--write", folder.name, "--record", records.name]
         async with Child("write", ["up", a.url, b.url, *words], tmp_path) as writing:
             assert await writing.wait() == 0
-        assert main(["envoy", "render", "--config", str(folder / "epp.yaml"), "--listen", listen]) == 0
-        assert capsys.readouterr().out == (folder / "envoy.yaml").read_text()
+        serve, run, render = (
+            shlex.split(line) for line in writing.log().splitlines() if line.startswith("  ")
+        )
+        monkeypatch.chdir("/")
+        before = (folder / "envoy.yaml").read_text()
+        assert main(render[1:]) == 0
+        assert (folder / "envoy.yaml").read_text() == before
         assert (folder / "key").stat().st_mode & 0o777 == 0o600
-        # Other ports than the usual ones, which others of this machine may have.
-        config = folder / "epp.yaml"
-        sections = yaml.safe_load(config.read_text())
-        sections["listen"] = dict(zip(("grpc", "http", "first_token"), ports, strict=True))
-        config.write_text(yaml.safe_dump(sections))
-        rendered = ["--admin-port", str(free_ports()), "--out", str(folder / "envoy.yaml")]
-        assert main(["envoy", "render", "--config", str(config), "--listen", listen, *rendered]) == 0
-        serving = ["serve", "--config", str(config), "--ready-file", str(ready)]
-        async with Child("serve", serving, tmp_path) as picker:
+        ready = tmp_path / "ready.json"
+        async with Child("serve", [*serve[1:], "--ready-file", str(ready)], tmp_path) as picker:
             await picker.until(ready.exists)
-            run = ["-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart"]
-            async with Child("envoy", run, tmp_path, (str(find_envoy()),)):
+            async with Child("envoy", [*run[1:], "--concurrency", "1"], tmp_path, (run[0],)):
                 client = Up("client", [], tmp_path)
-                client.url = f"http://{listen}"
+                client.url = f"http://{render[render.index('--listen') + 1]}"
 
                 async def answers() -> bool:
                     with suppress(aiohttp.ClientError):
@@ -221,8 +220,109 @@ async def test_the_files_that_it_writes_serve_alike(
 
                 await until(answers)
                 await served(client, "a", "b")
+        assert list(records.iterdir())
     assert main(["up", "http://127.0.0.1:1", "--write", str(folder)]) == 2
     assert "has an epp.yaml" in capsys.readouterr().err
+
+
+@asynccontextmanager
+async def fronted(
+    replica: SimReplica, host: str, tls: ssl.SSLContext | None = None, path: str = ""
+) -> AsyncIterator[str]:
+    """Put a server before a replica, which has it below a path; its host and port."""
+
+    async def ask(request: web.Request) -> web.Response:
+        if path and request.host != address:
+            return web.Response(status=421)
+        url, body = replica.url + request.path_qs.removeprefix(path), await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() == "content-type"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(request.method, url, data=body, headers=headers) as answer,
+        ):
+            kept = {
+                name: answer.headers[name]
+                for name in ("content-type", "x-served-by")
+                if name in answer.headers
+            }
+            return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+
+    app = web.Application()
+    app.router.add_route("*", path + "/{rest:.*}", ask)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, host, 0, ssl_context=tls).start()
+    address = join_address(host, runner.addresses[0][1])
+    try:
+        yield address
+    finally:
+        await runner.cleanup()
+
+
+def own_certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """Make a certificate of loopback that nobody else has signed."""
+    cert, key = self_signed(
+        folder / "tls.crt", folder / "tls.key", "engine", alternatives="IP:127.0.0.1,IP:::1,DNS:localhost"
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return context, cert
+
+
+@pytest.mark.parametrize("trust", ["--ca-file", "--insecure"])
+async def test_engines_serve_over_tls_and_ipv6(tmp_path: Path, trust: str) -> None:
+    tls, cert = own_certificate(tmp_path)
+    words = [trust, str(cert)] if trust == "--ca-file" else [trust]
+    for flag in ("listen", "http", "grpc"):
+        words += [f"--{flag}", f"[::1]:{free_ports()}"]
+    async with (
+        running_fleet([quick_config("a"), quick_config("b"), quick_config("c")]) as (a, b, c),
+        fronted(a, "127.0.0.1", tls) as first,
+        fronted(b, "::1", tls) as second,
+        fronted(c, "::1") as third,
+        running_up(tmp_path, f"https://{first}", f"https://{second}/v1", f"http://{third}", *words) as up,
+    ):
+        assert up.url == f"http://{words[words.index('--listen') + 1]}"
+        await served(up, "a", "b", "c")
+        assert f"Fleet and decisions: http://{words[words.index('--http') + 1]}/ui" in up.log()
+
+
+async def test_engines_behind_paths_are_asked_there_and_so_is_a_retry(tmp_path: Path) -> None:
+    async with (
+        running_fleet([quick_config("a"), quick_config("b"), quick_config("c")]) as (a, b, c),
+        AsyncExitStack() as stack,
+        fronted(b, "127.0.0.1", path="/other/place") as second,
+    ):
+        first = await stack.enter_async_context(fronted(a, "127.0.0.1", path="/llm"))
+        engines = f"http://{first}/llm/v1", f"http://{second}/other/place/", c.url
+        async with running_up(tmp_path, *engines) as up:
+            assert f"{first} is vLLM and serves sim-model" in up.log()
+            await served(up, "a", "b", "c")
+            (page,) = re.findall(r"(\S+)/ui\b", up.log())
+            async with aiohttp.ClientSession() as http, http.get(f"{page}/metrics") as answer:
+                events = Page(await answer.text()).by("epp_endpoint_events_total", "event")
+                assert not [event for event in events if event.endswith("-failed")]
+            await stack.aclose()
+            for number in range(6):
+                status, replica = await up.ask(text=f"another question {number}")
+                assert (status, replica in ("b", "c")) == (200, True)
+
+
+async def test_a_certificate_that_does_not_pass_is_named_as_the_cause(tmp_path: Path) -> None:
+    tls, cert = own_certificate(tmp_path)
+    async with (
+        running_fleet([quick_config("a")]) as (a,),
+        fronted(a, "127.0.0.1", tls) as address,
+        aiohttp.ClientSession() as http,
+    ):
+        spec = spec_of(f"https://{address}")
+        seen = await look(http, spec, Scrape())
+        assert seen.spec is None
+        assert seen.words.startswith(
+            "shows a certificate that does not pass, self-signed certificate: --ca-file"
+        )
+        for scrape in (Scrape(ca_file=str(cert)), Scrape(insecure=True)):
+            assert (await look(http, spec, scrape)).words == "is vLLM and serves sim-model"
 
 
 async def looked_at(owner: str, metrics: str, folder: Path, key: str = "") -> Look:
@@ -287,16 +387,18 @@ async def test_an_engine_that_wants_a_key_says_so(tmp_path: Path, key: str, word
 
 
 @pytest.mark.parametrize(
-    ("url", "address", "tls"),
+    ("url", "address", "base_path", "tls"),
     [
-        ("http://127.0.0.1:8000/v1/", "127.0.0.1:8000", False),
-        ("engine.example:8000", "engine.example:8000", False),
-        ("https://[::1]", "[::1]:443", True),
+        ("http://127.0.0.1:8000/v1/", "127.0.0.1:8000", "", False),
+        ("engine.example:8000", "engine.example:8000", "", False),
+        ("https://[::1]", "[::1]:443", "", True),
+        ("http://engine.example/llm/v1", "engine.example:80", "/llm", False),
+        ("http://engine.example/a/b/", "engine.example:80", "/a/b", False),
     ],
 )
-def test_urls_are_read_as_people_write_them(url: str, address: str, tls: bool) -> None:
+def test_urls_are_read_as_people_write_them(url: str, address: str, base_path: str, tls: bool) -> None:
     spec = spec_of(url)
-    assert (spec.address, spec.tls) == (address, tls)
+    assert (spec.address, spec.base_path, spec.tls) == (address, base_path, tls)
 
 
 def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,6 +410,8 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
         cases: Mapping[str, tuple[str, ...]] = {
             f"cannot listen on 127.0.0.1:{port}": ("http://a", "--listen", f"127.0.0.1:{port}"),
             "'ftp://a' is not an engine's address": ("ftp://a",),
+            f"listen on 127.0.0.1:{port}:": ("http://a", "--grpc", f"127.0.0.1:{port}"),
+            "a:80 is given twice": ("http://a/one", "http://a/two"),
             "the variable NO_KEY is not set": ("http://a", "--key-env", "NO_KEY"),
         }
         for problem, words in cases.items():
@@ -316,7 +420,7 @@ def test_what_cannot_be_used_is_told_in_a_line(capsys: pytest.CaptureFixture[str
             assert problem in told
 
 
-def test_the_live_line_counts_requests_by_engine() -> None:
+def test_the_live_line_counts_requests_by_engine_and_says_what_it_waits_for() -> None:
     text = (
         "# TYPE epp_outcomes counter\n"
         'epp_outcomes_total{endpoint="a:1",cause="completed",status="2xx"} 5\n'
@@ -324,5 +428,6 @@ def test_the_live_line_counts_requests_by_engine() -> None:
         "# TYPE epp_requests_in_flight gauge\nepp_requests_in_flight 2\n"
     )
     line: Any = Line()
-    line.of(Page(""), 10.0)
-    assert line.of(Page(text), 12.0) == "8 requests  2 in flight  4.0/s  a:1: 5  b:1: 3"
+    line.of(Page(""), 10.0, ["a:1", "b:1"])
+    told = "8 requests  2 in flight  4.0/s  a:1: 5  b:1: 3  waiting for c:1"
+    assert line.of(Page(text), 12.0, ["c:1"]).plain == told

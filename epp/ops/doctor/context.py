@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
-from epp.records.files import DAMAGED
+from epp.errors import UnreadableError
+from epp.wire import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,8 +90,8 @@ class Answer:
     def json(self) -> Any:
         """Decode the body, to None when it is not JSON."""
         try:
-            return msgspec.json.decode(self.body)
-        except DAMAGED:
+            return read(msgspec.json.Decoder(), self.body)
+        except UnreadableError:
             return None
 
 
@@ -132,6 +132,8 @@ class Page:
     """
 
     def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # 2 MB
+
         series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

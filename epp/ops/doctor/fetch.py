@@ -28,8 +28,6 @@ from epp.feeds.resolve import Resolver
 from epp.ops.doctor.context import Answer, Engine, Kernel, Page
 from epp.ops.doctor.envoy_dump import Envoy, is_dump
 from epp.ops.doctor.network import SYSCTLS, far_regions, is_envoys, parse_route
-from epp.ops.doctor.traffic import measure
-from epp.records.files import read_records, record_files
 from epp.signals.metrics_text import is_exposition, parse_metrics
 
 if TYPE_CHECKING:
@@ -58,6 +56,9 @@ async def fetch_context(context: Context, records: Path | None) -> Context:
         EppError: the folder of records cannot be read.
     """
     if records is not None:
+        from epp.ops.doctor.traffic import measure  # noqa: PLC0415  # with numpy, which `epp up` does without
+        from epp.records.files import read_records  # noqa: PLC0415
+
         lines = (record for file in _newest(records) for record in read_records(file))
         context = replace(context, traffic=measure(lines))
     async with aiohttp.ClientSession() as http:
@@ -74,6 +75,8 @@ async def fetch_context(context: Context, records: Path | None) -> Context:
 
 def _newest(folder: Path) -> list[Path]:
     """List the newest files of records, oldest first: as many as `RECORD_BYTES` allow, and at least one."""
+    from epp.records.files import record_files  # noqa: PLC0415
+
     chosen: list[Path] = []
     size = 0
     for file in reversed(record_files(folder)):
@@ -175,7 +178,7 @@ async def ask_endpoint(
     wanted = target.address if target.relay else ""
     if wanted:
         headers[DESTINATION_HEADER] = wanted
-    url = f"{'https' if target.tls else 'http'}://{target.relay or target.address}{path}"
+    url = f"{'https' if target.tls else 'http'}://{target.relay or target.address}{target.base_path}{path}"
     server_name = target.server_name if target.tls else None
     options = {"json": body, "headers": headers, "ssl": tls or True, "server_hostname": server_name}
     return await _request(http, url, wanted=wanted, **options)

@@ -10,19 +10,21 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import aiohttp
 import msgspec
 import uvloop
 from rich.console import Console
+from rich.text import Text
 
-from epp.config.address import join_address
+from epp.config.address import join_address, reachable, split_address
 from epp.config.load import parse_config
 from epp.config.pool import EndpointSpec, dump_pool
 from epp.envoy.child import Child
@@ -34,21 +36,20 @@ from epp.feeds.poll import with_credentials_of
 from epp.ops.doctor.context import Page
 from epp.ops.picker_http import UP_FOLDER, UP_LOCK, UP_READY
 from epp.ops.up.engines import Engines, look, spec_of
-from epp.server.process import stop_signals
-from epp.threads import Tasks
+from epp.threads import Tasks, stop_signals
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Sequence
 
     from epp.config.schema import Config
     from epp.envoy.settings import EnvoySettings
 
 LOOPBACK = "127.0.0.1"
-LISTEN = f"{LOOPBACK}:8080"
-#: First ports that are tried for the picker's listeners; `epp explain` and its like ask at 9090. One that is
-#: started again listens where the one before did.
-_PICKER_PORTS = {"grpc": 9002, "http": 9090, "first_token": 9003}
+#: First ports that are tried; `epp explain` and its like ask at 9090. What is started again listens where the
+#: one before did.
+_PORTS = {"listen": 8080, "http": 9090, "grpc": 9002, "first_token": 9003}
+_ADMIN_PORT = 9901
 _FIRST_LOOKS_S, _LINE_S = 3.0, 1.0
 #: A process that ends twice within this ends everything.
 _AGAIN_S = 10.0
@@ -58,12 +59,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("engines", nargs="+", metavar="URL", help="an engine with an OpenAI API, e.g. http://127.0.0.1:8000")
-    add(
-        "--listen",
-        metavar="HOST:PORT",
-        help=f"where clients connect (default: {LISTEN}, or the next port that is free)",
-    )
+    for name, what in (
+        ("listen", "where clients connect"),
+        ("http", "where the picker serves its live page and metrics"),
+        ("grpc", "where the picker serves Envoy"),
+    ):
+        then = f"{what} (default: {LOOPBACK}:{_PORTS[name]}, or the next port that is free)"
+        add(f"--{name}", metavar="HOST:PORT", help=then)
     add("--key-env", metavar="NAME", help="environment variable with the key that the engines want")
+    add(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="record decisions and outcomes there, to compare policies on",
+    )
+    add("--ca-file", type=Path, metavar="FILE", help="who signed the engines' certificates, in PEM")
+    add("--insecure", action="store_true", help="take whatever certificates the engines show")
     add(
         "--write",
         type=Path,
@@ -77,15 +88,15 @@ class Wanted(NamedTuple):
 
     Attributes:
         specs: the engines, by address.
-        host: that clients connect to.
-        port: likewise.
+        address: host and port that clients connect to.
         key: of the engines, empty for none.
+        sections: of the picker's configuration.
     """
 
     specs: dict[str, EndpointSpec]
-    host: str
-    port: int
+    address: tuple[str, int]
     key: str
+    sections: dict[str, dict[str, Any]]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,32 +108,48 @@ def run(arguments: argparse.Namespace) -> int:
     """
     folder = arguments.write
     find_envoy()  # now, and not when the rest has started
-    if folder is not None:
-        wanted = _wanted(arguments)
-        if (folder / "epp.yaml").exists():
-            raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        print(uvloop.run(put_down(wanted, folder.absolute())))
-        return 0
     with ExitStack() as claims:
-        wanted, folder = _wanted(arguments), own_folder(claims)
-        port = claim_port(claims, wanted.host, wanted.port, others=not arguments.listen)
-        listen = {
-            name: join_address(LOOPBACK, claim_port(claims, LOOPBACK, first, others=True))
-            for name, first in _PICKER_PORTS.items()
-        }
-        console = Console(highlight=False, soft_wrap=True)
-        uvloop.run(_until_signal(serve(wanted._replace(port=port), listen, folder, console)))
+        wanted = _wanted(arguments, claims)
+        if folder is None:
+            console = Console(highlight=False, soft_wrap=True)
+            uvloop.run(_until_signal(serve(wanted, own_folder(claims), console)))
+        elif (folder / "epp.yaml").exists():
+            raise ConfigError("<arguments>", "--write", f"{folder} has an epp.yaml", "name another folder")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            admin_port = claim_port(claims, LOOPBACK, _ADMIN_PORT, others=True)
+            print(uvloop.run(put_down(wanted, folder.absolute(), admin_port)))
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> Wanted:
-    specs = {spec.address: spec for spec in map(spec_of, arguments.engines)}
-    host, port = listener_address(arguments.listen or LISTEN)
-    name = arguments.key_env
-    if name and not os.environ.get(name):
-        raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
-    return Wanted(specs, host, port, os.environ[name] if name else "")
+def _wanted(arguments: argparse.Namespace, claims: ExitStack) -> Wanted:
+    specs = dict[str, EndpointSpec]()
+    for spec in map(spec_of, arguments.engines):
+        if specs.setdefault(spec.address, spec) != spec:
+            problem = f"{spec.address} is given twice; Envoy knows an engine by host and port alone"
+            raise ConfigError("<arguments>", "URL", problem)
+    name, listen, scrape = arguments.key_env, {}, dict[str, object]()
+    for each, first in _PORTS.items():
+        asked = getattr(arguments, each, None)
+        host, port = listener_address(asked, f"--{each}") if asked else (LOOPBACK, first)
+        listen[each] = join_address(host, claim_port(claims, host, port, others=not asked))
+    address = split_address(listen.pop("listen"))
+    if name:
+        if not os.environ.get(name):
+            raise ConfigError("<arguments>", "--key-env", f"the variable {name} is not set")
+        scrape["bearer_token_file"] = "key"  # noqa: S105  # its name
+    if arguments.ca_file:
+        scrape["ca_file"] = str(arguments.ca_file.absolute())
+    if arguments.insecure:
+        scrape["insecure"] = True
+    sections: dict[str, dict[str, Any]] = {
+        "pool": {"file": "endpoints.yaml"},
+        "listen": listen,
+        "request": {"tell_endpoint": True},
+        **({"scrape": scrape} if scrape else {}),
+        **({"records": {"folder": str(arguments.record.absolute())}} if arguments.record else {}),
+    }
+    return Wanted(specs, address, os.environ.get(name or "", ""), sections)
 
 
 def own_folder(claims: ExitStack) -> Path:
@@ -168,48 +195,46 @@ def claim_port(claims: ExitStack, host: str, port: int, *, others: bool) -> int:
             return claimed
 
 
-def write_config(folder: Path, key: str, listen: Mapping[str, str]) -> Config:
+def write_config(folder: Path, wanted: Wanted) -> Config:
     """Write ``epp.yaml`` beside the endpoints file, and the engines' key, which only its owner may read."""
-    sections: dict[str, object] = {"pool": {"file": "endpoints.yaml"}, "request": {"tell_endpoint": True}}
-    if listen:
-        sections["listen"] = listen
-    if key:
-        sections["scrape"] = {"bearer_token_file": "key"}
+    if wanted.key:
         (folder / "key").touch(mode=0o600)
-        (folder / "key").write_text(key)
-    text = msgspec.yaml.encode(sections)
+        (folder / "key").write_text(wanted.key)
+    text = msgspec.yaml.encode(wanted.sections)
     (folder / "epp.yaml").write_bytes(b"# Written by `epp up`. Keys: docs/configuration.md\n" + text)
     config = parse_config(text, "epp.yaml", os.environ)
     return msgspec.structs.replace(config, scrape=with_credentials_of(config.scrape, folder))
 
 
-async def put_down(wanted: Wanted, folder: Path) -> str:
+async def put_down(wanted: Wanted, folder: Path, admin_port: int) -> str:
     """Write all files into a folder; engines that are not up are in them, for any model. What to do next."""
-    config = write_config(folder, wanted.key, {})
+    picker, config_file, envoy_file = write_config(folder, wanted), folder / "epp.yaml", folder / "envoy.yaml"
     async with aiohttp.ClientSession() as http:
-        looks = await asyncio.gather(*(look(http, spec, config.scrape) for spec in wanted.specs.values()))
+        looks = await asyncio.gather(*(look(http, spec, picker.scrape) for spec in wanted.specs.values()))
     specs = [seen.spec or spec for seen, spec in zip(looks, wanted.specs.values(), strict=True)]
     (folder / "endpoints.yaml").write_bytes(dump_pool(specs))
-    binary, settings = find_envoy(), _settings(config, wanted, folder)
+    binary, settings = find_envoy(), _settings(picker, wanted, folder)
     oldest = min(settings.envoy_version, await version_of(binary))
-    write(folder / "envoy.yaml", render(replace(settings, envoy_version=oldest)))
-    epp, envoy = (shlex.quote(str(folder / name)) for name in ("epp.yaml", "envoy.yaml"))
+    write(envoy_file, render(replace(settings, admin_port=admin_port, envoy_version=oldest)))
     found = [f"{address} {seen.words}" for address, seen in zip(wanted.specs, looks, strict=True)]
-    listen = join_address(wanted.host, wanted.port)
+    paths = Path(sys.executable).with_name("epp"), config_file, binary, envoy_file
+    epp, config, envoy, rendered = (shlex.quote(str(path)) for path in paths)
     return "\n".join(found) + (
         "\nGo on with these, each in a terminal of its own:\n"
-        f"  epp serve --config {epp}\n"
-        f"  {shlex.quote(str(binary))} -c {envoy}\n"
-        f"After a change of epp.yaml:\n  epp envoy render --config {epp} --out {envoy} --listen {listen}"
+        f"  {epp} serve --config {config}\n"
+        f"  {envoy} -c {rendered} --disable-hot-restart\n"
+        f"After a change of epp.yaml:\n"
+        f"  {epp} envoy render --config {config} --out {rendered}"
+        f" --listen {join_address(*wanted.address)} --admin-port {admin_port}"
     )
 
 
 def _settings(config: Config, wanted: Wanted, folder: Path) -> EnvoySettings:
     """Describe the Envoy before a picker; the picker writes its endpoints."""
     return replace(
-        settings_from_config(config, ()),
-        listener_host=wanted.host,
-        listener_port=wanted.port,
+        settings_from_config(config, (spec.endpoint() for spec in wanted.specs.values())),
+        listener_host=wanted.address[0],
+        listener_port=wanted.address[1],
         eds_path=str(folder / config.pool.eds_file),
     )
 
@@ -222,8 +247,8 @@ async def _until_signal(work: Coroutine[None, None, NoReturn]) -> None:
         await task
 
 
-async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console: Console) -> NoReturn:
-    """Run everything, the picker on these addresses, and show what it does, until cancelled.
+async def serve(wanted: Wanted, folder: Path, console: Console) -> NoReturn:
+    """Run everything, and show what it does, until cancelled.
 
     Raises:
         EppError: picker or Envoy did not come up, or ended twice within ten seconds; with the end of its log.
@@ -233,9 +258,10 @@ async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console
         console.print(words, markup=False)
 
     ready = folder / UP_READY
-    config = write_config(folder, wanted.key, listen)
+    config = write_config(folder, wanted)
     engines = Engines(wanted.specs.values(), config.scrape, folder / "endpoints.yaml", say)
     async with AsyncExitStack() as started:
+        status = started.enter_context(console.status(Text(f"Looking at {', '.join(wanted.specs)}")))
         http = await started.enter_async_context(aiohttp.ClientSession())
         tasks = Tasks()
         started.push_async_callback(tasks.stop_all)
@@ -244,26 +270,29 @@ async def serve(wanted: Wanted, listen: Mapping[str, str], folder: Path, console
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOKS_S):
                 await engines.looked.wait()
+        status.update("Waiting for the picker")
         words = ["serve", "--config", str(folder / "epp.yaml"), "--ready-file", str(ready)]
         picker = Child("picker", [*words, "--log-level", "warning"], folder)
         await started.enter_async_context(picker)
         await picker.until(ready.exists)
+        status.update("Waiting for Envoy")
         settings = replace(_settings(config, wanted, folder), admin_port=0)
         envoy = await started.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
-        url, picker_url = envoy.listener_url, f"http://{listen['http']}"
+        host, port = split_address(config.listen.http)
+        url, picker_url = envoy.listener_url, f"http://{join_address(reachable(host), port)}"
         say(f"Ready: {url} takes requests (base URL of OpenAI clients: {url}/v1)")
-        say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
+        if config.listen.serves_ui:
+            say(f"Fleet and decisions: {picker_url}/ui, or in a terminal: epp top --url {picker_url}")
         say(f"Why one went where it went: epp explain --url {picker_url}    Ctrl-C ends everything")
-        with console.status("") as status:
-            line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
-            while True:
-                for process in kept:
-                    await process.check(time.monotonic())
-                if console.is_terminal:
-                    with suppress(aiohttp.ClientError):
-                        async with http.get(f"{picker_url}/metrics") as answer:
-                            status.update(line.of(Page(await answer.text()), time.monotonic()))
-                await asyncio.sleep(_LINE_S)
+        line, kept = Line(), (Kept(picker, say), Kept(envoy, say))
+        while True:
+            for process in kept:
+                await process.check(time.monotonic())
+            if console.is_terminal:
+                with suppress(aiohttp.ClientError):
+                    async with http.get(f"{picker_url}/metrics") as answer:
+                        status.update(line.of(Page(await answer.text()), time.monotonic(), engines.missing))
+            await asyncio.sleep(_LINE_S)
 
 
 class Kept:
@@ -300,8 +329,8 @@ class Line:
     def __init__(self) -> None:
         self._ended, self._at_s = 0.0, 0.0
 
-    def of(self, page: Page, now_s: float) -> str:
-        """Write the line for a metrics page of the picker."""
+    def of(self, page: Page, now_s: float, missing: Sequence[str]) -> Text:
+        """Write the line for a metrics page of the picker and the engines that are not up."""
         by_endpoint = page.by("epp_outcomes_total", "endpoint")
         ended = sum(by_endpoint.values())
         rate_rps = (ended - self._ended) / (now_s - self._at_s) if self._at_s else 0.0
@@ -310,4 +339,5 @@ class Line:
         if refused := page.total("epp_refusals_total"):
             facts.append(f"{refused:,.0f} refused")
         by = (f"{address}: {count:,.0f}" for address, count in by_endpoint.items())
-        return "  ".join([*facts, f"{rate_rps:,.1f}/s", *by])
+        waits = [f"waiting for {', '.join(missing)}"] if missing else []
+        return Text("  ".join([*facts, f"{rate_rps:,.1f}/s", *by, *waits]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -62,7 +63,7 @@ class Look(NamedTuple):
 
 
 def spec_of(url: str) -> EndpointSpec:
-    """Read an engine's URL, such as ``http://host:8000``, with or without ``/v1``.
+    """Read an engine's URL, such as ``http://host:8000`` or ``http://host/llm``, with or without ``/v1``.
 
     Raises:
         ConfigError: it is none.
@@ -73,9 +74,10 @@ def spec_of(url: str) -> EndpointSpec:
         address = normalise_address(netloc if parts.port else f"{netloc}:{_SCHEMES.get(scheme, 0)}")
     except ValueError as error:
         raise ConfigError("<arguments>", "URL", problem, fix) from error
-    if scheme not in _SCHEMES or path.rstrip("/") not in ("", "/v1"):
+    if scheme not in _SCHEMES:
         raise ConfigError("<arguments>", "URL", problem, fix)
-    return EndpointSpec(address=address, tls=scheme == "https")
+    base_path = path.rstrip("/").removesuffix("/v1")
+    return EndpointSpec(address=address, base_path=base_path, tls=scheme == "https")
 
 
 async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) -> Look:
@@ -91,6 +93,9 @@ async def look(http: aiohttp.ClientSession, spec: EndpointSpec, scrape: Scrape) 
     key = "another key" if scrape.bearer_token_file else "a key"
     if answer.status in _REFUSED:
         return Look(None, f"wants {key}: --key-env NAME, an environment variable that holds it")
+    if found := re.search(r"certificate verify failed: ([^(]*) \(", answer.problem):
+        fix = "--ca-file FILE names who signed it, --insecure takes any"
+        return Look(None, f"shows a certificate that does not pass, {found[1]}: {fix}")
     listed = parse_models(answer.body) if answer.status == 200 else {}
     if not listed:
         problem = "lists no models" if answer.status == 200 else answer.problem
@@ -130,6 +135,11 @@ class Engines:
         self.up: dict[str, EndpointSpec] = {}
         self.looked = asyncio.Event()
         self._write()
+
+    @property
+    def missing(self) -> list[str]:
+        """Addresses of engines that have not answered yet."""
+        return [address for address in self._words if address not in self.up]
 
     async def follow(self, http: aiohttp.ClientSession, spec: EndpointSpec) -> None:
         """Look at an engine for ever. One that is gone stays in the file: the picker ejects it meanwhile."""

@@ -34,7 +34,7 @@ from epp.errors import EppError
 from epp.feeds.files import read_file, replace_file
 from epp.feeds.lead import LeadFile, is_led, read_lead
 from epp.records.weight_files import ago
-from epp.server.process import stop_signals
+from epp.threads import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
