@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
+from rich.text import Text
 
 from epp.errors import EppError
 from epp.policies.lodestar import Lodestar
@@ -18,7 +19,7 @@ from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
 from epp_lab.compare.plan import Cell, Source, add_window_arguments, counts, listed, number_from
-from epp_lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
+from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
     Outcome,
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "results.json").write_bytes(encode(document))
     (arguments.out / "report.html").write_text(report_page(document), encoding="utf-8")
-    console.print(*tables(document), sep="\n")
+    console.print(*tables(document), *map(Text, headline(document)), sep="\n")
     console.print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html", markup=False)
     for line in failed:
         print(f"epp: {line}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,14 @@ from epp.records.weight_files import WeightsPaths
 from epp_lab.compare.compare import compare, comparison_table, sentence
 from epp_lab.compare.load import RequestResult, run_load
 from epp_lab.compare.measure import figures, from_live
-from epp_lab.compare.report import latency_figure
+from epp_lab.compare.report import panels
 from epp_lab.compare.stats import Statistic, percentile
 from epp_lab.compare.trace import TraceRequest
 from epp_lab.demo.example import exit_status, output
 from epp_lab.demo.stack import REGIONS, Sidecar, Stack
 from epp_lab.origin import origin
 from epp_lab.page import html, page
+from epp_lab.plot import figure
 from epp_lab.tuner.status import evidence
 from epp_lab.tuner.tuner import read_state
 from epp_lab.workloads.art_chat import DEMO, generate
@@ -140,13 +141,13 @@ def demo_page(runs: Mapping[str, Figures], parts: Sequence[RenderableType], out:
         parts: what was printed.
         out: the demo's folder.
     """
-    curves = {policy: (found.ttft_curve_ms, found.e2e_curve_ms) for policy, found in runs.items()}
     # Among long prompts there is something to choose: what is cached where.
     records = join(read_records(out / "records"))
     asked = [(dict(each.decision), dict(each.outcome)) for each in records if each.outcome is not None]
     longest = max(asked, key=lambda both: int(both[0]["request"]["prompt_tokens"]), default=None)
     why = ("Why the longest prompt went where it went:", *(explain(*longest) if longest else ()))
-    chart = latency_figure("The same load under each policy, on fresh fleets", curves)
+    charts = panels({policy: asdict(found) for policy, found in runs.items()}, [])
+    chart = figure("The same load under each policy, on fresh fleets", charts)
     title = "One load, three regions, several policies"
     return page(title, origin(), chart, *map(html, (*parts, *why)))
 
