@@ -55,12 +55,14 @@ def demo_trace(path: Path) -> str:
 
 class TestSimulated:
     def test_results_are_the_same_bytes_however_many_workers(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
         common = (*SMALL, "--policy", "gorgo,random,greedy-oracle-total", "--seeds", "8")
         for name, workers in (("a", "1"), ("b", "2")):
             assert run(*common, "--workers", workers, "--out", str(tmp_path / name)) == 0
+            first = re.findall(r"demo, seed 1: (\S+): TTFT p95 [\d,]+ ms", capsys.readouterr().err)
+            assert sorted(first) == ["gorgo", "greedy-oracle-total", "random"]
         for name in ("results.json", "report.html"):
             assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         found = results(tmp_path / "a")
