@@ -73,12 +73,15 @@ def report_page(document: Values) -> str:
     return page(title, document["made"], *parts, verdict=headline(document))
 
 
-def panels(runs: Mapping[str, Values], replicas: Sequence[str]) -> list[Panel]:
+def panels(
+    runs: Mapping[str, Values], replicas: Sequence[str], moments: Mapping[float, str] | None = None
+) -> list[Panel]:
     """Chart runs: how latencies are spread, how they go over time, and who had how much of the load.
 
     Args:
         runs: fields of `epp_lab.compare.measure.Figures` by policy.
         replicas: names of the replicas; they are numbered when empty.
+        moments: what begins at which second, instead of seconds.
     """
     found = []
     for name, metric in (("TTFT", "ttft"), ("E2E", "e2e")):
@@ -92,7 +95,10 @@ def panels(runs: Mapping[str, Values], replicas: Sequence[str]) -> list[Panel]:
             policy: [(at * run["bin_s"], ms) for at, ms in enumerate(run[f"{metric}_over_time_ms"])]
             for policy, run in runs.items()
         }
-        found.append(Panel(f"{name} p95 over time, first seed", "s", "ms", times))
+        seconds = {at_s: f"{at_s:.0f} s" for at_s, _ in next(iter(times.values()))}
+        labels = {**seconds, **moments} if moments else {}
+        said = "phase" if moments else "s, first seed"
+        found.append(Panel(f"{name} p95 over time", said, "ms", times, labels, [*(moments or ())]))
     for name, column in (("Requests", "share"), ("Busy time", "busy_share")):
         bars = {
             policy: [(at, 100.0 * share) for at, share in enumerate(run[column])]
