@@ -1,4 +1,4 @@
-"""`epp demo`: what is refused before anything runs."""
+"""`epp demo`: what is refused before anything runs, and what the verdict says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_verdict_counts_failures_and_says_no_more_than_intervals_allow() -> 
     }
     first, _, p95, _ = verdict(phases)
     assert first == "ours beside plain: 1 requests failed instead of 4."
-    assert p95 == "TTFT p95 is lower in 1 (bursts), level in 1 (even), unknown in 1 (failing) of 3 phases."
+    assert p95 == "Of 3 phases, TTFT p95 is lower in 1 (bursts), level in 1 (even), unknown in 1 (failing)."
 
 
 def test_a_demo_in_which_every_request_failed_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

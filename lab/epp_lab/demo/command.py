@@ -181,7 +181,7 @@ def verdict(phases: Phases) -> list[str]:
         for phase, served in phases.items():
             groups[standing(compared_ttft(served, statistic))].append(phase.name)
         counted = (f"{word} in {len(group)} ({', '.join(group)})" for word, group in groups.items() if group)
-        said.append(f"TTFT {statistic.label} is {', '.join(counted)} of {len(phases)} phases.")
+        said.append(f"Of {len(phases)} phases, TTFT {statistic.label} is {', '.join(counted)}.")
     lost = [sum(failures(served[name]) for served in phases.values()) for name in (ours, theirs)]
     return [
         f"{ours} beside {theirs}: {lost[0]} requests failed instead of {lost[1]}.",
