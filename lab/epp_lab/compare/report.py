@@ -202,9 +202,10 @@ def headline(document: Values) -> list[str]:
         parts = [f"{standing} on {count}" for standing, count in ordered]
         parts[0] += f" of {len(loads)} loads"
         if len(loads) == 1:
-            parts = [f"{_standing(comparisons[0], candidate)} on {loads[0]}"]
+            parts = [f"{ordered[0][0]} on {loads[0]}"]
+        named = [f"{load} " for load in loads] if len(loads) > 1 else [""]
         rivals = (_lowest_rival(comparison, candidate)[1] for comparison in comparisons)
-        against = [f"{load} {_against(rival)}" for load, rival in zip(loads, rivals, strict=True) if rival]
+        against = [f"{load}{_against(rival)}" for load, rival in zip(named, rivals, strict=True) if rival]
         intervals = f" Against the lowest of the others: {'; '.join(against)}." if against else ""
         said.append(f"{comparisons[0]['label']}: {candidate} is {', '.join(parts)}.{intervals}")
     return said
