@@ -23,7 +23,7 @@
     return {
       width: place.clientWidth,
       height: 240,
-      padding: [12, 16, 0, 0],
+      padding: [12, 28, 0, 0],
       scales: {
         x: { time: false, distr: chart.log_x ? 3 : 1, ...(chart.drawn === "bars" && { range: (_, low, high) => [Math.round(low) - 0.5, Math.round(high) + 0.5] }) },
         y: { range: (_, low, high) => [below(low), high > below(low) ? high + 0.05 * (high - below(low)) : 1] },

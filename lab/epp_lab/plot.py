@@ -57,6 +57,7 @@ def _chart(panel: Panel, names: Sequence[str]) -> str:
         known = sorted((x + shift, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
         columns = [[float(f"{point[axis]:.{_DIGITS}g}") for point in known] for axis in (0, 1)]
         series.append({"name": name, "color": names.index(name) % COLORS, "points": columns})
-    data = msgspec.to_builtins(panel) | {"series": series, "labels": list(panel.labels.items())}
+    told = {name: getattr(panel, name) for name in ("x", "y", "ticks", "log_x", "drawn")}
+    data = told | {"series": series, "labels": list(panel.labels.items())}
     text = escape(msgspec.json.encode(data).decode())
     return f'<section><h3>{escape(panel.title)}</h3><div class="chart" data-chart="{text}"></div></section>'
