@@ -53,7 +53,7 @@ def _chart(panel: Panel, names: Sequence[str]) -> str:
     series = []
     for number, (name, points) in enumerate(panel.series.items()):
         # Bars of one place stand side by side.
-        shift = (number + 0.5) / (len(panel.series) + 1) - 0.5 if panel.drawn == "bars" else 0.0
+        shift = (number + 1) / (len(panel.series) + 1) - 0.5 if panel.drawn == "bars" else 0.0
         known = sorted((x + shift, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
         columns = [[float(f"{point[axis]:.{_DIGITS}g}") for point in known] for axis in (0, 1)]
         series.append({"name": name, "color": names.index(name) % COLORS, "points": columns})

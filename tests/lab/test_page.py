@@ -38,6 +38,7 @@ def test_bars_of_one_place_stand_side_by_side() -> None:
     (chart,) = drawn(figure("", [Panel("", "x", "y", {"a": [(0, 1)], "b": [(0, 2)]}, drawn="bars")]))
     (left,), (right,) = (series["points"][0] for series in chart["series"])
     assert -0.5 < left < right < 0.5
+    assert left == -right
 
 
 async def test_a_page_draws_its_charts_offline_and_says_values_under_the_pointer(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ PLAIN_WIDTH = 180
 _PERCENTILES = {-math.log10(1.0 - q / 100.0): f"p{q:g}" for q in CURVE_POINTS if q < 100.0}
 _PLACES = tuple(_PERCENTILES)
 _TICKS = [place for place, text in _PERCENTILES.items() if text in ("p0", "p50", "p90", "p95", "p99")]
-#: Replicas that are named below a chart; the others are by a pointer.
-_NAMED = 6
+#: Room for names of replicas below a chart; the others show under the pointer.
+_NAMES_CHARACTERS = 36
 _LOWEST = "the lowest"
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
@@ -106,7 +106,7 @@ def panels(
         }
         count = max(map(len, bars.values()))
         names: dict[float, str] = dict(enumerate(replicas or map(str, range(1, count + 1))))
-        ticks = [*names][:: 1 + count // _NAMED]
+        ticks = [*names][:: 1 + sum(map(len, names.values())) // _NAMES_CHARACTERS]
         if count:
             found.append(Panel(f"{name} by replica", "replica", "%", bars, names, ticks, drawn="bars"))
     return found

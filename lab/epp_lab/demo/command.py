@@ -186,7 +186,7 @@ def verdict(phases: Phases) -> list[str]:
     return [
         f"{ours} beside {theirs}: {lost[0]} requests failed instead of {lost[1]}.",
         *said,
-        "Intervals are 95 %, by burst and by time, within this one load; level: they show no difference.",
+        "Intervals are 95 %, by burst and by time, within this one run; level: they show no difference.",
     ]
 
 
