@@ -1,7 +1,7 @@
 """The commands that this package adds to `epp`: words, the module that runs each, a line of help."""
 
 COMMANDS = {
-    "demo": ("epp_lab.demo.command", "a real Envoy, the picker and three simulated regions, end to end"),
+    "demo": ("epp_lab.demo.command", "faulty replicas behind Envoy with the picker and without: the verdict"),
     "bench": ("epp_lab.bench.command", "what requests cost here, goals beside measurements"),
     "capability measure": ("epp_lab.capability.measure", "ask engines lookups, check their answers"),
     "capability fit": (
