@@ -147,7 +147,7 @@ lint: setup ## ruff, import-linter and mypy
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-demo: setup ## a real Envoy, the picker and three simulated regions, end to end
+demo: setup ## faulty replicas behind Envoy with the picker and behind a plain one, and the verdict (2 minutes)
 	$(BIN)/epp demo
 
 demo-regions: setup ## three regions that hand each other requests, over links of up to 211 ms (root; 8 minutes)

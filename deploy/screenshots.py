@@ -1,10 +1,12 @@
 """Take the pictures of pages in README and docs: ``make screenshots`` (wants Debian's ``chromium``).
 
-`PAGES` is the table: another page is a row with what brings it up.
+`PAGES` is the table: another page is a row with what brings it up. With ``--sizes FOLDER`` each page is taken
+there at three widths, light and dark, to be looked at.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -56,26 +58,39 @@ def demo(folder: Path) -> Iterator[str]:
     yield (folder / "demo-out" / "report.html").as_uri()
 
 
-PAGES = {"report": Page(compared, 1240, 1160), "demo": Page(demo, 1240, 1520)}
+PAGES = {"report": Page(compared, 1280, 1420), "demo": Page(demo, 1280, 1560)}
+#: Width and height, in px; and what Chromium calls the schemes.
+SIZES = ((400, 3600), (1280, 1900), (2200, 1900))
+SCHEMES = {"dark": 0, "light": 1}
 
 
-def take(name: str) -> None:
+def take(address: str, file: Path, width: int, height: int, *flags: str) -> None:
     """Take a page's picture."""
-    page = PAGES[name]
     # Chromium has no sandbox for root.
-    flags = (*_QUIET, *(("--no-sandbox",) if os.getuid() == 0 else ()))
-    with tempfile.TemporaryDirectory() as scratch, page.serve(Path(scratch)) as address:
-        shot = (f"--screenshot={IMAGES / name}.png", f"--window-size={page.width},{page.height}")
-        command = ("chromium", *flags, f"--user-data-dir={scratch}/profile", *shot, address)
+    root = ("--no-sandbox",) if os.getuid() == 0 else ()
+    with tempfile.TemporaryDirectory() as profile:
+        shot = (f"--user-data-dir={profile}", f"--screenshot={file}", f"--window-size={width},{height}")
+        command = ("chromium", *_QUIET, *root, *flags, *shot, address)
         subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: S603
+    print(file)
 
 
 def main() -> None:
     """Take the pictures that are named, or all."""
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or PAGES:
-        take(name)
-        print(f"docs/images/{name}.png")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", choices=PAGES, default=[*PAGES], metavar="PAGE", help=", ".join(PAGES)
+    )
+    parser.add_argument("--sizes", type=Path, metavar="FOLDER", help="into it, at all sizes, light and dark")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        page = PAGES[name]
+        with tempfile.TemporaryDirectory() as scratch, page.serve(Path(scratch)) as address:
+            take(address, IMAGES / f"{name}.png", page.width, page.height)
+            for width, height in SIZES if arguments.sizes else ():
+                for scheme, number in SCHEMES.items():
+                    file = arguments.sizes / f"{name}-{width}-{scheme}.png"
+                    take(address, file, width, height, f"--blink-settings=preferredColorScheme={number}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 COMMANDS = {
     "demo": (
         "epp_lab.demo.command",
-        "a real Envoy, the picker and three simulated regions, end to end",
+        "faulty replicas behind Envoy with the picker and without: the verdict",
         """\
 epp demo
 epp demo --policy llm-d --against least-request --seed 7 --out demo-llm-d""",

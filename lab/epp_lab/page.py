@@ -1,61 +1,64 @@
-"""Reports as HTML pages of their own: no script, nothing fetched; values of charts show under the pointer."""
+"""Reports as HTML pages of their own: nothing is fetched; values of charts show under the pointer."""
 
 from __future__ import annotations
 
 from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
 
-_STYLE = """
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1.5em 0; font-variant-numeric: tabular-nums }
-caption { text-align: left; font-weight: 600; padding-bottom: .4em }
-th, td { padding: .25em .7em; text-align: right; border-bottom: 1px solid #8884; white-space: pre }
-th:first-child, td:first-child { text-align: left }
-tr:hover { background: #8882 }
-tr.marked { font-weight: 600 }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; padding: 6px }
-footer, code { color: #888; font-size: 13px }
-"""
 
-
-def page(title: str, made: Mapping[str, str], *parts: str) -> str:
-    """Write a page.
+def page(title: str, made: Mapping[str, str], *parts: str, verdict: Iterable[str] = ()) -> str:
+    """Write a page, in the live page's colors.
 
     Args:
         title: its heading.
         made: where it comes from, as `epp_lab.origin` says it.
         parts: HTML, such as that of `html` and of charts.
+        verdict: what it comes to, in sentences.
     """
+    here = files("epp_lab")
+    vendored = here / "vendor" / "uplot"
+    colors, _, _ = (files("epp") / "console" / "ui.css").read_text().partition("}")
+    style = f"{(vendored / 'uPlot.min.css').read_text()}\n{colors}}}\n{(here / 'page.css').read_text()}"
+    script = (
+        f"/*\n{(vendored / 'LICENSE').read_text()}*/\n{(vendored / 'uPlot.iife.min.js').read_text()}\n"
+        f"{(here / 'charts.js').read_text()}"
+    )
     said = f"epp {made['version']}, commit {made['commit']}, {made['date']}"
+    head = "".join(f"<p>{escape(sentence)}</p>" for sentence in verdict)
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n"
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style>\n"
+        f"<header><h1>{escape(title)}</h1></header>\n<main>\n"
+        + (f'<div class="verdict">{head}</div>\n' if head else "")
         + "\n".join(parts)
-        + f"\n<footer>{escape(said)}<br><code>{escape(made['command'])}</code></footer></html>\n"
+        + f"\n</main>\n<footer>{escape(said)}<br><code>{escape(made['command'])}</code></footer>"
+        + f"\n<script>{script}</script></html>\n"
     )
 
 
 def html(part: RenderableType) -> str:
     """Return what is printed on a terminal as HTML: a table as one, text as a paragraph."""
     if not isinstance(part, Table):
-        return f'<p style="white-space: pre-line">{_text(part)}</p>'
+        return f"<p>{_text(part)}</p>"
     rows = zip(*(column.cells for column in part.columns), strict=True)
     lines = []
     for row, cells in zip(part.rows, rows, strict=True):
         mark = " class=marked" if row.style in ("bold", "green") else ""
         lines.append(f"<tr{mark}>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
     head = "".join(f"<th>{_text(column.header)}</th>" for column in part.columns)
-    caption = f"<caption>{_text(part.title)}</caption>" if part.title else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    caption = f"<h3>{_text(part.title)}</h3>" if part.title else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<section class="wide">{caption}{table}</section>'
 
 
 def _text(cell: RenderableType) -> str:

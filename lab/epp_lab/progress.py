@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -12,6 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Protocol
+
+    class Step(Protocol):
+        """Called with what is going on, how much of it is done, how much there is, and what to say of it."""
+
+        def __call__(self, title: str, done: int, total: int, said: str = "", /) -> None:
+            """Show it."""
+
 
 _LINE_EVERY_S = 30.0
 #: Steps within so long tell how long the others take; one may take minutes.
@@ -19,19 +28,23 @@ _LONGEST_S = 7200.0
 
 
 @contextlib.contextmanager
-def progress(
-    stream: TextIO, *, time_s: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on a terminal, and on anything else a line every 30 seconds."""
+def progress(stream: TextIO, *, time_s: Callable[[], float] = time.monotonic) -> Iterator[Step]:
+    """Show a progress bar on a terminal, and on anything else a line every 30 seconds, with the time left."""
     console = Console(file=stream)
     if not console.is_terminal:
         last_s = time_s()
+        begun_s: dict[str, float] = {}
 
-        def line(title: str, done: int, total: int) -> None:
+        def line(title: str, done: int, total: int, said: str = "", /) -> None:
             nonlocal last_s
-            if time_s() - last_s >= _LINE_EVERY_S:
-                last_s = time_s()
-                print(f"{title}: {done} of {total} done", file=stream, flush=True)
+            now_s = time_s()
+            spent_s = now_s - begun_s.setdefault(title, now_s)
+            if said:
+                print(said, file=stream, flush=True)
+            if now_s - last_s >= _LINE_EVERY_S and done:
+                last_s = now_s
+                left = f"about {math.ceil(spent_s * (total - done) / done / 60)} min left"
+                print(f"{title}: {done} of {total} done, {left}", file=stream, flush=True)
 
         yield line
         return
@@ -47,7 +60,9 @@ def progress(
     ) as bar:
         tasks = {}
 
-        def step(title: str, done: int, total: int) -> None:
+        def step(title: str, done: int, total: int, said: str = "", /) -> None:
+            if said:
+                bar.console.print(said, highlight=False, markup=False)
             if title not in tasks:
                 tasks[title] = bar.add_task(title, total=total)
             bar.update(tasks[title], completed=done)

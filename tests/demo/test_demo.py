@@ -1,10 +1,13 @@
-"""`epp demo`: what is refused before anything runs."""
+"""`epp demo`: what is refused before anything runs, and what the verdict says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from epp.cli import main
+from epp_lab.compare.load import RequestResult
+from epp_lab.demo import load
+from epp_lab.demo.command import verdict
 from epp_lab.demo.example import exit_status, output
 
 if TYPE_CHECKING:
@@ -16,9 +19,37 @@ if TYPE_CHECKING:
 def test_a_policy_that_there_is_not_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", "--out", str(tmp_path / "out"), "--against", "random,least"]) == 2
+    assert main(["demo", "--out", str(tmp_path / "out"), "--policy", "least"]) == 2
     assert "unknown policy 'least'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def served(count: int, ttft_ms: float, failed: int = 0) -> list[RequestResult]:
+    return [
+        RequestResult(
+            index=index,
+            session=f"s{index // 2}",
+            intended_ms=0.0,
+            slip_ms=0.0,
+            ttft_ms=ttft_ms + index,
+            e2e_ms=1.0,
+            itl_ms=None,
+            status=200,
+            error="broken" if index < failed else "",
+        )
+        for index in range(count)
+    ]
+
+
+def test_the_verdict_counts_failures_and_says_no_more_than_intervals_allow() -> None:
+    phases = {
+        load.EVEN: {"ours": served(40, 100.0), "plain": served(40, 100.0)},
+        load.BURSTS: {"ours": served(40, 100.0), "plain": served(40, 300.0)},
+        load.FAILED: {"ours": served(10, 100.0, failed=1), "plain": served(10, 100.0, failed=4)},
+    }
+    first, _, p95, _ = verdict(phases)
+    assert first == "ours beside plain: 1 requests failed instead of 4."
+    assert p95 == "Of 3 phases, TTFT p95 is lower in 1 (bursts), level in 1 (even), unknown in 1 (failing)."
 
 
 def test_a_demo_in_which_every_request_failed_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
+from epp.records.files import read_records
+from epp.records.schema import join
 from epp_lab.compare.load import LoadOptions, RequestResult, run_load
-from epp_lab.demo.command import both, fleet, pair
+from epp_lab.demo.command import fleet
 from epp_lab.demo.stack import LAST_REPORTS_S, MODEL
 from epp_lab.workloads.art_chat import DEMO, generate
 
 if TYPE_CHECKING:
-    from epp_lab.demo.command import Pair
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    Pair = tuple[RequestResult, Mapping[str, Any]]
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,6 +29,22 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 NEAR_MS = 30.0
 #: The client's span of a request holds Envoy's; the two clocks are read at different instants.
 CLOCKS_MS = 3.0
+
+
+def pair(folder: Path, results: Sequence[RequestResult]) -> list[Pair]:
+    """Pair results that ended well with the outcome on record, by decision id."""
+    outcomes = {request.decision["id"]: request.outcome for request in join(read_records(folder))}
+    pairs = ((seen, outcomes.get(seen.decision_id)) for seen in results if seen.ok)
+    return [(seen, outcome) for seen, outcome in pairs if outcome is not None]
+
+
+def both(pairs: Sequence[Pair], fact: str) -> list[tuple[float, float]]:
+    """List the client's and the record's values of a latency, where the client has one.
+
+    The client counts from the moment at which it should have sent; what it was late with no picker can know.
+    """
+    values = [(getattr(seen, fact), seen.slip_ms, outcome[fact]) for seen, outcome in pairs]
+    return [(client - slip_ms, record) for client, slip_ms, record in values if client is not None]
 
 
 @dataclass(frozen=True)

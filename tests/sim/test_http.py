@@ -218,6 +218,18 @@ async def test_death_resets_streams_and_a_new_life_is_cold_on_the_same_port(
 # Text
 
 
+async def test_a_replica_that_fails_does_so_inside_a_200_until_it_is_healed(
+    replica: SimReplica, http: aiohttp.ClientSession
+) -> None:
+    async with http.post(f"{replica.url}/fault?failing=1"):
+        pass
+    async with http.post(replica.url + CHAT, json=chat_body("hi", stream=True)) as response:
+        assert (response.status, "The engine is broken." in await response.text()) == (200, True)
+    async with http.post(f"{replica.url}/fault?failing=0"):
+        pass
+    assert await stream(http, replica, chat_body("hi", stream=True))
+
+
 def read(body: object) -> api.SimRequest:
     return api.parse(PARSERS[0], json.dumps(body).encode())
 

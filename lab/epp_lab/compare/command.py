@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
+from rich.text import Text
 
 from epp.errors import EppError
 from epp.policies.lodestar import Lodestar
@@ -18,7 +19,7 @@ from epp_lab.compare.gateways import drive_gateways, parse_gateways
 from epp_lab.compare.hillclimb import HILLCLIMB
 from epp_lab.compare.load import add_api_key, api_key_headers
 from epp_lab.compare.plan import PlanCell, Source, add_window_arguments, counts, listed, number_from
-from epp_lab.compare.report import PLAIN_WIDTH, conclusion, lesson_sentence, report_page, tables
+from epp_lab.compare.report import PLAIN_WIDTH, conclusion, headline, lesson_sentence, report_page, tables
 from epp_lab.compare.results import SCHEMA, compare_policies, encode, load_entry, policy_entry
 from epp_lab.compare.simulate import (
     Outcome,
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
+    from epp_lab.progress import Step
     from epp_lab.sim.scenario import FleetSpec
-
-    #: Called with what is going on, how much of it is done, and how much there is.
-    Step = Callable[[str, int, int], None]
 
 FIRST_SEED, DEFAULT_SEEDS = 1, 20
 #: Where a policy that learns is judged, whose runs are long: as many as carry an interval.
@@ -132,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "results.json").write_bytes(encode(document))
     (arguments.out / "report.html").write_text(report_page(document), encoding="utf-8")
-    console.print(*tables(document), sep="\n")
+    console.print(*tables(document), *map(Text, headline(document)), sep="\n")
     console.print(f"\nWritten: {arguments.out}/results.json, {arguments.out}/report.html", markup=False)
     for line in failed:
         print(f"epp: {line}", file=sys.stderr)
@@ -235,18 +234,25 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
             ]
             for found in tuned
         ]
+        # The first seed of all comes first, so that there soon is something to see.
         tasks = [
             (cell, fleet, policy, seed)
+            for seed in seeds
             for cell, choices in zip(cells, chosen, strict=True)
             for policy in choices
-            for seed in seeds
         ]
         title = f"{len(policies)} policies x {count} seeds x {len(cells)} loads"
-        outcomes = iter(_run_all(run_task, tasks, title, arguments.workers, step))
+        results = _run_all(run_task, tasks, title, arguments.workers, step, say=_first_figures)
+    outcomes = {
+        (cell.name, policy.label, seed): result
+        for (cell, _, policy, seed), result in zip(tasks, results, strict=True)
+    }
     judged = next(policy.label for policy in chosen[0] if policy.name == candidate)
     entries = []
     for cell, choices, found in zip(cells, chosen, tuned, strict=True):
-        runs = {policy.label: [next(outcomes) for _ in seeds] for policy in choices}
+        runs = {
+            policy.label: [outcomes[cell.name, policy.label, seed] for seed in seeds] for policy in choices
+        }
         weights = {policy.label: policy.weights for policy in choices}
         tuning = [asdict(one) for one in found.values()]
         entries.append(
@@ -256,15 +262,28 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_all(
-    work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], title: str, workers: int, step: Step
+    work: Callable[..., Any],
+    tasks: Sequence[tuple[Any, ...]],
+    title: str,
+    workers: int,
+    step: Step,
+    *,
+    say: Callable[..., str] = lambda *_: "",
 ) -> list[Any]:
-    """Return results in the order of the tasks."""
+    """Return results in the order of the tasks; ``say`` is given each result and its task."""
     step(title, 0, len(tasks))
     found: dict[int, Any] = {}
     for at, result in completed(work, tasks, workers=workers):
         found[at] = result
-        step(title, len(found), len(tasks))
+        step(title, len(found), len(tasks), say(result, *tasks[at]))
     return [found[at] for at in range(len(tasks))]
+
+
+def _first_figures(result: Outcome, cell: PlanCell, _: FleetSpec, policy: PolicyChoice, seed: int) -> str:
+    if seed != FIRST_SEED:
+        return ""
+    ttft_ms, e2e_ms = result.figures.ttft_ms.p95, result.figures.e2e_ms.p95
+    return f"{cell.name}, seed {seed}: {policy.label}: TTFT p95 {ttft_ms:,.0f} ms, E2E p95 {e2e_ms:,.0f} ms"
 
 
 def _tuned(

@@ -17,14 +17,19 @@ from epp.errors import EppError
 from epp_lab.compare.load import LoadOptions, run_load
 from epp_lab.compare.measure import from_live
 from epp_lab.compare.simulate import outcome_of
+from epp_lab.compare.stats import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from epp_lab.compare.load import RequestResult
     from epp_lab.compare.plan import PlanCell
     from epp_lab.compare.simulate import Outcome
+    from epp_lab.progress import Step
 
 _DEFAULT_IN_FLIGHT = 1024
+#: After so many answers their TTFT is told, and then whenever they are twice as many.
+_FIRST_SAID = 16
 #: A gateway that has not answered by then is not there.
 _CHECK_S = 10.0
 
@@ -36,7 +41,7 @@ def drive_gateways(
     *,
     model: str,
     headers: Mapping[str, str],
-    step: Callable[[str, int, int], None],
+    step: Step,
 ) -> tuple[dict[str, list[Outcome]], list[str]]:
     """Drive each gateway with each load.
 
@@ -46,7 +51,7 @@ def drive_gateways(
         seed: of the loads.
         model: name sent.
         headers: sent along.
-        step: called with a gateway's name, requests answered, and all requests of the load.
+        step: called with a gateway's name, requests answered, all requests of the load, and its TTFT so far.
 
     Returns:
         Outcomes by gateway, one a cell, and a sentence for each gateway that is left out because it answered
@@ -122,14 +127,21 @@ async def _check_there(gateways: Mapping[str, str], headers: Mapping[str, str]) 
                 raise EppError(f"{name} does not answer, and nothing was sent to any: {problem}") from error
 
 
-def _drive(
-    cell: PlanCell, seed: int, options: LoadOptions, name: str, step: Callable[[str, int, int], None]
-) -> Outcome:
+def _drive(cell: PlanCell, seed: int, options: LoadOptions, name: str, step: Step) -> Outcome:
     requests = cell.source.requests(seed)
     title, done = f"{name}, {cell.name}", count(1)
-    results = asyncio.run(
-        run_load(requests, options, on_result=lambda _: step(title, next(done), len(requests)))
-    )
+    ttfts_ms: list[float] = []
+
+    def answered(result: RequestResult) -> None:
+        said = ""
+        if result.ttft_ms is not None:
+            ttfts_ms.append(result.ttft_ms)
+            answers = len(ttfts_ms)
+            if answers >= _FIRST_SAID and answers.bit_count() == 1:
+                said = f"{title}: TTFT p95 of {answers} answers: {percentile(ttfts_ms, 95):,.0f} ms"
+        step(title, next(done), len(requests), said)
+
+    results = asyncio.run(run_load(requests, options, on_result=answered))
     if not any(result.ok for result in results):
         raise EppError(f"{cell.name}: {name} answered no request: {results[0].error}")
     return outcome_of(cell, seed, from_live(results, len(requests)))

@@ -60,6 +60,7 @@ class Figures:
         input_tokens_per_s: offered load over the counted part.
         saturated: whether the run could not keep up (see the module's constants).
         ttft_curve_ms, e2e_curve_ms: percentiles of the latencies.
+        ttft_over_time_ms, e2e_over_time_ms: p95 per time bin, the warm-up included.
         share_over_time: per time bin, requests of each replica; the warm-up included.
         bin_s: width of a time bin.
     """
@@ -80,6 +81,8 @@ class Figures:
     saturated: bool
     ttft_curve_ms: tuple[float, ...]
     e2e_curve_ms: tuple[float, ...]
+    ttft_over_time_ms: tuple[float, ...]
+    e2e_over_time_ms: tuple[float, ...]
     share_over_time: list[list[int]]
     bin_s: float
 
@@ -175,7 +178,8 @@ def figures(
     slip = _quantiles(columns["slip_ms"][use])
     counts = np.bincount(run.replica[use & (run.replica >= 0)], minlength=run.replicas)
     share = tuple(float(c) / max(1, int(counts.sum())) for c in counts)
-    bin_s, over_time = _over_time(run, at_s)
+    bin_s = (float(at_s.max()) / _TIME_BINS if len(at_s) else 0.0) or 1.0
+    bins = np.minimum((at_s / bin_s).astype(int), _TIME_BINS - 1)
     return Figures(
         requests=int(use.sum()),
         errors=int((run.failed & use).sum()),
@@ -193,7 +197,9 @@ def figures(
         saturated=unanswered > SATURATED_UNANSWERED_SHARE or slip.p95 > SATURATED_SLIP_P95_MS,
         ttft_curve_ms=_curve(columns["ttft_ms"][use]),
         e2e_curve_ms=_curve(columns["e2e_ms"][use]),
-        share_over_time=over_time,
+        ttft_over_time_ms=_p95_over_time(columns["ttft_ms"], bins),
+        e2e_over_time_ms=_p95_over_time(columns["e2e_ms"], bins),
+        share_over_time=_share_over_time(run, bins),
         bin_s=bin_s,
     )
 
@@ -215,11 +221,13 @@ def _hit_share(hits: Floats, prompts: Floats) -> float:
     return float(hits[known].sum()) / total if total else float("nan")
 
 
-def _over_time(run: PolicyRun, at_s: Floats) -> tuple[float, list[list[int]]]:
+def _share_over_time(run: PolicyRun, bins: NDArray[np.int64]) -> list[list[int]]:
     """Count the requests of each replica by the time bin of their nominal send time."""
-    width = float(at_s.max()) / _TIME_BINS if len(at_s) and at_s.max() > 0 else 1.0
-    bins = np.minimum((at_s / width).astype(int), _TIME_BINS - 1)
     table = np.zeros((_TIME_BINS, run.replicas), dtype=int)
     served = run.replica >= 0
     np.add.at(table, (bins[served], run.replica[served]), 1)
-    return width, table.tolist()
+    return table.tolist()
+
+
+def _p95_over_time(values: Floats, bins: NDArray[np.int64]) -> tuple[float, ...]:
+    return tuple(_quantiles(values[bins == number]).p95 for number in range(_TIME_BINS))

@@ -6,6 +6,7 @@ A sentence says what an interval allows and no more. `epp_lab.compare.results` d
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -15,7 +16,7 @@ from epp_lab.compare.compare import share_text
 from epp_lab.compare.measure import CURVE_POINTS, METRICS, SATURATED_SLIP_P95_MS, SATURATED_UNANSWERED_SHARE
 from epp_lab.compare.stats import ENOUGH_UNITS
 from epp_lab.page import html, page
-from epp_lab.plot import Panel, figure
+from epp_lab.plot import COLORS, Panel, figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
 
 #: Columns of what is no terminal: tables are wide.
 PLAIN_WIDTH = 180
-#: Policies in a chart, as many as there are colors, and the percentiles that are drawn: every fifth.
-_CHARTED, _CHARTED_STEP = 7, 5
+#: Where percentiles are drawn: from p90 to p99 is as far as from p0 to p90; p100 would have no place.
+_PERCENTILES = {-math.log10(1.0 - q / 100.0): f"p{q:g}" for q in CURVE_POINTS if q < 100.0}
+_PLACES = tuple(_PERCENTILES)
+_TICKS = [place for place, text in _PERCENTILES.items() if text in ("p0", "p50", "p90", "p95", "p99")]
+#: Room for names of replicas below a chart; the others show under the pointer.
+_NAMES_CHARACTERS = 36
+_LOWEST = "the lowest"
 _NOTES = (
     f"saturated: over {100 * SATURATED_UNANSWERED_SHARE:g} % unanswered when the last request was due, "
     f"or slip p95 over {SATURATED_SLIP_P95_MS:,.0f} ms; "
@@ -54,34 +60,56 @@ def tables(document: Values) -> list[RenderableType]:
 
 
 def report_page(document: Values) -> str:
-    """Write a document as a page of its own: of each load a chart, tables and what is concluded."""
+    """Write a document as a page: the verdict, and of each load charts, tables and conclusions."""
     parts = []
     for cell in document["cells"]:
         by_e2e = sorted(cell["policies"], key=lambda policy: policy["e2e_ms"]["p95"])
-        shown = sorted(by_e2e, key=lambda policy: policy["role"] != "candidate")[:_CHARTED]
-        curves = {each["name"]: (each["ttft_curve_ms"], each["e2e_curve_ms"]) for each in shown}
-        parts.append(
-            latency_figure(f"{cell['name']}: {document['candidate']}, and the lowest E2E p95", curves)
-        )
+        shown = sorted(by_e2e, key=lambda policy: policy["role"] != "candidate")[:COLORS]
+        replicas = [replica["address"].rpartition(":")[0] for replica in document["fleet"]]
+        cut = f": {document['candidate']} and the others of lowest E2E p95" if len(by_e2e) > COLORS else ""
+        parts.append(figure(cell["name"] + cut, panels({each["name"]: each for each in shown}, replicas)))
         parts += map(html, tables({**document, "cells": [cell]}))
-    return page(f"{document['candidate']} compared", document["made"], *parts)
+    title = f"{document['candidate']} compared"
+    return page(title, document["made"], *parts, verdict=headline(document))
 
 
-def latency_figure(title: str, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
-    """Draw how TTFT and E2E are spread.
+def panels(
+    runs: Mapping[str, Values], replicas: Sequence[str], moments: Mapping[float, str] | None = None
+) -> list[Panel]:
+    """Chart runs: how latencies are spread, how they go over time, and who had how much of the load.
 
     Args:
-        title: above it.
-        curves: of each policy the percentiles of `CURVE_POINTS` of its TTFT and E2E, in ms.
+        runs: fields of `epp_lab.compare.measure.Figures` by policy.
+        replicas: names of the replicas; they are numbered when empty.
+        moments: what begins at which second, instead of seconds.
     """
-    panels = []
-    for at, metric in enumerate(("TTFT", "E2E")):
-        series = {
-            name: [(ms, q) for ms, q in zip(both[at], CURVE_POINTS, strict=False) if q % _CHARTED_STEP == 0]
-            for name, both in curves.items()
+    found = []
+    for name, metric in (("TTFT", "ttft"), ("E2E", "e2e")):
+        curves = {
+            policy: zip(_PLACES, run[f"{metric}_curve_ms"], strict=False) for policy, run in runs.items()
         }
-        panels.append(Panel(metric, "ms", "percentile", series))
-    return figure(title, panels, log_x=True, width=520)
+        spread = {policy: [*curve] for policy, curve in curves.items()}
+        found.append(Panel(f"{name} by percentile", "percentile", "ms", spread, _PERCENTILES, _TICKS))
+    for name, metric in (("TTFT", "ttft"), ("E2E", "e2e")):
+        times = {
+            policy: [(at * run["bin_s"], ms) for at, ms in enumerate(run[f"{metric}_over_time_ms"])]
+            for policy, run in runs.items()
+        }
+        seconds = {at_s: f"{at_s:.0f} s" for at_s, _ in next(iter(times.values()))}
+        labels = {**seconds, **moments} if moments else {}
+        said = "phase" if moments else "s, first seed"
+        found.append(Panel(f"{name} p95 over time", said, "ms", times, labels, [*(moments or ())]))
+    for name, column in (("Requests", "share"), ("Busy time", "busy_share")):
+        bars = {
+            policy: [(at, 100.0 * share) for at, share in enumerate(run[column])]
+            for policy, run in runs.items()
+        }
+        count = max(map(len, bars.values()))
+        names: dict[float, str] = dict(enumerate(replicas or map(str, range(1, count + 1))))
+        ticks = [*names][:: 1 + sum(map(len, names.values())) // _NAMES_CHARACTERS]
+        if count:
+            found.append(Panel(f"{name} by replica", "replica", "%", bars, names, ticks, drawn="bars"))
+    return found
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -165,6 +193,35 @@ def _number(value: float) -> str:
 # ---- sentences ------------------------------------------------------------------------------------------
 
 
+def headline(document: Values) -> list[str]:
+    """Say on how many loads the candidate is lowest, level or behind, by each metric of the conclusions."""
+    candidate, loads, said = document["candidate"], [cell["name"] for cell in document["cells"]], []
+    for comparisons in list(zip(*(cell["comparisons"] for cell in document["cells"]), strict=True))[:2]:
+        standings = Counter(_standing(comparison, candidate) for comparison in comparisons)
+        ordered = sorted(standings.most_common(), key=lambda item: item[0] != _LOWEST)
+        parts = [f"{standing} on {count}" for standing, count in ordered]
+        parts[0] += f" of {len(loads)} loads"
+        if len(loads) == 1:
+            parts = [f"{ordered[0][0]} on {loads[0]}"]
+        named = [f"{load} " for load in loads] if len(loads) > 1 else [""]
+        rivals = (_lowest_rival(comparison, candidate)[1] for comparison in comparisons)
+        against = [f"{load}{_against(rival)}" for load, rival in zip(named, rivals, strict=True) if rival]
+        intervals = f" Against the lowest of the others: {'; '.join(against)}." if against else ""
+        said.append(f"{comparisons[0]['label']}: {candidate} is {', '.join(parts)}.{intervals}")
+    return said
+
+
+def _standing(comparison: Values, candidate: str) -> str:
+    name, rival = _lowest_rival(comparison, candidate)
+    if not name:
+        return "not to be judged by so few runs"
+    mine = comparison["to_best"][candidate]
+    # An interval that is printed and holds 0 is not overruled.
+    if mine["high"] <= 1.0 and rival["low"] > 1.0:
+        return _LOWEST
+    return f"{'level with' if mine['possibly_best'] else 'behind'} {name}"
+
+
 def conclusion(comparisons: Sequence[Values], candidate: str, margin: float) -> list[str]:
     """Say of one load how the candidate stands against the best of the others.
 
@@ -188,13 +245,21 @@ def conclusion(comparisons: Sequence[Values], candidate: str, margin: float) -> 
     return out
 
 
-def _verdict(comparison: Values, candidate: str, margin: float) -> str:
+def _lowest_rival(comparison: Values, candidate: str) -> tuple[str, Values]:
     rivals = {name: comparison["to_candidate"][name] for name in comparison["to_best"] if name != candidate}
-    if not rivals:
+    return min(rivals.items(), key=lambda item: item[1]["ratio"], default=("", {}))
+
+
+def _against(rival: Values) -> str:
+    """Format the candidate's figure over a rival's, with its interval."""
+    return f"{change(1 / rival['ratio'])} [{change(1 / rival['high'])}, {change(1 / rival['low'])}]"
+
+
+def _verdict(comparison: Values, candidate: str, margin: float) -> str:
+    name, rival = _lowest_rival(comparison, candidate)
+    if not name:
         return f"{comparison['units']} {comparison['unit']}(s) cannot carry an interval; nothing is concluded"
-    name, rival = min(rivals.items(), key=lambda item: item[1]["ratio"])
-    paired = f"{change(1 / rival['ratio'])} [{change(1 / rival['high'])}, {change(1 / rival['low'])}]"
-    lead = f"{candidate} against {name}, the lowest of the others, {paired}"
+    lead = f"{candidate} against {name}, the lowest of the others, {_against(rival)}"
     mine = comparison["to_best"][candidate]
     if mine["high"] <= 1.0:
         return f"{lead}; lower than every other policy"

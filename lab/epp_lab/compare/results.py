@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 #: What is compared, in the order in which it is shown; the first two are what conclusions are about.
 COMPARED = (("ttft_ms", 95.0), ("e2e_ms", 95.0), ("ttft_ms", 50.0), ("e2e_ms", 50.0), ("itl_ms", 50.0))
+#: Of the first seed alone.
+_OVER_TIME = ("ttft_over_time_ms", "e2e_over_time_ms", "share_over_time")
 _DIGITS = 6
 _RESAMPLING_SEED = 20_260_401
 
@@ -93,7 +95,7 @@ def policy_entry(
         **{share: float(np.mean([getattr(run, share) for run in runs])) for share in shares},
         **{column: _columns_mean([getattr(run, column) for run in runs]) for column in columns},
         "per_seed": [_seed_row(run) for run in runs],
-        "share_over_time": runs[0].share_over_time,
+        **{series: getattr(runs[0], series) for series in _OVER_TIME},
         "bin_s": runs[0].bin_s,
     }
 

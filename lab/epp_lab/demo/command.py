@@ -1,128 +1,119 @@
-"""`epp demo`: one load, three policies, each on a fresh fleet behind a real Envoy; a change of the pool."""
+"""`epp demo`: one load on faltering replicas, before the picker and before plain Envoy; the verdict."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import replace
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import aiohttp
 import numpy as np
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from epp.config.schema import PolicySection
-from epp.ops.explain import explain
 from epp.policies.registry import create
-from epp.records.files import read_records
-from epp.records.schema import join
-from epp.records.weight_files import WeightsPaths
-from epp_lab.compare.compare import compare, comparison_table, sentence
-from epp_lab.compare.load import RequestResult, run_load
+from epp_lab.compare.compare import compare, comparison_table
 from epp_lab.compare.measure import figures, from_live
-from epp_lab.compare.report import latency_figure
-from epp_lab.compare.stats import Statistic, percentile
-from epp_lab.compare.trace import TraceRequest
+from epp_lab.compare.report import change, panels
+from epp_lab.compare.stats import Statistic
+from epp_lab.demo import load
 from epp_lab.demo.example import exit_status, output
-from epp_lab.demo.stack import REGIONS, Sidecar, Stack
+from epp_lab.demo.plain import BALANCERS, Plain
+from epp_lab.demo.stack import Replica, Stack
 from epp_lab.origin import origin
 from epp_lab.page import html, page
-from epp_lab.tuner.status import evidence
-from epp_lab.tuner.tuner import read_state
-from epp_lab.workloads.art_chat import DEMO, generate
+from epp_lab.plot import Panel, figure
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
+    from epp_lab.compare.compare import Comparison
+    from epp_lab.compare.load import RequestResult
+    from epp_lab.compare.trace import TraceRequest
 
-    from epp_lab.compare.measure import Figures
+    #: Results by phase, and by who served: the picker, then plain Envoy.
+    Phases = Mapping[load.Phase, Mapping[str, Sequence[RequestResult]]]
 
-    Pair = tuple[RequestResult, Mapping[str, Any]]
-
-#: Three loads of this length, three fleets to start and a change of the pool fit into two minutes on two slow
-#: cores.
-DURATION_S = 16.0
-BASELINES = "least-request,session-affinity"
-#: Parameters of policies as the paper compares with them.
-PARAMS = {"least-request": {"counts": "live"}}
-COMPARED = ("ttft_ms", "e2e_ms")
-TUNER = Sidecar("tuner", ("tune",), ready="weights.yaml")
-#: Facts on record that are shown beside the client's: name, title.
-FACTS = (("ttft_ms", "TTFT ms"), ("e2e_ms", "E2E ms"), ("cached_tokens", "cached tokens"))
-#: The load while the pool changes, and the length of each of three phases; between them the picker finds the
-#: file, and a new replica waits for Envoy to know it and warms up.
-RATE_RPS, PHASE_S, TAKEN_S, PUT_IN_S = 10.0, 2.5, 1.0, 3.0
-STARTS_S = {"before": 0.0, "without": PHASE_S + TAKEN_S, "again": 2 * PHASE_S + TAKEN_S + PUT_IN_S}
+REPLICAS = tuple(Replica(name, rtt_ms=1.0) for name in load.REPLICAS)
+#: Of TTFT, in each phase; and what is said of it.
+COMPARED = (Statistic(None), Statistic(95))
+WORDS = ("lower", "level", "higher", "unknown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("--policy", default=PolicySection().name, help="the policy shown first (default: %(default)s)")
-    add("--against", default=BASELINES, help="policies to compare with (default: %(default)s)")
-    add("--seconds", type=float, default=DURATION_S, help="length of the load (%(default)s)")
-    add("--seed", type=int, default=1, help="seed of the load (default: %(default)s)")
+    add("--policy", default=PolicySection().name, help="the picker's policy (default: %(default)s)")
+    add("--against", choices=BALANCERS, default="least-request", help="of the plain Envoy (%(default)s)")
+    add("--seed", type=int, default=load.SEED, help="seed of the load (default: %(default)s)")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; 1 where a policy answered nothing. Ctrl-C stops everything that it started."""
-    load = replace(DEMO, duration_s=arguments.seconds)
-    requests = generate(load, arguments.seed)
-    # Each once: a fleet has a folder by its policy's name, and nothing is compared with itself.
-    policies = list(dict.fromkeys([arguments.policy, *filter(None, arguments.against.split(","))]))
-    for name in policies:  # now, and not when the runs before it are over
-        create(name, source="command line", key="--policy or --against")
+    """Run the demo; 1 where nothing was answered. Ctrl-C stops everything that it started."""
+    create(arguments.policy, source="command line", key="--policy")  # now, and not when replicas run
     with output(arguments.out):
-        return uvloop.run(show(requests, policies, arguments.out))
+        return uvloop.run(show(arguments))
 
 
-async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: Path) -> int:
-    """Run the load under each policy and print what came of it."""
-    console = Console()
-    regions = ", ".join(f"{region.name} ({region.rtt_ms:.0f} ms)" for region in REGIONS)
+def fleet(folder: Path, policy: str) -> Stack:
+    """Describe the demo's replicas behind the picker under a policy."""
+    sections = {
+        "policy": {"name": policy},
+        "weights_file": "weights.yaml",
+        "overrides_file": "overrides.yaml",
+    }
+    return Stack(folder, REPLICAS, sections)
+
+
+async def show(arguments: argparse.Namespace) -> int:
+    """Run the load behind both, and print what came of it."""
+    console, out = Console(), arguments.out
+    requests = load.generate(arguments.seed)
     text = (
-        f"{len(requests)} requests of {len({r.session for r in requests})} conversations, "
-        f"{sum(r.prompt_tokens for r in requests):,} prompt tokens, to three simulated replicas: {regions}"
+        f"{len(requests)} requests of seed {arguments.seed} to {len(REPLICAS)} simulated replicas, through a "
+        f"real Envoy: with the picker ({arguments.policy}), then without ({arguments.against}), in phases:\n"
+        + "\n".join(f"- {phase.name}: {phase.text}" for phase in load.PHASES)
     )
-    console.print(text)
+    console.print(text, highlight=False)
+    plain = f"plain {arguments.against}"
+    stacks = {
+        arguments.policy: fleet(out, arguments.policy),
+        plain: Plain(out / "plain", REPLICAS, arguments.against),
+    }
     runs: dict[str, list[RequestResult]] = {}
-    first, *others = policies
-    async with fleet(out, first) as stack:
-        runs[first] = await stack.send(requests)
-        change = await change_pool(stack)
-    for policy in others:
-        console.print(f"{policy} ...")
-        async with fleet(out / policy, policy) as stack:
-            runs[policy] = await stack.send(requests)
+    for name, stack in stacks.items():
+        async with stack, asyncio.TaskGroup() as group:
+            sending = group.create_task(stack.send(requests))
+            await befall(stack, console, name)
+        runs[name] = sending.result()
     counted = np.ones(len(requests), dtype=bool)
     found = {
-        policy: figures(from_live(results, len(requests)), requests, counted, pace=1.0)
-        for policy, results in runs.items()
+        name: figures(from_live(results, len(requests)), requests, counted, pace=1.0)
+        for name, results in runs.items()
     }
-    compared = comparison_table(runs, found)
-    console.print(compared)
-    console.print("Intervals are 95 %, resampled by conversation and by time, within this one load:")
-    said = [
-        sentence(first, policy, compare(runs[first], runs[policy], metric, statistic))
-        for policy in others
-        for metric in COMPARED
-        for statistic in (Statistic(None), Statistic(95))
-    ]
-    for each in said:
-        console.print(f"  {each}", highlight=False, markup=False)
-    recorded, tuner = recorded_table(pair(out / "records", runs[first])), tuner_status(out)
-    console.print(recorded, change)
+    phases = by_phase(runs, requests)
+    said, table, compared = verdict(phases), phase_table(phases), comparison_table(runs, found)
+    console.print(table, compared, *said, sep="\n", highlight=False)
+    starts = {phase.start_s: phase.name for phase in load.PHASES}
+    charts = panels({name: asdict(each) for name, each in found.items()}, load.REPLICAS, starts)
+    failed = {name: [(at, failures(each[name])) for at, each in enumerate(phases.values())] for name in runs}
+    names = dict[float, str](enumerate(starts.values()))
+    charts.append(
+        Panel("Failed requests by phase", "phase", "requests", failed, names, [*names], drawn="bars")
+    )
     file = out / "report.html"
-    parts: list[RenderableType] = ["\n".join([text, *said]), compared, change, recorded, tuner]
-    file.write_text(demo_page(found, parts, out), encoding="utf-8")
+    title = f"{arguments.policy} beside Envoy's {arguments.against}"
+    parts = (html(text), figure("The same load behind both", charts), html(table), html(compared))
+    file.write_text(page(title, origin(), *parts, verdict=said), encoding="utf-8")
     console.print(
-        f"{tuner}\nOutput in {out}/: configuration, logs, records, results.\n"
-        f"Why did a request go where it went?  epp explain [ID] --records {out}/records\n"
+        f"\nOutput in {out}/: configuration, logs, records, results.\n"
+        f"Why did a request go where it went?  epp explain --records {out}/records\n"
         f"Would it go there again?  epp records verify {out}/records\n"
         f"All of it on one page: {file.absolute().as_uri()}",
         highlight=False,
@@ -132,118 +123,99 @@ async def show(requests: Sequence[TraceRequest], policies: Sequence[str], out: P
     return exit_status(runs)
 
 
-def demo_page(runs: Mapping[str, Figures], parts: Sequence[RenderableType], out: Path) -> str:
-    """Write the page that shows the demo: a chart, what was printed, and one decision explained.
+async def befall(stack: Stack, console: Console, title: str) -> None:
+    """Let each phase's fault begin with the phase, and end with it; say which phase it is."""
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    async with aiohttp.ClientSession() as http:
+        for phase in load.PHASES:
+            await asyncio.sleep(begun_s + phase.start_s - clock())
+            console.print(f"{title}: {phase.name}", highlight=False)
+            slowdown = load.SLOWDOWN if phase is load.SLOWED else 1.0
+            for fault in (
+                f"{stack.endpoints[load.SLOW].address}/fault?slowdown={slowdown}",
+                f"{stack.endpoints[load.FAILING].address}/fault?failing={int(phase is load.FAILED)}",
+            ):
+                await http.post(f"http://{fault}")
+            if phase is load.LEFT:
+                stack.write_pool(name for name in stack.endpoints if name != load.LEAVING)
 
-    Args:
-        runs: what the client saw, by policy; the first is the one that is shown.
-        parts: what was printed.
-        out: the demo's folder.
-    """
-    curves = {policy: (found.ttft_curve_ms, found.e2e_curve_ms) for policy, found in runs.items()}
-    # Among long prompts there is something to choose: what is cached where.
-    records = join(read_records(out / "records"))
-    asked = [(dict(each.decision), dict(each.outcome)) for each in records if each.outcome is not None]
-    longest = max(asked, key=lambda both: int(both[0]["request"]["prompt_tokens"]), default=None)
-    why = ("Why the longest prompt went where it went:", *(explain(*longest) if longest else ()))
-    chart = latency_figure("The same load under each policy, on fresh fleets", curves)
-    title = "One load, three regions, several policies"
-    return page(title, origin(), chart, *map(html, (*parts, *why)))
 
+def by_phase(runs: Mapping[str, Sequence[RequestResult]], requests: Sequence[TraceRequest]) -> Phases:
+    """Sort results by the phase of their request."""
 
-def fleet(folder: Path, policy: str) -> Stack:
-    """Describe three regions under a policy, with a tuner beside it where it has weights."""
-    sections = {
-        "pool": {"file": "endpoints.yaml", "warmup_s": 2},
-        "policy": {"name": policy, "params": PARAMS.get(policy, {})},
-        "weights_file": "weights.yaml",
-        "overrides_file": "overrides.yaml",
+    def within(phase: load.Phase, result: RequestResult) -> bool:
+        since_s = requests[result.index].at_ms / 1e3 - phase.start_s
+        return 0.0 <= since_s < load.PHASE_S + load.PAUSE_S
+
+    return {
+        phase: {name: [each for each in results if within(phase, each)] for name, results in runs.items()}
+        for phase in load.PHASES
     }
-    return Stack(folder, REGIONS, sections, sidecar=TUNER if create(policy).weight_specs else None)
 
 
-async def change_pool(stack: Stack) -> Table:
-    """Send a steady load and meanwhile take out the replica that serves most, then put it in again.
+def failures(results: Sequence[RequestResult]) -> int:
+    """Count failed requests."""
+    return sum(not result.ok for result in results)
 
-    Returns:
-        Who served before, without it, and with it again.
-    """
-    served = Counter[str]()
-    # Short prompts that share nothing, so that nothing but the pool decides where they go.
-    load = [
-        TraceRequest(
-            at_ms=number / RATE_RPS * 1e3,
-            session=f"pool-{number}",
-            user=f"pool-{number}",
-            prompt_tokens=200,
-            output_tokens=16,
-            block_ids=(),
-            block_tokens=16,
-        )
-        for number in range(round((STARTS_S["again"] + PHASE_S) * RATE_RPS))
+
+def standing(comparison: Comparison) -> str:
+    """Say in a word what the interval allows."""
+    if math.isnan(comparison.low):
+        return "unknown"
+    return "lower" if comparison.high < 1.0 else "higher" if comparison.low > 1.0 else "level"
+
+
+def compared_ttft(served: Mapping[str, Sequence[RequestResult]], statistic: Statistic) -> Comparison:
+    """Compare the picker's TTFT with plain Envoy's."""
+    ours, theirs = served.values()
+    return compare(ours, theirs, "ttft_ms", statistic)
+
+
+def verdict(phases: Phases) -> list[str]:
+    """Say in how many phases TTFT is lower, level or higher, and how many requests failed."""
+    ours, theirs = next(iter(phases.values()))
+    said = []
+    for statistic in COMPARED:
+        groups: dict[str, list[str]] = {word: [] for word in WORDS}
+        for phase, served in phases.items():
+            groups[standing(compared_ttft(served, statistic))].append(phase.name)
+        counted = (f"{word} in {len(group)} ({', '.join(group)})" for word, group in groups.items() if group)
+        said.append(f"Of {len(phases)} phases, TTFT {statistic.label} is {', '.join(counted)}.")
+    lost = [sum(failures(served[name]) for served in phases.values()) for name in (ours, theirs)]
+    return [
+        f"{ours} beside {theirs}: {lost[0]} requests failed instead of {lost[1]}.",
+        *said,
+        "Intervals are 95 %, by burst and by time, within this one run; level: they show no difference.",
     ]
-    async with asyncio.TaskGroup() as group:
-        sending = group.create_task(
-            run_load(load, stack.load_options(), on_result=lambda result: served.update([result.served_by]))
-        )
-        await asyncio.sleep(PHASE_S)
-        replica = max(stack.endpoints, key=lambda name: served[name])
-        stack.write_pool(name for name in stack.endpoints if name != replica)
-        await asyncio.sleep(TAKEN_S + PHASE_S)
-        stack.write_pool(stack.endpoints)
-    results = sending.result()
-    failed = sum(not result.ok for result in results)
-    table = Table("requests served by", *STARTS_S)
-    table.title = (
-        f"{replica} taken from the pool file under load, and put in again: "
-        f"{f'{failed} requests failed' if failed else 'no request failed'}"
-    )
-    for name in stack.endpoints:
-        begun_s = [r.intended_ms / 1e3 for r in results if r.ok and r.served_by == name]
-        counts = (sum(0 <= at_s - start_s < PHASE_S for at_s in begun_s) for start_s in STARTS_S.values())
-        table.add_row(name, *map(str, counts))
+
+
+def phase_table(phases: Phases) -> Table:
+    """Lay out a row a phase."""
+    ours, theirs = next(iter(phases.values()))
+    table = Table(title=f"{ours} / {theirs}", title_justify="left")
+    table.add_column("phase")
+    for head in ("failed", *(f"TTFT {statistic.label} ms" for statistic in COMPARED)):
+        table.add_column(head, justify="right")
+    for phase, served in phases.items():
+        lost = " / ".join(str(failures(each)) for each in served.values())
+        row = [phase.name, f"{lost}\nof {len(served[ours])}"]
+        for statistic in COMPARED:
+            found = compared_ttft(served, statistic)
+            both = (_ttft_ms(each, statistic) for each in served.values())
+            row.append(f"{' / '.join(both)}\n{_difference(found)}")
+        table.add_row(*row)
     return table
 
 
-def pair(folder: Path, results: Sequence[RequestResult]) -> list[Pair]:
-    """Pair results that ended well with the outcome on record, by decision id."""
-    outcomes = {request.decision["id"]: request.outcome for request in join(read_records(folder))}
-    pairs = ((seen, outcomes.get(seen.decision_id)) for seen in results if seen.ok)
-    return [(seen, outcome) for seen, outcome in pairs if outcome is not None]
+def _difference(found: Comparison) -> str:
+    if math.isnan(found.low):
+        return "too few to compare"
+    low, high = (change(end).removesuffix(" %") for end in (found.low, found.high))
+    return f"{standing(found)} {change(found.ratio)} [{low}, {high}]"
 
 
-def both(pairs: Sequence[Pair], fact: str) -> list[tuple[float, float]]:
-    """List the client's and the record's values of a fact, where both have one.
-
-    The client counts latencies from the moment at which it should have sent; what it was late with no
-    picker can know.
-    """
-    late = fact in ("ttft_ms", "e2e_ms")
-    values = [(getattr(seen, fact), seen.slip_ms, outcome.get(fact)) for seen, outcome in pairs]
-    known = [value for value in values if value[0] is not None and value[2] is not None]
-    return [(client - slip_ms * late, float(record or 0.0)) for client, slip_ms, record in known]
-
-
-def recorded_table(pairs: Sequence[Pair]) -> Table:
-    """Lay out a row a fact: what is on record, the client's median, and how far they are apart."""
-    table = Table("", "p50", "p95", "client p50", "apart p50", "apart p99")
-    table.title = f"on record of {len(pairs)} requests, beside the client's own clock"
-    for fact, title in FACTS:
-        values = both(pairs, fact)
-        client, record = [ours for ours, _ in values], [theirs for _, theirs in values]
-        apart = [abs(ours - theirs) for ours, theirs in values]
-        columns = ((record, 50), (record, 95), (client, 50), (apart, 50), (apart, 99))
-        table.add_row(title, *(f"{percentile(of, p):,.1f}" if values else "-" for of, p in columns))
-    return table
-
-
-def tuner_status(folder: Path) -> str:
-    """Report what the tuner made of the load: its own status; nothing where the policy has no weights."""
-    state = read_state(WeightsPaths(folder / "weights.yaml"))
-    if state is None:
-        return ""
-    found = ", ".join(evidence(state)) or state.reason
-    return (
-        f"\nThe tuner ran beside it, in phase {state.phase}: {found}.\n"
-        f"What it knows: epp tune status --config {folder}/epp.yaml\n"
-    )
+def _ttft_ms(results: Sequence[RequestResult], statistic: Statistic) -> str:
+    known = [result.ttft_ms for result in results if result.ok and result.ttft_ms is not None] or [math.nan]
+    once = np.ones((1, len(known)), dtype=np.int64)
+    return f"{statistic.weighted(np.array(known), once)[0]:,.0f}"

@@ -1,4 +1,4 @@
-"""What serves in a demo: simulated replicas, the picker, a process that learns beside it, a real Envoy."""
+"""What serves in a demo: simulated replicas, the picker, a real Envoy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
@@ -62,20 +62,6 @@ REGIONS = tuple(
 )
 
 
-class Sidecar(NamedTuple):
-    """A process beside the picker.
-
-    Attributes:
-        name: names its log.
-        words: of its `epp` command, which is given the picker's configuration besides.
-        ready: a file that it writes once it has begun, as a pattern.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    ready: str
-
-
 class Stack:
     """Replicas, a picker, Envoy, fresh: an async context manager.
 
@@ -84,7 +70,6 @@ class Stack:
         replicas: the pool.
         sections: of the picker's configuration, beside those that every demo has.
         endpoints: engines that are there already, by name, instead of replicas.
-        sidecar: what runs beside the picker.
         envoy: settings that differ from the demos'; None for no Envoy before `start_envoy`.
 
     Attributes:
@@ -102,11 +87,10 @@ class Stack:
         sections: Mapping[str, Any],
         *,
         endpoints: Mapping[str, EndpointSpec] | None = None,
-        sidecar: Sidecar | None = None,
         envoy: Mapping[str, Any] | None = {},
     ) -> None:
         self.folder, self._replicas, self._sections = folder, replicas, sections
-        self._sidecar, self._envoy_settings = sidecar, envoy
+        self._envoy_settings = envoy
         self._exit = AsyncExitStack()
         self.picker_url = ""
         self.envoy: EnvoyProcess
@@ -115,7 +99,7 @@ class Stack:
         self.listening = dict.fromkeys(("grpc", "http", "first_token"), "127.0.0.1:0")
 
     async def __aenter__(self) -> Self:
-        """Start in order: replicas, picker, what is beside it, Envoy; all ready when it returns.
+        """Start in order: replicas, picker, Envoy; all ready when it returns.
 
         Raises:
             EppError: something did not come up; with the end of its log.
@@ -161,10 +145,6 @@ class Stack:
         (self.folder / "secret").write_text(secrets.token_hex(32))
         picker = await self.start_picker()
         await self._until_measured(picker)
-        if self._sidecar is not None:
-            name, command, pattern = self._sidecar
-            child = await self._run(name, [*command, "--config", str(self.folder / "epp.yaml")])
-            await child.until(lambda: list(self.folder.glob(pattern)))
         if self._envoy_settings is not None:
             await self.start_envoy(**self._envoy_settings)
 

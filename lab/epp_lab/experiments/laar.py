@@ -265,7 +265,7 @@ def plots(runs: Sequence[CellRun]) -> list[str]:
     for at, language in enumerate(LANGUAGES):
         cells = CELLS[at * len(LENGTHS) : (at + 1) * len(LENGTHS)]
         chances = dict(zip(NAMES, map(by_length, accuracy[:, at]), strict=True))
-        right.append(Panel(language, "tokens", "right", chances))
+        right.append(Panel(language, "tokens", "right", chances, log_x=True))
         for cell in cells:
             attempts = {
                 entry: [
@@ -279,16 +279,16 @@ def plots(runs: Sequence[CellRun]) -> list[str]:
             name: by_length(gain(runs, *pair, [cell]).mean() for cell in cells)
             for name, pair in PAIRS.items()
         }
-        less.append(Panel(language, "tokens", "% less", gained))
+        less.append(Panel(language, "tokens", "% less", gained, log_x=True))
     alone = {}
     for cls in A100_MODELS:
         decode_ms = (ANSWER_TOKENS - 1) * cls.decode_step_ms(1)
         alone[cls.name] = by_length((lone_first_token_ms(cls, n) + decode_ms) / 1e3 for n in LENGTHS)
     return [
-        figure("1. Chance of a right answer, mean of the draws", right, log_x=True),
-        figure("2. Seconds of one answer alone", [Panel("", "tokens", "s", alone)], log_x=True),
+        figure("1. Chance of a right answer, mean of the draws", right),
+        figure("2. Seconds of one answer alone", [Panel("", "tokens", "s", alone, log_x=True)]),
         figure("3. Right answers and time to them after 1 to 10 attempts", asked),
-        figure("4. How much less the time to the first correct answer is", less, log_x=True),
+        figure("4. How much less the time to the first correct answer is", less),
     ]
 
 

@@ -289,9 +289,12 @@ def plots(runs: Sequence[CellRun]) -> list[str]:
             names = (f"{kind} {number}" for number in range(POINTS))
             pairs = [(run.value(f"{name} measured"), run.value(f"{name} predicted")) for name in names]
             series[kind] += [pair for pair in pairs if not math.isnan(pair[0])]
-    shown = [Panel(title, "measured ms", "predicted ms", series) for title, series in panels.items()]
+    shown = [
+        Panel(title, "measured ms", "predicted ms", series, drawn="points")
+        for title, series in panels.items()
+    ]
     title = "TTFT as predicted by models learned offline"
-    return [figure(title, shown, columns=2, joined=False)] if shown else []
+    return [figure(title, shown)] if shown else []
 
 
 EXPERIMENT = Experiment(

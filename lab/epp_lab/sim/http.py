@@ -91,12 +91,14 @@ class SimReplica:
         config: what it is.
         requests: completions received since the object was made, over all restarts.
         refusal: status and ``Retry-After`` of every completion from now on; None to answer them.
+        failing: whether every completion fails inside a 200, at once.
     """
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
         self.requests = 0
         self.refusal: tuple[int, int] | None = None
+        self.failing = False
         self._port = config.port
         self._runner: web.AppRunner | None = None
         self._half_rtt_s = config.rtt_ms / 2000.0
@@ -207,6 +209,11 @@ class SimReplica:
             status, retry_after_s = self.refusal
             body = parser.error_body(status, "The replica was told to refuse.", None)
             return _json(status, body, {"retry-after": str(retry_after_s)})
+        if self.failing:
+            streamed = await self._open(request)
+            error = parser.error_body(500, "The engine is broken.", None)
+            await streamed.write(b"data: " + error + b"\n\n")
+            return streamed
         asked = api.parse(parser, await request.read())
         model = asked.parsed.model or config.models[0]
         if model not in config.models:
@@ -270,8 +277,9 @@ class SimReplica:
         return web.Response()
 
     async def _fault(self, request: web.Request) -> web.StreamResponse:
-        """Let GPU work take ``?slowdown=`` times as long from now on; at 0 the replica dies."""
-        if factor := float(request.query["slowdown"]):
+        """Let work take ``?slowdown=`` times as long (0: it dies), or answers fail with ``?failing=1``."""
+        self.failing = request.query.get("failing") == "1"
+        if factor := float(request.query.get("slowdown", 1.0)):
             self._driver.slow_down(factor)
         else:
             self._death = asyncio.ensure_future(self.kill())
