@@ -350,7 +350,7 @@ class Sharing:
                 fleet.health.eject_until(slot, now_s + length_s, now_s)
         for address, length_s in message.paused.items():
             if (slot := fleet.slot_of(address)) is not None:
-                fleet.retry_after.pause_for(slot, length_s, now_s)
+                fleet.retry_after.pause_for(slot, length_s, now_s, "it asked another picker to wait")
 
     def _hold(self, fact: Fact, now_s: float) -> bool:
         """Insert a fact; False where it names runs that are not known here.

@@ -12,6 +12,7 @@ import msgspec
 from epp.config.address import is_loopback
 from epp.config.section import Positive, PositiveInt, Section
 
+WebAddress = Annotated[str, msgspec.Meta(pattern=r"^https?://\S+$", extra={"fix": "e.g. https://host/path"})]
 #: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
 
@@ -77,6 +78,7 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP listener.
+        links: titles and addresses that the live page links to, e.g. your dashboard and runbook.
         ui: the live page at /ui of the HTTP listener; by default where that is on loopback or asks for client
             certificates.
         stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
@@ -98,6 +100,7 @@ class Listen(Section, frozen=True):
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
     ui: bool | None = None
+    links: dict[str, WebAddress] = {}
     stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -1,7 +1,7 @@
 """What a picker shows of itself on the live page: frames, and the opinion of another policy.
 
-Both are made from state that is there in any case; nothing is kept for them. Figures, endpoints and decision
-ids; nothing of prompts.
+Only the last hour is kept for it (`epp.console.history`). Figures, endpoints and decision ids; nothing of
+prompts.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
 from epp.console.explain import costs_of
-from epp.console.figures import number, share
+from epp.console.figures import clock_time, duration, number, share
+from epp.console.history import CELLS
 from epp.errors import EppError
 from epp.policies.registry import create
 from epp.schedule.second_opinion import ask, is_opinion, quiet
+from epp.signals.health import State
 from epp.threads import in_daemon_thread
 from epp.types import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from epp.feeds.learned import Learning
     from epp.policies.base import Policy
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from epp.schedule.weights import WeightBook
     from epp.server.live import Live
     from epp.signals.fleet import Fleet
+    from epp.types import Endpoint
 
 #: Decisions that a frame shows; of the others it has sums.
 ROWS = 30
@@ -44,6 +47,9 @@ _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
 #: Figures with which one can reckon: of another picker, too.
 _Figure = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Counts = Annotated[list[_Count], msgspec.Meta(min_length=CELLS, max_length=CELLS)]
+#: The question for the last hour, where others name a policy.
+PAST = "history"
 
 
 class _Row(TypedDict):
@@ -73,10 +79,9 @@ class _Replica(TypedDict):
     tokens: str
     prefill: str
     queued: str
-    hits: _Figure
-    believed: str
     rtt: str
     kv: str
+    why: str
 
 
 class _Weight(TypedDict):
@@ -98,10 +103,21 @@ class Frame(TypedDict):
     made: _Count
     leads: bool
     policy: str
+    unit: str
     fleet: list[_Replica]
     decisions: Annotated[list[_Row], msgspec.Meta(max_length=ROWS)]
+    failures: list[tuple[_Figure, str, str, str, str]]
     weights: list[_Weight]
     words: list[str]
+
+
+class Past(TypedDict):
+    """The last hour of a picker: how long its windows are; group, name, and counts in each window."""
+
+    id: str
+    opinion: str
+    seconds: tuple[_Figure, _Figure]
+    rows: list[tuple[Literal["replica", "model"], str, _Counts, _Counts]]
 
 
 class _Sums(TypedDict):
@@ -133,12 +149,12 @@ class Refusal(TypedDict):
 
 
 def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object]) -> None:
-    """Answer a page: a policy's opinion, or a frame where it names none.
+    """Answer a page: a policy's opinion, the last hour for `PAST`, or a frame where it names none.
 
     Who asks for an opinion that is being made gets the same.
     """
-    if not question:
-        reply(frame(live))
+    if question in ("", PAST):
+        reply(frame(live) if not question else {"id": live.name, "opinion": PAST, **live.history.told()})
         return
     if question not in live.asking:
         live.asking[question] = asyncio.ensure_future(_opinion(live, question))
@@ -148,7 +164,7 @@ def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object])
 
 def frame(live: Live) -> dict[str, Any]:
     """Show a picker now."""
-    decisions = list(reversed(live.recent))
+    decisions = list(islice(reversed(live.recent), ROWS))
     wall_s, book = live.clock.wall_s(), live.picker.weights
     return {
         "id": live.name,
@@ -156,8 +172,10 @@ def frame(live: Live) -> dict[str, Any]:
         "made": decisions[0].request.sequence + 1 if decisions else 0,
         "leads": live.link is not None and live.link.leading.leads,
         "policy": f"policy {book.policy}",
-        "fleet": _fleet(live.picker.fleet, live.clock.mono_s(), decisions),
-        "decisions": [_row(decision) for decision in decisions[:ROWS]],
+        "unit": live.picker.policy.unit,
+        "fleet": _fleet(live.picker.fleet, live.clock.mono_s(), wall_s),
+        "decisions": [_row(decision) for decision in decisions],
+        "failures": list(live.history.failures),
         "weights": _weights(book, wall_s),
         "words": [_tuner(book, wall_s), *([] if live.learning is None else _learned(live.learning))],
     }
@@ -181,7 +199,7 @@ def _row(decision: Decision) -> dict[str, Any]:
     return {
         "id": decision.id,
         "at": decision.at_wall_s,
-        "time": f"{datetime.fromtimestamp(decision.at_wall_s, UTC):%H:%M:%S}",
+        "time": clock_time(decision.at_wall_s),
         "model": request.model or "-",
         "prompt": number(request.prompt_tokens),
         "cached": share(decision.fleet.block.item(_CACHED, chosen), request.prompt_tokens),
@@ -192,11 +210,8 @@ def _row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[dict[str, Any]]:
-    members, prompts, hits = fleet.members, Counter[str](), Counter[str]()
-    for decision in decisions:
-        prompts[decision.endpoint] += decision.request.prompt_tokens
-        hits[decision.endpoint] += round(decision.fleet.block.item(_CACHED, decision.chosen))
+def _fleet(fleet: Fleet, now_s: float, wall_s: float) -> list[dict[str, Any]]:
+    members = fleet.members
     slots = np.array([slot for slot, _ in members], np.intp)
     promised, engine = fleet.promised(slots)[:3], fleet.engine.block(now_s)[1:3, slots]
     columns = np.vstack([*promised, *engine, fleet.rtt.rtt_ms(now_s)[slots]]).T.tolist()
@@ -204,13 +219,12 @@ def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[di
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, address = fleet.health.state(slot, now_s).value, endpoint.address
-        if state != "ejected":
-            paused = fleet.retry_after.left_s(slot, now_s) > 0.0
-            state = "draining" if endpoint.draining else "retry-after" if paused else state
+        state, since_s, why = _standing(fleet, slot, endpoint, now_s)
+        if since_s is not None:
+            why = f"since {clock_time(wall_s - now_s + since_s)} UTC, {duration(now_s - since_s)}: {why}"
         rows.append(
             {
-                "id": address,
+                "id": endpoint.address,
                 "region": endpoint.region,
                 "state": state,
                 "out": state not in ("healthy", "trial"),
@@ -219,13 +233,29 @@ def _fleet(fleet: Fleet, now_s: float, decisions: Iterable[Decision]) -> list[di
                 "tokens": number(tokens),
                 "prefill": number(prefill),
                 "queued": number(queued),
-                "hits": hits[address] / (prompts[address] or 1),
-                "believed": share(hits[address], prompts[address]),
                 "rtt": f"{number(rtt_ms)} ms",
                 "kv": share(kv),
+                "why": why,
             }
         )
     return rows
+
+
+def _standing(fleet: Fleet, slot: int, endpoint: Endpoint, now_s: float) -> tuple[str, float | None, str]:
+    """Tell an endpoint's state, since when, and why."""
+    health, proven = fleet.health, fleet.health.standing(now_s).proven
+    state = health.state(slot, now_s)
+    if state is State.EJECTED:
+        return state.value, *health.ejected(slot)
+    if endpoint.draining:
+        return "draining", None, "the pool says so"
+    if fleet.retry_after.left_s(slot, now_s) > 0.0:
+        return "paused", *fleet.retry_after.paused(slot)
+    if state is State.TRIAL:
+        return state.value, *health.ejected(slot)
+    if proven is not None and not proven[slot]:
+        return "unproven", None, "it has not answered a probe lately"
+    return state.value, None, ""
 
 
 def _weights(book: WeightBook, wall_s: float) -> list[dict[str, Any]]:

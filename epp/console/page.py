@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from epp.console.frames import Frame, Opinion, Refusal, answer
-from epp.console.pictures import add_rate, merged, offered, summed
+from epp.console.frames import PAST, Frame, Opinion, Past, Refusal, answer
+from epp.console.pictures import add_rate, merged, offered, past, summed
 from epp.errors import UnreadableError
 from epp.threads import kept
 from epp.wire import read, unpack
@@ -30,8 +30,8 @@ TICK_S, GATHER_S = 0.5, 0.1
 STREAM_S = 60.0
 #: A picker that was not heard for so long leaves the page.
 GONE_S = 10.0
-#: How long opinions of other pickers are waited for: not all of them need have a page.
-OPINION_S = 10.0
+#: How long opinions, and the last hour, of other pickers are waited for: not all of them need have a page.
+OPINION_S, PAST_S = 10.0, 1.0
 #: Pickers that the page shows, and bytes of what one says: some 400 for an endpoint.
 _MOST_PICKERS, _MOST_BYTES = 256, 8 * 1024 * 1024
 _FILES = ("ui.html", "ui.js", "ui.css")
@@ -52,6 +52,7 @@ class _Kind(msgspec.Struct):
 
 _KINDS, _FRAMES = msgspec.json.Decoder(_Kind), msgspec.json.Decoder(Frame)
 _OPINIONS, _REFUSALS = msgspec.json.Decoder(Opinion), msgspec.json.Decoder(Refusal)
+_PASTS = msgspec.json.Decoder(Past)
 
 
 class Page:
@@ -81,7 +82,14 @@ class Page:
         if asked == "/events":
             return await self._stream(request)
         if asked == "/opinion":
-            return await self._opinion(request, request.query.get("policy", ""))
+            policy = request.query.get("policy", "")
+            if policy not in offered():
+                return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
+            return web.json_response(summed(policy, await self._ask_all(request, policy, OPINION_S)))
+        if asked == "/history":
+            found = await self._ask_all(request, PAST, PAST_S)
+            regions = {one.address: one.region for _, one in self._live.picker.fleet.members}
+            return web.json_response(past(found, regions) | {"links": self._live.links})
         name = asked.removeprefix("/") or "ui.html"
         if name not in _FILES:
             raise web.HTTPNotFound
@@ -126,24 +134,22 @@ class Page:
             await asyncio.sleep(TICK_S - GATHER_S)
         self._ticks = None
 
-    async def _opinion(self, request: web.Request, policy: str) -> web.Response:
-        """Have a policy asked by each picker, and send what they say; one after the other."""
-        if policy not in offered():
-            return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
+    async def _ask_all(self, request: web.Request, question: str, wait_s: float) -> list[dict[str, Any]]:
+        """Ask each picker something, one page after the other; what they say in time."""
         link, told = self._live.link, dict[str, dict[str, Any]]()
         async with self._opinions:
             if request.transport is None:
                 raise web.HTTPGone  # nobody waits any longer
             answers = asyncio.Queue[dict[str, Any]](_MOST_PICKERS)
-            self._asking = policy, answers
-            self._live.loop.call_soon_threadsafe(self._ask, policy)
+            self._asking = question, answers
+            self._live.loop.call_soon_threadsafe(self._ask, question)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(OPINION_S):
+                async with asyncio.timeout(wait_s):
                     while len(told) <= (0 if link is None else link.sharing.peers):
                         found = await answers.get()
                         told[found["id"]] = found
             self._asking = None
-        return web.json_response(summed(policy, told.values()))
+        return [*told.values()]
 
     def _ask(self, question: str) -> None:
         """Ask this picker and the others, on its loop."""
@@ -193,7 +199,9 @@ def unpacked(data: bytes) -> dict[str, Any]:
     packed = unpack(data, _MOST_BYTES)
     kind = read(_KINDS, packed)
     answers: msgspec.json.Decoder[Any] = _FRAMES
-    if kind.opinion is not None:
+    if kind.opinion == PAST:
+        answers = _PASTS
+    elif kind.opinion is not None:
         answers = _OPINIONS if kind.error is None else _REFUSALS
     found: dict[str, Any] = read(answers, packed)
     return found

@@ -48,6 +48,8 @@ def retry_after_s(value: str, wall_s: float) -> float:
 class _Pause:
     until_s: float
     length_s: float
+    since_s: float
+    why: str
     trial_id: str = ""
     trial_until_s: float = -math.inf
 
@@ -63,7 +65,7 @@ class RetryAfter:
         #: Called with a slot that is left alone from now on, and for how many seconds.
         self.on_pause: dict[str, Callable[[int, float], None]] = {}
 
-    def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float) -> bool:
+    def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float, why: str = "") -> bool:
         """Leave an endpoint alone; a pause that ends later stays. True when it was in use until now.
 
         Args:
@@ -71,21 +73,23 @@ class RetryAfter:
             asked_s: seconds that it asked for, above 0.
             decision_id: request that it refused, the key of the jitter.
             now_s: the time.
+            why: for people.
         """
         length_s = min(asked_s, MAX_PAUSE_S / (1.0 + _JITTER))
         length_s *= 1.0 + _JITTER * keyed_uniform(0, decision_id, "retry-after")
         was_in_use = slot not in self._pauses
-        if self.pause_for(slot, length_s, now_s):
+        if self.pause_for(slot, length_s, now_s, why):
             for listener in self.on_pause.values():
                 listener(slot, length_s)
         return was_in_use
 
-    def pause_for(self, slot: int, length_s: float, now_s: float) -> bool:
+    def pause_for(self, slot: int, length_s: float, now_s: float, why: str = "") -> bool:
         """Leave an endpoint alone for so long, jitter included; False where an earlier pause ends later."""
         known = self._pauses.get(slot)
         if known is not None and known.until_s >= now_s + length_s:
             return False
-        self._pauses[slot] = _Pause(now_s + length_s, length_s)
+        since_s = now_s if known is None else known.since_s
+        self._pauses[slot] = _Pause(now_s + length_s, length_s, since_s, why)
         return True
 
     def sent(self, slot: int, decision_id: str, now_s: float) -> None:
@@ -114,6 +118,10 @@ class RetryAfter:
             return None
         paused = {slot: pause.until_s for slot, pause in self._pauses.items() if pause.in_force(now_s)}
         return paused or None
+
+    def paused(self, slot: int) -> tuple[float, str]:
+        """Return since when an endpoint is left alone, and why."""
+        return self._pauses[slot].since_s, self._pauses[slot].why
 
     def left_s(self, slot: int, now_s: float) -> float:
         """Seconds until the slot's pause ends, 0 without one."""
