@@ -12,7 +12,6 @@ import msgspec
 from epp.config.address import is_loopback
 from epp.config.section import Positive, PositiveInt, Section
 
-WebAddress = Annotated[str, msgspec.Meta(pattern=r"^https?://\S+$", extra={"fix": "e.g. https://host/path"})]
 #: Connections that a listener takes at once where nobody says how many.
 MAX_CONNECTIONS = 4096
 
@@ -100,7 +99,7 @@ class Listen(Section, frozen=True):
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
     ui: bool | None = None
-    links: dict[str, WebAddress] = {}
+    links: dict[str, str] = {}
     stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -19,8 +19,3 @@ def share(part: float, whole: float = 1.0) -> str:
 def clock_time(wall_s: float) -> str:
     """Format an instant as the time of a day in UTC."""
     return f"{datetime.fromtimestamp(wall_s, UTC):%H:%M:%S}"
-
-
-def duration(seconds: float) -> str:
-    """Format a length of time."""
-    return f"{seconds:,.0f} s" if seconds < 100.0 else f"{seconds / 60.0:,.0f} min"

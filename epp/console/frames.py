@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
 from epp.console.explain import costs_of
-from epp.console.figures import clock_time, duration, number, share
+from epp.console.figures import clock_time, number, share
 from epp.console.history import CELLS
 from epp.errors import EppError
 from epp.policies.registry import create
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 #: Decisions that a frame shows; of the others it has sums.
 ROWS = 30
-#: Requests that fill the meter of a replica's load where no replica has more.
-_BUSY = 8
 #: Decisions asked anew between two pauses, which let the event loop have the interpreter.
 _A_TURN, _PAUSE_S = 4, 0.001
 _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
@@ -48,8 +46,6 @@ _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
 _Figure = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Counts = Annotated[list[_Count], msgspec.Meta(min_length=CELLS, max_length=CELLS)]
-#: The question for the last hour, where others name a policy.
-PAST = "history"
 
 
 class _Row(TypedDict):
@@ -74,7 +70,6 @@ class _Replica(TypedDict):
     region: str
     state: str
     out: bool
-    load: _Figure
     running: str
     tokens: str
     prefill: str
@@ -95,29 +90,28 @@ class _Weight(TypedDict):
     history: Annotated[list[tuple[float, float]], msgspec.Meta(min_length=1)]
 
 
+class _Past(TypedDict):
+    """The last hour: when it ended, how long its windows are; group, name, and counts in each window."""
+
+    closed: _Figure
+    seconds: tuple[_Figure, _Figure]
+    rows: list[tuple[Literal["replica", "model"], str, _Counts, _Counts]]
+
+
 class Frame(TypedDict):
     """A picker as it shows itself."""
 
     id: str
     at: _Figure
-    made: _Count
     leads: bool
     policy: str
     unit: str
     fleet: list[_Replica]
     decisions: Annotated[list[_Row], msgspec.Meta(max_length=ROWS)]
-    failures: list[tuple[_Figure, str, str, str, str]]
+    past: _Past
+    failures: list[tuple[str, str, str, str, _Figure, _Count]]
     weights: list[_Weight]
     words: list[str]
-
-
-class Past(TypedDict):
-    """The last hour of a picker: how long its windows are; group, name, and counts in each window."""
-
-    id: str
-    opinion: str
-    seconds: tuple[_Figure, _Figure]
-    rows: list[tuple[Literal["replica", "model"], str, _Counts, _Counts]]
 
 
 class _Sums(TypedDict):
@@ -149,12 +143,12 @@ class Refusal(TypedDict):
 
 
 def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object]) -> None:
-    """Answer a page: a policy's opinion, the last hour for `PAST`, or a frame where it names none.
+    """Answer a page: a policy's opinion, or a frame where it names none.
 
     Who asks for an opinion that is being made gets the same.
     """
-    if question in ("", PAST):
-        reply(frame(live) if not question else {"id": live.name, "opinion": PAST, **live.history.told()})
+    if not question:
+        reply(frame(live))
         return
     if question not in live.asking:
         live.asking[question] = asyncio.ensure_future(_opinion(live, question))
@@ -169,13 +163,13 @@ def frame(live: Live) -> dict[str, Any]:
     return {
         "id": live.name,
         "at": wall_s,
-        "made": decisions[0].request.sequence + 1 if decisions else 0,
         "leads": live.link is not None and live.link.leading.leads,
         "policy": f"policy {book.policy}",
         "unit": live.picker.policy.unit,
         "fleet": _fleet(live.picker.fleet, live.clock.mono_s(), wall_s),
         "decisions": [_row(decision) for decision in decisions],
-        "failures": list(live.history.failures),
+        "past": live.history.past,
+        "failures": [(*names, *last) for names, last in live.history.failures.items()],
         "weights": _weights(book, wall_s),
         "words": [_tuner(book, wall_s), *([] if live.learning is None else _learned(live.learning))],
     }
@@ -215,20 +209,18 @@ def _fleet(fleet: Fleet, now_s: float, wall_s: float) -> list[dict[str, Any]]:
     slots = np.array([slot for slot, _ in members], np.intp)
     promised, engine = fleet.promised(slots)[:3], fleet.engine.block(now_s)[1:3, slots]
     columns = np.vstack([*promised, *engine, fleet.rtt.rtt_ms(now_s)[slots]]).T.tolist()
-    most = max([_BUSY, *(running for _, _, running, *_ in columns)])
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, since_s, why = _standing(fleet, slot, endpoint, now_s)
-        if since_s is not None:
-            why = f"since {clock_time(wall_s - now_s + since_s)} UTC, {duration(now_s - since_s)}: {why}"
+        state, (since_s, why) = _standing(fleet, slot, endpoint, now_s)
+        if since_s:
+            why = f"since {clock_time(wall_s - now_s + since_s)} UTC: {why}"
         rows.append(
             {
                 "id": endpoint.address,
                 "region": endpoint.region,
                 "state": state,
                 "out": state not in ("healthy", "trial"),
-                "load": running / most,
                 "running": number(running),
                 "tokens": number(tokens),
                 "prefill": number(prefill),
@@ -241,21 +233,17 @@ def _fleet(fleet: Fleet, now_s: float, wall_s: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _standing(fleet: Fleet, slot: int, endpoint: Endpoint, now_s: float) -> tuple[str, float | None, str]:
-    """Tell an endpoint's state, since when, and why."""
-    health, proven = fleet.health, fleet.health.standing(now_s).proven
-    state = health.state(slot, now_s)
-    if state is State.EJECTED:
-        return state.value, *health.ejected(slot)
-    if endpoint.draining:
-        return "draining", None, "the pool says so"
-    if fleet.retry_after.left_s(slot, now_s) > 0.0:
-        return "paused", *fleet.retry_after.paused(slot)
-    if state is State.TRIAL:
-        return state.value, *health.ejected(slot)
-    if proven is not None and not proven[slot]:
-        return "unproven", None, "it has not answered a probe lately"
-    return state.value, None, ""
+def _standing(fleet: Fleet, slot: int, endpoint: Endpoint, now_s: float) -> tuple[str, tuple[float, str]]:
+    """Tell an endpoint's state, since when, 0 where nobody knows, and why."""
+    health, state = fleet.health, fleet.health.state(slot, now_s)
+    if state is not State.EJECTED:
+        if endpoint.draining:
+            return "draining", (0.0, "the pool says so")
+        if fleet.retry_after.left_s(slot, now_s) > 0.0:
+            return "paused", fleet.retry_after.reasons[slot]
+        if (proven := health.standing(now_s).proven) is not None and not proven[slot]:
+            return "unproven", (0.0, "it has not answered a probe lately")
+    return state.value, (0.0, "") if state is State.HEALTHY else health.reasons[slot]
 
 
 def _weights(book: WeightBook, wall_s: float) -> list[dict[str, Any]]:

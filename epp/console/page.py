@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from epp.console.frames import PAST, Frame, Opinion, Past, Refusal, answer
-from epp.console.pictures import add_rate, merged, offered, past, summed
+from epp.console.frames import Frame, Opinion, Refusal, answer
+from epp.console.pictures import merged, offered, past, summed
 from epp.errors import UnreadableError
 from epp.threads import kept
 from epp.wire import read, unpack
@@ -30,8 +30,8 @@ TICK_S, GATHER_S = 0.5, 0.1
 STREAM_S = 60.0
 #: A picker that was not heard for so long leaves the page.
 GONE_S = 10.0
-#: How long opinions, and the last hour, of other pickers are waited for: not all of them need have a page.
-OPINION_S, PAST_S = 10.0, 1.0
+#: How long opinions of other pickers are waited for: not all of them need have a page.
+OPINION_S = 10.0
 #: Pickers that the page shows, and bytes of what one says: some 400 for an endpoint.
 _MOST_PICKERS, _MOST_BYTES = 256, 8 * 1024 * 1024
 _FILES = ("ui.html", "ui.js", "ui.css")
@@ -52,7 +52,6 @@ class _Kind(msgspec.Struct):
 
 _KINDS, _FRAMES = msgspec.json.Decoder(_Kind), msgspec.json.Decoder(Frame)
 _OPINIONS, _REFUSALS = msgspec.json.Decoder(Opinion), msgspec.json.Decoder(Refusal)
-_PASTS = msgspec.json.Decoder(Past)
 
 
 class Page:
@@ -66,6 +65,8 @@ class Page:
         self._live, self._loop = live, asyncio.get_running_loop()
         self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}
+        #: When the pickers closed the buckets of the last hour that is shown, and what is sent of it.
+        self._past: tuple[list[float], msgspec.Raw] = [], msgspec.Raw()
         #: The policy that is asked for its opinion, and what takes the pickers' answers.
         self._asking: tuple[str, asyncio.Queue[dict[str, Any]]] | None = None
         self._opinions = asyncio.Lock()
@@ -82,14 +83,7 @@ class Page:
         if asked == "/events":
             return await self._stream(request)
         if asked == "/opinion":
-            policy = request.query.get("policy", "")
-            if policy not in offered():
-                return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
-            return web.json_response(summed(policy, await self._ask_all(request, policy, OPINION_S)))
-        if asked == "/history":
-            found = await self._ask_all(request, PAST, PAST_S)
-            regions = {one.address: one.region for _, one in self._live.picker.fleet.members}
-            return web.json_response(past(found, regions) | {"links": self._live.links})
+            return await self._opinion(request, request.query.get("policy", ""))
         name = asked.removeprefix("/") or "ui.html"
         if name not in _FILES:
             raise web.HTTPNotFound
@@ -129,27 +123,33 @@ class Page:
             # This picker comes first.
             frames = sorted(self._frames.values(), key=lambda one: one["id"] != self._live.name)
             if frames:
-                self._next.set_result(msgspec.json.encode(merged(frames)))
+                closed = [frame["past"]["closed"] for frame in frames]
+                if closed != self._past[0]:
+                    self._past = closed, msgspec.Raw(msgspec.json.encode(past(frames)))
+                shown = {"past": self._past[1], "links": self._live.links}
+                self._next.set_result(msgspec.json.encode(merged(frames) | shown))
                 self._next = self._loop.create_future()
             await asyncio.sleep(TICK_S - GATHER_S)
         self._ticks = None
 
-    async def _ask_all(self, request: web.Request, question: str, wait_s: float) -> list[dict[str, Any]]:
-        """Ask each picker something, one page after the other; what they say in time."""
+    async def _opinion(self, request: web.Request, policy: str) -> web.Response:
+        """Have a policy asked by each picker, and send what they say; one after the other."""
+        if policy not in offered():
+            return web.json_response({"error": f"no such policy: {policy!r}"}, status=404)
         link, told = self._live.link, dict[str, dict[str, Any]]()
         async with self._opinions:
             if request.transport is None:
                 raise web.HTTPGone  # nobody waits any longer
             answers = asyncio.Queue[dict[str, Any]](_MOST_PICKERS)
-            self._asking = question, answers
-            self._live.loop.call_soon_threadsafe(self._ask, question)
+            self._asking = policy, answers
+            self._live.loop.call_soon_threadsafe(self._ask, policy)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(OPINION_S):
                     while len(told) <= (0 if link is None else link.sharing.peers):
                         found = await answers.get()
                         told[found["id"]] = found
             self._asking = None
-        return [*told.values()]
+        return web.json_response(summed(policy, told.values()))
 
     def _ask(self, question: str) -> None:
         """Ask this picker and the others, on its loop."""
@@ -177,7 +177,6 @@ class Page:
         """Take a picker's frame or opinion, this one's or another's."""
         name, asked = found["id"], found.get("opinion")
         if asked is None and (name in self._frames or len(self._frames) < _MOST_PICKERS):
-            add_rate(found, self._frames.get(name))
             self._frames[name] = found | {"heard_s": self._loop.time()}
         if self._asking is not None:
             policy, answers = self._asking
@@ -199,9 +198,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
     packed = unpack(data, _MOST_BYTES)
     kind = read(_KINDS, packed)
     answers: msgspec.json.Decoder[Any] = _FRAMES
-    if kind.opinion == PAST:
-        answers = _PASTS
-    elif kind.opinion is not None:
+    if kind.opinion is not None:
         answers = _OPINIONS if kind.error is None else _REFUSALS
     found: dict[str, Any] = read(answers, packed)
     return found

@@ -7,37 +7,15 @@ from collections import Counter, defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from epp.console.figures import share
 from epp.console.frames import ROWS
-from epp.console.history import (
-    BINS,
-    BUCKET_S,
-    CACHED,
-    E2E,
-    FAILED,
-    MOST_FAILURES,
-    PROMPT,
-    QUEUED,
-    TTFT,
-    UNTIMED,
-    quantile_ms,
-)
+from epp.console.history import FIGURES, MOST_FAILURES, figures
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     _Frame = dict[str, Any]
-
-#: What is shown of the last 5 minutes and the last hour. Latencies are in ms, queues in requests, and hits
-#: are a share of the prompts' tokens.
-FIGURES = ("req/s", "err/s", "TTFT p50", "TTFT p95", "E2E p50", "E2E p95", "queue", "hits")
-#: Every replica, and no replica or model.
-ALL, _NAMELESS = "all", {"replica": "no replica", "model": "no model"}
-#: How fast a rate follows the frames.
-_FOLLOW = 0.3
 
 
 def offered() -> list[str]:
@@ -45,21 +23,13 @@ def offered() -> list[str]:
     return [name for name, point in POLICIES.items() if not point.module.startswith("epp_lab.")]
 
 
-def add_rate(frame: _Frame, before: _Frame | None) -> None:
-    """Add to a picker's frame the decisions a second, by the frame before."""
-    frame["rate"] = 0.0
-    if before is not None and frame["at"] > before["at"]:
-        rate = max(frame["made"] - before["made"], 0) / (frame["at"] - before["at"])
-        frame["rate"] = before["rate"] + _FOLLOW * (rate - before["rate"])
-
-
 def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
     """Put together the frames of all pickers."""
     rows = sorted(chain(*(frame["decisions"] for frame in frames)), key=lambda row: -row["at"])
-    failures = sorted(chain(*(frame["failures"] for frame in frames)), reverse=True)
+    failures = sorted(chain(*(frame["failures"] for frame in frames)), key=lambda row: -row[4])
     for frame in frames:
-        frame["label"] = f"{frame['id']} {frame['rate']:,.0f}/s" + (", leads" if frame["leads"] else "")
-    pickers = [{**frame, "decisions": None} for frame in frames]
+        frame["label"] = frame["id"] + (", leads" if frame["leads"] else "")
+    pickers = [{**frame, "decisions": None, "past": None} for frame in frames]
     return {
         "policies": offered(),
         "pickers": pickers,
@@ -68,34 +38,29 @@ def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
     }
 
 
-def past(pasts: Sequence[dict[str, Any]], regions: Mapping[str, str]) -> dict[str, Any]:
+def past(frames: Sequence[_Frame]) -> dict[str, Any]:
     """Put together the last hour of all pickers: tables of `FIGURES` by what they are grouped by.
 
     A row is a name and its figures in each window.
     """
-    found = defaultdict[tuple[str, str], list[Any]](list)
-    for one in pasts:
-        for group, name, *windows in one["rows"]:
-            part = list(zip(windows, one["seconds"], strict=True))
-            found[group, name or _NAMELESS[group]].append(part)
+    regions = {row["id"]: row["region"] or "no region" for frame in frames for row in frame["fleet"]}
+    groups: dict[str, defaultdict[str, list[Any]]]
+    groups = {group: defaultdict(list) for group in ("region", "model", "replica")}
+    for frame in frames:
+        for group, name, *windows in frame["past"]["rows"]:
+            part = list(zip(windows, frame["past"]["seconds"], strict=True))
+            groups[group][name or "none"].append(part)
             if group == "replica":
-                found["region", ALL].append(part)
-                found["region", regions.get(name, "left the pool") if name else _NAMELESS[group]].append(part)
-    groups: dict[str, list[Any]] = {"region": [], "model": [], "replica": []}
-    for (group, name), parts in found.items():
-        groups[group].append([name, *(_figures(each, len(pasts)) for each in zip(*parts, strict=True))])
-    return {"figures": FIGURES, "groups": groups}
-
-
-def _figures(parts: Sequence[tuple[list[int], float]], pickers: int) -> list[float | None]:
-    """Compute `FIGURES` of what is summed; a rate is over each picker's own time, as some are younger."""
-    each = np.array([counts for counts, _ in parts])
-    counts, rates = each.sum(axis=0), (each.T / [seconds or 1.0 for _, seconds in parts]).sum(axis=1)
-    latencies = [quantile_ms(counts[at : at + BINS], part) for at in (TTFT, E2E) for part in (0.5, 0.95)]
-    requests = rates[FAILED] + rates[UNTIMED] + rates[E2E:].sum()
-    hits = counts[CACHED] / counts[PROMPT] if counts[PROMPT] else math.nan
-    found = [requests, rates[FAILED], *latencies, rates[QUEUED] * BUCKET_S / pickers, hits]
-    return [None if math.isnan(value) else float(f"{value:.3g}") for value in found]
+                groups["region"]["all"].append(part)
+                groups["region"][regions.get(name, "left the pool" if name else "none")].append(part)
+    tables = {
+        group: [
+            [name, *(figures(each, len(frames)) for each in zip(*parts, strict=True))]
+            for name, parts in rows.items()
+        ]
+        for group, rows in groups.items()
+    }
+    return {"figures": FIGURES, "groups": tables}
 
 
 def summed(policy: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 const byId = (id) => document.getElementById(id);
 const colors = new Map(); // term -> color
 const MOST_ROWS = 100;
-let picture, past, sorted = 0;
+let picture, closed, sorted = 0;
 
 function node(tag, text) {
   const made = document.createElement(tag);
@@ -20,7 +20,6 @@ function each(parent, template, items, more = () => {}) {
       if (part.closest("[data-id]") !== child) continue; // of a list within this one
       const text = item[part.dataset.text];
       if (text !== undefined && part.textContent !== text) part.textContent = text;
-      if (part.dataset.value) part.value = item[part.dataset.value];
     }
     more(child, item);
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at]);
@@ -75,9 +74,13 @@ function show() {
   byId("outs").hidden = !outs.length;
   each(byId("out"), "outed", outs);
   byId("words").textContent = words.join("\n");
+  const load = ({ running }) => +running.replaceAll(",", ""), most = Math.max(8, ...fleet.map(load));
   const regions = Map.groupBy(fleet, ({ region }) => region);
   each(byId("fleet"), "region", [...regions.keys()].map((id) => ({ id })), (box, { id }) =>
-    each(box.lastElementChild, "replica", regions.get(id), (tile, { out }) => tile.classList.toggle("out", out)));
+    each(box.lastElementChild, "replica", regions.get(id), (tile, row) => {
+      tile.classList.toggle("out", row.out);
+      tile.querySelector("progress").value = load(row) / most;
+    }));
   each(byId("weights"), "weight", weights, (row, { about, history }) => {
     const values = history.map(([, value]) => value), high = Math.max(...values), low = Math.min(...values);
     const svg = row.querySelector("svg"), age = history[0][0], span = high - low || 1;
@@ -94,7 +97,7 @@ const figure = (name, value) => value === null ? "-" : name === "hits" ? `${Math
 
 // The table of the last 5 minutes and the last hour, by what it is grouped and sorted by.
 function showPast() {
-  const { figures, groups } = past, group = document.querySelector("#groups :checked").value;
+  const { figures, groups } = picture.past, group = document.querySelector("#groups :checked").value;
   each(byId("figures"), "figure", [group, ...figures].map((id, at) => ({ id: `${at}`, title: id })), (th, { id }) =>
     +id === sorted ? th.setAttribute("aria-sort", sorted ? "descending" : "ascending") : th.removeAttribute("aria-sort"));
   const key = ([name, recent]) => sorted ? -(recent[sorted - 1] ?? -1) : name;
@@ -110,37 +113,34 @@ function showPast() {
     })));
 }
 
-async function refresh() {
-  try {
-    past = await (await fetch("ui/history")).json();
-    each(byId("links"), "link", Object.entries(past.links).map(([id, href]) => ({ id, href })), (link, { href }) => (link.href = href));
-    showPast();
-  } catch { /* the picker is away, as the page says */ }
-  setTimeout(refresh, 5000);
-}
-refresh();
-
 new EventSource("ui/events").onmessage = ({ data, target }) => {
   picture = JSON.parse(data);
   byId("state").textContent = byId("state").className = "live";
   target.onerror = () => (byId("state").textContent = "reconnecting", byId("state").className = "");
   each(byId("pickers"), "picker", picture.pickers);
+  each(byId("links"), "link", Object.entries(picture.links).map(([id, href]) => ({ id, href })), (link, { href }) => (link.href = href));
   if (!byId("other").length) byId("other").append(...picture.policies.map((name) => new Option(name)));
   if (!byId("pause").checked) {
     each(byId("rows"), "row", picture.decisions, (row, { terms }) => bar(row.querySelector("div"), terms));
     scale(byId("rows"), picture.decisions.map(({ terms }) => terms));
-    each(byId("failures"), "failure", picture.failures.map(([at, id, model, endpoint, why]) =>
-      ({ id: id || `${at}`, known: id, time: new Date(at * 1000).toISOString().slice(11, 19), model: model || "-", endpoint: endpoint || "-", why })),
-      (row, { known }) => (row.querySelector("button").disabled = !known));
+    each(byId("failures"), "failure", picture.failures.map(([model, endpoint, why, decision, at, count]) => ({
+      id: [model, endpoint, why].join(), decision, time: new Date(at * 1000).toISOString().slice(11, 19),
+      count: `${count}`, model: model || "-", endpoint: endpoint || "-", why })), (row, { decision }) => {
+      row.dataset.decision = decision;
+      row.querySelector("button").disabled = !decision;
+    });
   }
   show();
+  if (closed !== (closed = JSON.stringify(picture.past))) showPast();
 };
 
 byId("pickers").onchange = show;
 byId("groups").onchange = showPast;
 byId("figures").onclick = ({ target }) => (sorted = +target.closest("th").dataset.id, showPast());
 byId("rows").onclick = byId("failures").onclick = async ({ target }) => {
-  const { id } = target.closest("tr").dataset, answer = await fetch(`decisions/${id}?explained`), found = await answer.json();
+  const { id: row, decision: id = row } = target.closest("tr").dataset;
+  if (!id) return;
+  const answer = await fetch(`decisions/${id}?explained`), found = await answer.json();
   sheet(byId("explain").firstChild, answer.ok ? found : { words: [`${id}: ${found.error}`], columns: [], rows: [] });
   byId("explain").showModal();
 };
@@ -158,7 +158,7 @@ function cycle() {
   const all = [...byId("groups").querySelectorAll("input")];
   all[(all.findIndex(({ checked }) => checked) + 1) % all.length].click();
 }
-const sortNext = () => (sorted = (sorted + 1) % (past.figures.length + 1), showPast());
+const sortNext = () => (sorted = (sorted + 1) % (picture.past.figures.length + 1), showPast());
 const keys = { g: cycle, s: sortNext, f: () => document.querySelector("#failures button:enabled")?.focus(), j: () => step(1), k: () => step(-1), p: () => byId("pause").click(), o: () => byId("other").focus() };
 document.onkeydown = ({ key, target, ctrlKey, altKey, metaKey }) => {
   if (!(ctrlKey || altKey || metaKey || target.closest("select, dialog"))) keys[key]?.();

@@ -56,7 +56,7 @@ class LivePage:
             if now_s - self._packed[0] >= FRAME_S:
                 self._packed = now_s, page.packed(frames.frame(live))
             reply(self._packed[1])
-        elif question == frames.PAST or question in pictures.offered():
+        elif question in pictures.offered():
             frames.answer(live, question, lambda found: reply(page.packed(found)))
         else:
             live.ignore("unreadable")

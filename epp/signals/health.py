@@ -79,8 +79,6 @@ class _Health:
     out: bool = False  # ejected, or on trial
     failures: dict[Kind, int] = field(default_factory=dict)
     cause: Kind = "probe"
-    why: str = ""
-    since_s: float = -math.inf  # the first of the ejections in a row
     ejections: int = 0  # in a row
     back_off_until_s: float = -math.inf  # the trial never begins before
     lately: Lately = field(default_factory=Lately)
@@ -129,6 +127,8 @@ class HealthTracker:
         self._until_s = np.zeros(0)  # when the last ejection of each ends or ended; -inf for none
         self._proved_s = np.zeros(0)  # when each answered last
         self._standing: Standing | None = None  # kept until something changes it
+        #: Since when a slot is out, or was last, and why, for people.
+        self.reasons: dict[int, tuple[float, str]] = {}
         #: Called with a slot that is ejected here, and until when.
         self.on_eject: dict[str, Callable[[int, float], None]] = {}
 
@@ -172,10 +172,7 @@ class HealthTracker:
         return True
 
     def failure(self, slot: int, kind: Kind, now_s: float, why: str = "") -> bool:
-        """Note no answer, or an error of the endpoint's own. Returns True when that ejects it.
-
-        ``why`` is for people.
-        """
+        """Note no answer, or an error of the endpoint's own. Returns True when that ejects it."""
         health = self._slots.get(slot)
         if health is None:
             return False
@@ -189,8 +186,9 @@ class HealthTracker:
         on_trial = health.out and kind in (health.cause, "outcome")
         in_a_row = count >= _FAILURES[kind]
         if on_trial or in_a_row or (kind == "outcome" and health.failing):
+            if not health.out:
+                self.reasons[slot] = now_s, why
             self._eject(slot, health, kind, now_s)
-            health.why = why
             return True
         return False
 
@@ -198,8 +196,8 @@ class HealthTracker:
         """Eject an endpoint that another picker has ejected; it is tried again as any other."""
         health = self._slots.get(slot)
         if health is not None and self.state(slot, now_s) is not State.EJECTED:
-            self._keep_out(slot, health, "probe", until_s, now_s)
-            health.why = "another picker ejected it"
+            self.reasons[slot] = now_s, "another picker ejected it"
+            self._keep_out(slot, health, "probe", until_s)
 
     def standing(self, now_s: float) -> Standing:
         """Return who may serve now, and who has proof."""
@@ -213,10 +211,6 @@ class HealthTracker:
         if not self._slots[slot].out:
             return State.HEALTHY
         return State.EJECTED if now_s < self._until_s[slot] else State.TRIAL
-
-    def ejected(self, slot: int) -> tuple[float, str]:
-        """Return since when an endpoint that is ejected or on trial is out, and why."""
-        return self._slots[slot].since_s, self._slots[slot].why
 
     def returned_at_s(self, now_s: float) -> Floats:
         """Return when the last trial of each slot began, minus infinity for none and for the ejected."""
@@ -247,13 +241,11 @@ class HealthTracker:
         health.ejections += 1
         health.failures.clear()
         health.lately = Lately()
-        self._keep_out(slot, health, kind, now_s + length_s, now_s)
+        self._keep_out(slot, health, kind, now_s + length_s)
         for listener in self.on_eject.values():
             listener(slot, now_s + length_s)
 
-    def _keep_out(self, slot: int, health: _Health, cause: Kind, until_s: float, now_s: float) -> None:
-        if not health.out:
-            health.since_s = now_s
+    def _keep_out(self, slot: int, health: _Health, cause: Kind, until_s: float) -> None:
         health.out, health.cause = True, cause
         health.back_off_until_s = self._until_s[slot] = until_s
         self._standing = None

@@ -48,8 +48,6 @@ def retry_after_s(value: str, wall_s: float) -> float:
 class _Pause:
     until_s: float
     length_s: float
-    since_s: float
-    why: str
     trial_id: str = ""
     trial_until_s: float = -math.inf
 
@@ -62,6 +60,8 @@ class RetryAfter:
 
     def __init__(self) -> None:
         self._pauses: dict[int, _Pause] = {}
+        #: Since when a slot is left alone, or was last, and why, for people.
+        self.reasons: dict[int, tuple[float, str]] = {}
         #: Called with a slot that is left alone from now on, and for how many seconds.
         self.on_pause: dict[str, Callable[[int, float], None]] = {}
 
@@ -88,8 +88,9 @@ class RetryAfter:
         known = self._pauses.get(slot)
         if known is not None and known.until_s >= now_s + length_s:
             return False
-        since_s = now_s if known is None else known.since_s
-        self._pauses[slot] = _Pause(now_s + length_s, length_s, since_s, why)
+        if known is None:
+            self.reasons[slot] = now_s, why
+        self._pauses[slot] = _Pause(now_s + length_s, length_s)
         return True
 
     def sent(self, slot: int, decision_id: str, now_s: float) -> None:
@@ -118,10 +119,6 @@ class RetryAfter:
             return None
         paused = {slot: pause.until_s for slot, pause in self._pauses.items() if pause.in_force(now_s)}
         return paused or None
-
-    def paused(self, slot: int) -> tuple[float, str]:
-        """Return since when an endpoint is left alone, and why."""
-        return self._pauses[slot].since_s, self._pauses[slot].why
 
     def left_s(self, slot: int, now_s: float) -> float:
         """Seconds until the slot's pause ends, 0 without one."""

@@ -64,7 +64,7 @@ async def show(out: Path, images: Path, every: Path | None) -> int:
             replace_file(stack.folder / "overrides.yaml", pins.encode())
         stack.endpoints["broken"] = EndpointSpec(address=broken.address, region="seoul")
         stack.write_pool(stack.endpoints)
-        await page.until("document.querySelector('#failures tr') && document.querySelector('#out li')", _SHOWN_S)
+        await page.until("document.querySelectorAll('#failures tr, #out li').length > 2", _SHOWN_S)
         await page.until("document.querySelector('#totals tr') !== null", _SHOWN_S)
         await page.look(
             f"document.getElementById('other').value = '{_OTHER}',"
@@ -110,11 +110,13 @@ async def show_widths(page: Chromium, folder: Path) -> None:
 
 async def whole(page: Chromium, width: int, height: int = 0) -> bytes:
     """Take a picture of all of the page at a width, as PNG."""
-    for tall in (800, height or await page.look("document.documentElement.scrollHeight")):
-        size = {"width": width, "height": tall, "deviceScaleFactor": 1, "mobile": False}
+
+    async def resize(height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await page.call("Emulation.setDeviceMetricsOverride", **size)
-        if not height:
-            height = await page.look("document.documentElement.scrollHeight")
+
+    await resize(800)
+    await resize(height or await page.look("document.documentElement.scrollHeight"))
     wide = await page.look("document.documentElement.scrollWidth")
     if wide > width:
         print(f"at {width} px the page is {wide} px wide")
