@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 BUCKET_S = 10.0
 #: Buckets of each window.
 WINDOWS = 30, 360
-MOST_BYTES = 14_000_000
+MOST_BYTES = 12_000_000
 #: Names told apart, of models also none; what comes after them is `OTHER`. When there are more replicas,
 #: because they come and go, the history begins anew.
-MOST = {"replica": 4096, "model": 21}
+MOST = {"replica": 2000, "model": 21}
 OTHER = "other"
 #: Kinds of failures that are remembered.
 MOST_FAILURES = 20

@@ -125,16 +125,13 @@ def drawn(
         _table("", columns, (map(row.get, columns) for row in first["fleet"][:room])),
         *map(Text, filter(None, ["  ".join(weights), *first["words"], *opinion])),
     ]
-    used = sum(1 + part.row_count if isinstance(part, Table) else 1 for part in parts)
-    return Group(*parts, _decisions(picture["decisions"][: max(height - used - 5, 3)], first["unit"], width))
+    used = sum(2 + part.row_count if isinstance(part, Table) else -(-len(part) // width) for part in parts)
+    return Group(*parts, _decisions(picture["decisions"][: max(height - used - 3, 3)], first["unit"], width))
 
 
 def _past(past: dict[str, Any], pressed: Counter[str], room: int) -> Table:
     figures, groups = past["figures"], past["groups"]
-    group, column, window = (
-        pressed[key] % count for key, count in (("g", len(groups)), ("s", len(figures)), ("w", 2))
-    )
-    name = [*groups][group]
+    name, column, window = [*groups][pressed["g"] % 3], pressed["s"] % len(figures), pressed["w"] % 2
     rows = sorted(groups[name], key=lambda row: -(row[1 + window][column] or 0.0))[:room]
     return _table(
         f"{_WINDOWS[window]}, by {figures[column]}; q: quit, g: group, s: sort, w: window",

@@ -166,7 +166,7 @@ async def test_models_beyond_twenty_are_others() -> None:
 
 async def test_replicas_that_come_and_go_make_the_history_begin_anew() -> None:
     history, _ = history_of("a:1")
-    for number in range(4200):
+    for number in range(2100):
         history.ended("chat", 0, 0.0, outcome(f"pod-{number}:1"))
     await history.turn()
     history.ended("chat", 0, 0.0, outcome("a:1"))

@@ -207,12 +207,15 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
             *words, stdin=follower, stdout=follower, env={"TERM": "xterm"}
         )
         try:
-            await until_printed(leader, "terms of the cost")
+            await until_printed(leader, "costs in ms, weighted")
             await serving.chat()
             await until_printed(leader, await last_decision(serving))
+            os.write(leader, b"gsw")
+            await until_printed(leader, "last hour, by err/s")
+            os.write(leader, b"q")
+            await until_printed(leader, "\x1b[?1049l")  # the screen of before
+            assert await running.wait() == 0
         finally:
-            running.terminate()
-            await running.wait()
             os.close(leader)
             os.close(follower)
         await serving.picker.stop()
@@ -224,7 +227,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
 async def until_printed(terminal: int, words: str) -> None:
     """Read a terminal until it shows something."""
     shown = ""
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(60):
         while words not in shown:
             ready, _, _ = select.select([terminal], [], [], 0)
             if ready:
