@@ -34,8 +34,10 @@ function bar(parts, terms) {
   for (const [name, value] of Object.entries(terms)) {
     if (!colors.has(name)) {
       colors.set(name, `var(--c${Math.min(colors.size, 6)})`);
-      byId("legend").append(node("i"), name);
-      byId("legend").lastElementChild.style.background = colors.get(name);
+      const shown = node("span", name);
+      shown.prepend(node("i"));
+      shown.firstChild.style.background = colors.get(name);
+      byId("legend").append(" ", shown);
     }
     const part = node("i");
     part.style.background = colors.get(name);

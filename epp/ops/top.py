@@ -36,7 +36,7 @@ _BAR = 24
 #: Of Okabe and Ito (2008), as on the page.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98")
 #: Columns; those beyond the first ones have room from a width of `_WIDE` on.
-_FLEET = ("id", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
+_FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
 _DECISIONS = ("endpoint", "cost", "next", "model", "prompt", "cached", "id")
 _FAILURES, _WIDE = ("time", "endpoint", "model", "count", "cause"), 120
 #: Columns of words; figures stand at the right.
@@ -122,7 +122,9 @@ def drawn(
         *(Text(line, _BAD) for line in outs[:room]),
         _past(picture["past"], pressed, room),
         _table("last failures", _FAILURES, map(_failure, picture["failures"][: room // 2])),
-        _table("", columns, (map(row.get, columns) for row in first["fleet"][:room])),
+        _table(
+            "", columns, (map({**row, "endpoint": row["id"]}.get, columns) for row in first["fleet"][:room])
+        ),
         *map(Text, filter(None, ["  ".join(weights), *first["words"], *opinion])),
     ]
     used = sum(2 + part.row_count if isinstance(part, Table) else -(-len(part) // width) for part in parts)
