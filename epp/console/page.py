@@ -65,8 +65,8 @@ class Page:
         self._live, self._loop = live, asyncio.get_running_loop()
         self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}
-        #: When the pickers closed the buckets of the last hour that is shown, and what is sent of it.
-        self._past: tuple[list[float], msgspec.Raw] = [], msgspec.Raw()
+        #: When this picker closed a bucket, and pickers then, and what is sent of the last hour since.
+        self._past: tuple[tuple[float, int], msgspec.Raw] = (0.0, 0), msgspec.Raw()
         #: The policy that is asked for its opinion, and what takes the pickers' answers.
         self._asking: tuple[str, asyncio.Queue[dict[str, Any]]] | None = None
         self._opinions = asyncio.Lock()
@@ -123,7 +123,7 @@ class Page:
             # This picker comes first.
             frames = sorted(self._frames.values(), key=lambda one: one["id"] != self._live.name)
             if frames:
-                closed = [frame["past"]["closed"] for frame in frames]
+                closed = frames[0]["past"]["closed"], len(frames)
                 if closed != self._past[0]:
                     self._past = closed, msgspec.Raw(msgspec.json.encode(past(frames)))
                 shown = {"past": self._past[1], "links": self._live.links}

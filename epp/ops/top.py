@@ -37,10 +37,11 @@ _BAR = 24
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98")
 #: Columns; those beyond the first ones have room from a width of `_WIDE` on.
 _FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
-_DECISIONS = ("endpoint", "cost", "next", "model", "prompt", "cached", "id")
+_DECISIONS = ("endpoint", "cost", "next", "prompt", "cached", "model", "id")
 _FAILURES, _WIDE = ("time", "endpoint", "model", "count", "cause"), 120
-#: Columns of words; figures stand at the right.
+#: Columns of words; figures stand at the right. Those of any length are folded.
 _WORDS = ("region", "endpoint", "state", "terms", "model", "replica", "id", "time", "cause")
+_FOLDED = ("model", "cause", "replica")
 _WINDOWS = ("last 5 minutes", "last hour")
 _BAD = _COLORS[5]
 
@@ -155,7 +156,7 @@ def _decisions(rows: list[dict[str, Any]], unit: str, width: int) -> Table:
     most = max((sum(max(value, 0.0) for value in row["terms"].values()) for row in rows), default=0.0) or 1.0
     names = dict.fromkeys(name for row in rows for name in row["terms"])
     colors = {name: _COLORS[min(at, len(_COLORS) - 1)] for at, name in enumerate(names)}
-    columns = _DECISIONS if width >= _WIDE else _DECISIONS[:3]
+    columns = _DECISIONS[: width // 22]
 
     def bar(row: dict[str, Any]) -> Text:
         parts = ((name, "█" * round(_BAR * max(value, 0.0) / most)) for name, value in row["terms"].items())
@@ -170,7 +171,9 @@ def _table(title: str | Text, columns: Sequence[str], rows: Iterable[Iterable[An
         title=title or None, box=None, padding=(0, 1, 0, 0), title_justify="left", title_style="bold"
     )
     for name in columns:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in _WORDS else "right", no_wrap=name not in _FOLDED, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return table
