@@ -26,7 +26,12 @@ def offered() -> list[str]:
 def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
     """Put together the frames of all pickers."""
     rows = sorted(chain(*(frame["decisions"] for frame in frames)), key=lambda row: -row["at"])
-    failures = sorted(chain(*(frame["failures"] for frame in frames)), key=lambda row: -row[4])
+    failures: dict[tuple[str, ...], list[Any]] = {}
+    for *names, decision, at_s, count in sorted(
+        chain(*(frame["failures"] for frame in frames)), key=lambda row: row[4]
+    ):
+        before = failures.pop(tuple(names), [0])
+        failures[tuple(names)] = [*names, decision, at_s, before[-1] + count]
     for frame in frames:
         frame["label"] = frame["id"] + (", leads" if frame["leads"] else "")
     pickers = [{**frame, "decisions": None, "past": None} for frame in frames]
@@ -34,7 +39,7 @@ def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
         "policies": offered(),
         "pickers": pickers,
         "decisions": rows[:ROWS],
-        "failures": failures[:MOST_FAILURES],
+        "failures": [*failures.values()][: -1 - MOST_FAILURES : -1],
     }
 
 

@@ -120,7 +120,7 @@ new EventSource("ui/events").onmessage = ({ data, target }) => {
   byId("state").textContent = byId("state").className = "live";
   target.onerror = () => (byId("state").textContent = "reconnecting", byId("state").className = "");
   each(byId("pickers"), "picker", picture.pickers);
-  each(byId("links"), "link", Object.entries(picture.links).map(([id, href]) => ({ id, href })), (link, { href }) => (link.href = href));
+  each(byId("links"), "link", Object.entries(picture.links).map(([id, href]) => ({ id, href })), (link, { href }) => (link.firstChild.href = href));
   if (!byId("other").length) byId("other").append(...picture.policies.map((name) => new Option(name)));
   if (!byId("pause").checked) {
     each(byId("rows"), "row", picture.decisions, (row, { terms }) => bar(row.querySelector("div"), terms));

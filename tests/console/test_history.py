@@ -11,7 +11,7 @@ import pytest
 from epp.apis.failure import AnswerFailure
 from epp.apis.usage import NO_USAGE, Usage
 from epp.console.history import BUCKET_S, FIGURES, MOST_BYTES, WINDOWS, History
-from epp.console.pictures import past
+from epp.console.pictures import merged, past
 from epp.prefix_cache.index import PrefixIndex
 from epp.schedule.decision import Outcome, Source
 from epp.signals.fleet import Fleet
@@ -211,3 +211,15 @@ async def test_more_than_fits_is_a_shorter_hour(monkeypatch: pytest.MonkeyPatch)
         await history.turn()
     assert history.past["seconds"] == [3 * BUCKET_S, 3 * BUCKET_S]
     assert figures([frame(history)], "model", "chat", 1)["req/s"] == 0.1
+
+
+def test_failures_of_one_kind_at_several_pickers_are_one() -> None:
+    names = ("chat", "a:1", "status 500")
+    frames: list[dict[str, Any]] = [
+        {"id": "p", "leads": False, "decisions": [], "failures": [(*names, "d-1", at_s, count)]}
+        for at_s, count in ((2.0, 3), (1.0, 4))
+    ]
+    frames[0]["failures"].append(("chat", "", "refused with 429: saturated", "", 1.5, 1))
+    first, second = merged(frames)["failures"]
+    assert first == ["chat", "a:1", "status 500", "d-1", 2.0, 7]
+    assert second[2] == "refused with 429: saturated", "the newest come first"
