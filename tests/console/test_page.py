@@ -27,6 +27,7 @@ from epp.server.live import Live
 from epp.server.process import SystemClock
 from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.browser import chromium
+from tests.kit.clock import ManualClock
 from tests.kit.events import opinion, pictures
 from tests.kit.picker import PickerProcess, Serving
 
@@ -47,6 +48,9 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
         await serving.chat()
         await page.until(f"{ROWS} === 1")
 
+        await page.until("document.querySelector('#totals tr') !== null", 60.0)
+        await page.press("g")
+        assert await page.look("document.querySelector('#totals td').textContent") == "sim-model"
         await page.press("j")
         await page.press("Enter")
         await page.until(f"{DIALOG}.open")
@@ -185,6 +189,33 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
     (tuner,) = shown["words"]
     assert tuner.startswith("tuner: trial t: split, 5% of sessions, candidate serves, ")
     assert tuner.endswith("; better")
+
+
+async def test_an_endpoint_that_gets_no_requests_shows_why_and_since_when(tmp_path: Path) -> None:
+    clock = ManualClock(mono_s=100.0, wall_s=3600.0)
+    app = app_of(tmp_path, clock, pool={"file": "endpoints.yaml"}, probe={"interval_s": 2})
+    pool = ", ".join(
+        f"{{address: '192.0.2.{number}:8000', draining: {number == 3}}}" for number in range(1, 6)
+    )
+    rewrite(app, tmp_path / "endpoints.yaml", f"endpoints: [{pool}]")
+    fleet = app.picker.fleet
+    for address in ("192.0.2.1:8000", "192.0.2.2:8000", "192.0.2.3:8000", "192.0.2.5:8000"):
+        slot = fleet.slot_of(address)
+        assert slot is not None
+        fleet.health.success(slot, 100.0)
+    for now_s in (100.0, 101.0, 102.0):
+        fleet.health.failure(0, "probe", now_s, "probes fail, the last: no answer")
+    fleet.retry_after.pause(1, 30.0, "d-1", 102.0, "it answered 429 and asked for 30 s")
+    clock.advance(3.0)
+    live = Live(app.picker, app.core.recent, clock, None, None, History(fleet, clock), {})
+    shown = {row["id"].removesuffix(":8000"): (row["state"], row["why"]) for row in frame(live)["fleet"]}
+    assert shown == {
+        "192.0.2.1": ("ejected", "since 01:00:02 UTC: probes fail, the last: no answer"),
+        "192.0.2.2": ("paused", "since 01:00:02 UTC: it answered 429 and asked for 30 s"),
+        "192.0.2.3": ("draining", "the pool says so"),
+        "192.0.2.4": ("unproven", "it has not answered a probe lately"),
+        "192.0.2.5": ("healthy", ""),
+    }
 
 
 @pytest.mark.envoy
