@@ -35,10 +35,10 @@ _RETRY_S, _OPINION_S, _FIRST = 1.0, 20.0, 3
 _BAR = 24
 #: Of Okabe and Ito (2008), as on the page.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8f98")
-#: Columns; those beyond the first ones have room from a width of `_WIDE` on.
+#: Columns: as many of the first ones as have room.
 _FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
 _DECISIONS = ("endpoint", "cost", "next", "prompt", "cached", "model", "id")
-_FAILURES, _WIDE = ("time", "endpoint", "model", "count", "cause"), 120
+_FAILURES = ("time", "endpoint", "model", "count", "cause")
 #: Columns of words; figures stand at the right. Those of any length are folded.
 _WORDS = ("region", "endpoint", "state", "terms", "model", "replica", "id", "time", "cause")
 _FOLDED = ("model", "cause", "replica")
@@ -117,7 +117,7 @@ def drawn(
     weights = [" ".join(filter(None, map(each.get, fields))) for each in first["weights"]]
     labels = [first["policy"], first["label"], *(each["label"] for each in others)]
     outs = ["  ".join(map(row.get, ("id", "region", "state", "why"))) for row in first["fleet"] if row["out"]]
-    columns = _FLEET if width >= _WIDE else _FLEET[:5]
+    columns = _FLEET[: width // 13]
     parts: list[Text | Table] = [
         Text("  ".join(["epp", picture.get("problem", "live"), *labels]), "bold"),
         *(Text(line, _BAD) for line in outs[:room]),
