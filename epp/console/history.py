@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epp.metrics.metrics import BROKEN
+from epp.llmd.words import BROKEN
 from epp.schedule.decision import FIRST_ERROR, Source
 from epp.signals.engine_metrics import WAITING
 from epp.threads import in_daemon_thread

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp import __version__
 from epp.config.address import split_address
-from epp.llmd.words import CODE_NAMES
+from epp.llmd.words import BROKEN, CODE_NAMES
 from epp.schedule.decision import FIRST_ERROR, Source
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ _HISTOGRAMS = (
     "streaming_tpot_seconds", "streaming_itl_seconds",
 )  # fmt: skip
 _ATTEMPTS = "llm_d_epp_scheduler_attempts_total"
-
-#: Ways of ending that are errors though the status, if any, was good.
-BROKEN = {
-    "upstream-reset": "UpstreamReset",
-    "unreachable": "Unreachable",
-    "timed-out": "TimedOut",
-    "protocol-error": "ProtocolError",
-}
 
 _IN_LABELS = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 _NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
