@@ -154,7 +154,7 @@ TABLE: tuple[Row, ...] = (
         "epp_requests_in_flight",
         "",
         "Requests decided and not ended.",
-        read.one(lambda s: s.picker.in_flight),
+        read.one(lambda s: s.scheduler.in_flight),
     ),
     counter(
         "epp_leases_lost_total",
@@ -316,7 +316,7 @@ TABLE: tuple[Row, ...] = (
         "epp_health_panicking",
         "",
         "1 while ejections are ignored: nearly all endpoints are ejected, and no other answers probes.",
-        read.one(lambda s: s.fleet.health.standing(s.mono_s()).panicking),
+        read.one(lambda s: s.datastore.health.standing(s.mono_s()).panicking),
     ),
     counter(
         "epp_endpoint_events_total",
@@ -387,12 +387,12 @@ TABLE: tuple[Row, ...] = (
     ),
     # Other pickers.
     _of_peers("epp_cluster_connected", "", "1 unless NATS is away.", read.one(lambda link: link.connected)),
-    _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.sharing.peers)),
+    _of_peers("epp_cluster_peers", "", "Other pickers heard.", read.one(lambda link: link.index_sync.peers)),
     _of_peers(
         "epp_cluster_index_complete",
         "",
         "1 once the index has what other pickers knew when this one joined.",
-        read.one(lambda link: link.sharing.warm),
+        read.one(lambda link: link.index_sync.warm),
     ),
     _of_peers("epp_cluster_leading", "", "1 at the leader.", read.one(lambda link: link.leading.leads)),
     _of_peers("epp_cluster_term", "", "Term of the leader.", read.one(lambda link: link.leading.term)),

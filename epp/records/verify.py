@@ -101,7 +101,7 @@ def compare(recorded: Decision, again: Decision, record: Mapping[str, Any]) -> s
         found.append(f"chose {names[recorded.chosen]} then, {names[again.chosen]} now")
     found += [
         f"{name} was {getattr(recorded, name)}, is {getattr(again, name)}"
-        for name in ("fallbacks", "tied", "held_back")
+        for name in ("fallbacks", "tied", "slow_start_excluded")
         if getattr(again, name) != getattr(recorded, name)
     ]
     columns = [("costs", recorded.ranking.costs, again.ranking.costs)]

@@ -480,5 +480,5 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         ranking=ranking,
         legs=whole_leg(decision.request, decision.snapshot, selection.chosen, selection.fallbacks),
         tied=selection.tied,
-        held_back=selection.slow_start_excluded,
+        slow_start_excluded=selection.slow_start_excluded,
     )

@@ -129,7 +129,7 @@ class TestBounds:
         assert best(ranking) == [0]
 
     @settings(max_examples=40)
-    @given(ask=requests(), fleet=fleets(min_size=2))
+    @given(ask=requests(), snapshot=fleets(min_size=2))
     def test_the_pick_is_the_best_judged_or_the_heuristics_own(
         self, ask: RequestInfo, snapshot: Snapshot
     ) -> None:
@@ -185,7 +185,7 @@ class TestChance:
         assert explored / 1500 == pytest.approx(0.2, abs=0.03)
 
     @settings(max_examples=30)
-    @given(ask=requests(), fleet=fleets())
+    @given(ask=requests(), snapshot=fleets())
     @pytest.mark.parametrize("policy", [Lodestar(), Lodestar(UP_TO_TEN), Lodestar(random_model())])
     def test_is_known_of_every_endpoint_whoever_decides(
         self, policy: Lodestar, ask: RequestInfo, snapshot: Snapshot

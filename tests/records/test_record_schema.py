@@ -34,7 +34,7 @@ def test_every_double_survives(rtt_ms: list[float], costs: list[float]) -> None:
     decision = decided(1)[0][0]
     ranking = replace(decision.ranking, costs=np.array(costs))
     snapshot = with_unknown(fleet_view(3, rtt_ms=rtt_ms), "engine_waiting", 1)
-    again = decision_of(through_json(replace(decision, ranking=ranking, fleet=snapshot)))
+    again = decision_of(through_json(replace(decision, ranking=ranking, snapshot=snapshot)))
     assert again.ranking.costs.tobytes() == ranking.costs.tobytes()
     for name in NUMERIC_COLUMNS:
         assert getattr(again.snapshot, name).tobytes() == getattr(snapshot, name).tobytes()
@@ -49,7 +49,7 @@ def test_every_policy_runs_again_to_the_same_choice(policy: str, settings: dict[
     for decision, _ in decided(40, policy, **settings):
         again = rerun(decision_of(through_json(decision)), create(policy))
         assert through_json(again)["request"] == through_json(decision)["request"]
-        for name in ("id", "chosen", "fallbacks", "tied", "held_back", "weights_version"):
+        for name in ("id", "chosen", "fallbacks", "tied", "slow_start_excluded", "weights_version"):
             assert getattr(again, name) == getattr(decision, name), name
         assert np.array_equal(again.ranking.costs, decision.ranking.costs)
         assert np.array_equal(again.probabilities(), decision.probabilities())
@@ -117,7 +117,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 def test_names_that_engines_give_the_model_survive_and_bind_the_fallbacks_again(served: list[str]) -> None:
     decision = decided(1)[0][0]
     snapshot, (leg,) = replace(decision.snapshot, models=tuple(served)), decision.legs
-    decision = replace(decision, fleet=snapshot, legs=(replace(leg, fallbacks=(0, 1, 2)),))
+    decision = replace(decision, snapshot=snapshot, legs=(replace(leg, fallbacks=(0, 1, 2)),))
     record = through_json(decision)
     assert record["served_model"] == served[decision.chosen]
     again = rerun(decision_of(record), create(decision.policy))

@@ -59,7 +59,7 @@ def test_a_pick_says_whether_it_may_stay_and_its_token_who_may_have_it(
     addresses = {region: address for address, region in regions.peers.items()} | {"own": "10.1.0.1:8000"}
     decision = SimpleNamespace(
         id="d-1",
-        fleet=SimpleNamespace(endpoints=[addresses[name] for name in names]),
+        snapshot=SimpleNamespace(endpoints=[addresses[name] for name in names]),
         chosen=0,
         fallbacks=tuple(range(1, len(names))),
         endpoint=addresses[names[0]],

@@ -83,7 +83,7 @@ def test_chances_are_the_policys_own_where_it_tells_them(recorded: Recorded) -> 
     found = log_of(explored, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
     assert found.choice.propensities.tolist() == told.tolist()
-    warming = replace(explored, shares=np.array([1.0, 0.5, 1.0]))
+    warming = replace(explored, slow_start_weights=np.array([1.0, 0.5, 1.0]))
     found = log_of(warming, recorded.outcome(decision), DEFAULT_FEATURES)
     assert found is not None
     assert not found.choice.propensities.any()  # slow start blurs them: nothing is claimed

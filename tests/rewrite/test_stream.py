@@ -135,7 +135,7 @@ def answered(mode: BodyMode, served: str, **options: Any) -> tuple[Destination, 
     one = decided(1)[0][0]
     decision = replace(
         one,
-        fleet=replace(one.snapshot, models=(served,) * len(one.snapshot)),
+        snapshot=replace(one.snapshot, models=(served,) * len(one.snapshot)),
         request=replace(one.request, model="public", api="openai-chat", stream=True),
     )
     pick = Destination("10.0.0.1:8000", "d-1")

@@ -48,7 +48,7 @@ def decisions(
             f"id-{number}", prompt_tokens=4000, affinity_key="session", prefix_key="prefix", sequence=2
         )
         told = None if shares is None else np.array(shares)
-        yield rerun(replace(template, request=asked, fleet=snapshot, shares=told), policy, 0.1)
+        yield rerun(replace(template, request=asked, snapshot=snapshot, slow_start_weights=told), policy, 0.1)
 
 
 @pytest.mark.parametrize("fleet", FLEETS, ids=["unlike", "alike"])

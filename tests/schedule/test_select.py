@@ -73,7 +73,7 @@ def test_fallbacks_use_the_picks_model_name_and_nothing_else_changes(
         [s for _, _, s in rows],
     )
     free = pick(costs, shares=shares, fallbacks=len(rows))
-    bound = pick(costs, shares=shares, fallbacks=fallbacks, served_models=served)
+    bound = pick(costs, shares=shares, fallbacks=fallbacks, upstream_models=served)
     assert (bound.chosen, bound.tied, bound.slow_start_excluded) == (
         free.chosen,
         free.tied,

@@ -19,7 +19,7 @@ from epp.errors import ConfigError
 from epp.feeds.files import exclusive, read_file
 from epp.records.files import DAMAGED
 from epp.records.weight_files import load_memory
-from epp_lab.sidecar.feed import FeedState  # noqa: TC001  # msgspec reads annotations at run time
+from epp_lab.sidecar.feed import FeedState as FeedState  # noqa: TC001  # msgspec reads annotations at run time
 from epp_lab.sidecar.process import Files, Writes, lead_of, lost
 from epp_lab.tuner import machine
 from epp_lab.tuner.samples import SampleFeed
