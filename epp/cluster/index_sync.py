@@ -366,7 +366,7 @@ class IndexSync:
                 datastore.health.eject_until(slot, now_s + length_s, now_s)
         for address, length_s in message.paused.items():
             if (slot := datastore.slot_of(address)) is not None:
-                datastore.retry_after.pause_for(slot, length_s, now_s)
+                datastore.retry_after.pause_for(slot, length_s, now_s, "it asked another picker to wait")
 
     def _apply_remote(self, delta: IndexDelta, now_s: float) -> bool:
         """Insert a fact; False where it names runs that are not known here.

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 #: Questions of live pages that are answered in a second: 32 open pages ask twice.
 MAX_QUESTIONS = 64
-#: Of what other pickers answer in a second, compressed: two frames of some 10 KB from each, 300 KB where
-#: there are ten thousand endpoints.
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
+#: Of what other pickers answer in a second, compressed: two frames of some 10 KB from each, 200 KB where
+#: there are a thousand endpoints.
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 
 class Link(ABC):

@@ -78,6 +78,7 @@ class Listen(Section, frozen=True):
         first_token_tls: TLS of the listener for first tokens. Beyond loopback ask for client certificates
             (``client_ca_file``): who reaches it can release load.
         http_tls: TLS of the HTTP listener.
+        links: titles and addresses that the live page links to, e.g. your dashboard and runbook.
         ui: the live page at /ui of the HTTP listener, and /preview; by default where that is on loopback or
             asks for client certificates.
         stall_limit_s: after so long a stall of the event loop `/livez` fails, and the process logs the loop's
@@ -99,6 +100,7 @@ class Listen(Section, frozen=True):
     first_token_tls: FileTls | None = None
     http_tls: FileTls | None = None
     ui: bool | None = None
+    links: dict[str, str] = {}
     stall_limit_s: Positive = 5.0
     max_connections: PositiveInt = MAX_CONNECTIONS
     max_receive_bytes: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_MESSAGE_BYTES)] = 0

@@ -1,7 +1,7 @@
 """What a picker shows of itself on the live page: frames, and the opinion of another policy.
 
-Both are made from state that is there in any case; nothing is kept for them. Figures, endpoints and decision
-ids; nothing of prompts.
+Only the last hour is kept for it (`epp.console.history`). Figures, endpoints and decision ids; nothing of
+prompts.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
-from epp.console.figures import number, share
+from epp.console.figures import clock_time, number, share
+from epp.console.history import CELLS
 from epp.console.why import costs_of
 from epp.errors import EppError
 from epp.policies.registry import create
 from epp.schedule.second_opinion import ask, is_opinion, quiet
+from epp.signals.health import HealthState
 from epp.threads import in_daemon_thread
 from epp.types import NUMERIC_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from epp.feeds.learned import Learning
     from epp.policies.base import Policy
@@ -33,17 +35,17 @@ if TYPE_CHECKING:
     from epp.schedule.weights import WeightBook
     from epp.server.live import Live
     from epp.signals.datastore import Datastore
+    from epp.types import Endpoint
 
 #: Decisions that a frame shows; of the others it has sums.
 ROWS = 30
-#: Requests that fill the meter of a replica's load where no replica has more.
-_BUSY = 8
 #: Decisions asked anew between two pauses, which let the event loop have the interpreter.
 _A_TURN, _PAUSE_S = 4, 0.001
 _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
 #: Figures with which one can reckon: of another picker, too.
 _Figure = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Counts = Annotated[list[_Count], msgspec.Meta(min_length=CELLS, max_length=CELLS)]
 
 
 class _Row(TypedDict):
@@ -68,15 +70,13 @@ class _Replica(TypedDict):
     region: str
     state: str
     out: bool
-    load: _Figure
     running: str
     tokens: str
     prefill: str
     queued: str
-    hits: _Figure
-    believed: str
     rtt: str
     kv: str
+    why: str
 
 
 class _Weight(TypedDict):
@@ -90,16 +90,26 @@ class _Weight(TypedDict):
     history: Annotated[list[tuple[float, float]], msgspec.Meta(min_length=1)]
 
 
+class _Past(TypedDict):
+    """The last hour: when it ended, how long its windows are; group, name, and counts in each window."""
+
+    closed: _Figure
+    seconds: tuple[_Figure, _Figure]
+    rows: list[tuple[Literal["replica", "model"], str, _Counts, _Counts]]
+
+
 class Frame(TypedDict):
     """A picker as it shows itself."""
 
     id: str
     at: _Figure
-    made: _Count
     leads: bool
     policy: str
+    unit: str
     fleet: list[_Replica]
     decisions: Annotated[list[_Row], msgspec.Meta(max_length=ROWS)]
+    past: _Past
+    failures: list[tuple[str, str, str, str, _Figure, _Count]]
     weights: list[_Weight]
     words: list[str]
 
@@ -148,16 +158,18 @@ def answer(live: Live, question: str, reply: Callable[[dict[str, Any]], object])
 
 def frame(live: Live) -> dict[str, Any]:
     """Show a picker now."""
-    decisions = list(reversed(live.recent))
+    decisions = list(islice(reversed(live.recent), ROWS))
     wall_s, book = live.clock.wall_s(), live.scheduler.weights
     return {
         "id": live.name,
         "at": wall_s,
-        "made": decisions[0].request.sequence + 1 if decisions else 0,
         "leads": live.link is not None and live.link.leading.leads,
         "policy": f"policy {book.policy}",
-        "fleet": _fleet(live.scheduler.datastore, live.clock.mono_s(), decisions),
-        "decisions": [_row(decision) for decision in decisions[:ROWS]],
+        "unit": live.scheduler.policy.unit,
+        "fleet": _fleet(live.scheduler.datastore, live.clock.mono_s(), wall_s),
+        "decisions": [_row(decision) for decision in decisions],
+        "past": live.history.past,
+        "failures": [(*names, *last) for names, last in live.history.failures.items()],
         "weights": _weights(book, wall_s),
         "words": [_tuner(book, wall_s), *([] if live.learning is None else _learned(live.learning))],
     }
@@ -181,7 +193,7 @@ def _row(decision: Decision) -> dict[str, Any]:
     return {
         "id": decision.id,
         "at": decision.at_wall_s,
-        "time": f"{datetime.fromtimestamp(decision.at_wall_s, UTC):%H:%M:%S}",
+        "time": clock_time(decision.at_wall_s),
         "model": request.model or "-",
         "prompt": number(request.prompt_tokens),
         "cached": share(decision.snapshot.block.item(_CACHED, chosen), request.prompt_tokens),
@@ -192,40 +204,48 @@ def _row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _fleet(datastore: Datastore, now_s: float, decisions: Iterable[Decision]) -> list[dict[str, Any]]:
-    members, prompts, hits = datastore.members, Counter[str](), Counter[str]()
-    for decision in decisions:
-        prompts[decision.endpoint] += decision.request.prompt_tokens
-        hits[decision.endpoint] += round(decision.snapshot.block.item(_CACHED, decision.chosen))
+def _fleet(datastore: Datastore, now_s: float, wall_s: float) -> list[dict[str, Any]]:
+    members = datastore.members
     slots = np.array([slot for slot, _ in members], np.intp)
     promised, engine = datastore.in_flight_tokens(slots)[:3], datastore.engine.block(now_s)[1:3, slots]
     columns = np.vstack([*promised, *engine, datastore.rtt.rtt_ms(now_s)[slots]]).T.tolist()
-    most = max([_BUSY, *(running for _, _, running, *_ in columns)])
     rows = []
     for (slot, endpoint), column in zip(members, columns, strict=True):
         tokens, prefill, running, queued, kv, rtt_ms = column
-        state, address = datastore.health.state(slot, now_s).value, endpoint.address
-        if state != "ejected":
-            paused = datastore.retry_after.left_s(slot, now_s) > 0.0
-            state = "draining" if endpoint.draining else "retry-after" if paused else state
+        state, (since_s, why) = _standing(datastore, slot, endpoint, now_s)
+        if since_s:
+            why = f"since {clock_time(wall_s - now_s + since_s)} UTC: {why}"
         rows.append(
             {
-                "id": address,
+                "id": endpoint.address,
                 "region": endpoint.region,
                 "state": state,
                 "out": state not in ("healthy", "trial"),
-                "load": running / most,
                 "running": number(running),
                 "tokens": number(tokens),
                 "prefill": number(prefill),
                 "queued": number(queued),
-                "hits": hits[address] / (prompts[address] or 1),
-                "believed": share(hits[address], prompts[address]),
                 "rtt": f"{number(rtt_ms)} ms",
                 "kv": share(kv),
+                "why": why,
             }
         )
     return rows
+
+
+def _standing(
+    datastore: Datastore, slot: int, endpoint: Endpoint, now_s: float
+) -> tuple[str, tuple[float, str]]:
+    """Tell an endpoint's state, since when, 0 where nobody knows, and why."""
+    health, state = datastore.health, datastore.health.state(slot, now_s)
+    if state is not HealthState.EJECTED:
+        if endpoint.draining:
+            return "draining", (0.0, "the pool says so")
+        if datastore.retry_after.left_s(slot, now_s) > 0.0:
+            return "paused", datastore.retry_after.reasons[slot]
+        if (proven := health.standing(now_s).proven) is not None and not proven[slot]:
+            return "unproven", (0.0, "it has not answered a probe lately")
+    return state.value, (0.0, "") if state is HealthState.HEALTHY else health.reasons[slot]
 
 
 def _weights(book: WeightBook, wall_s: float) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from epp.console.frames import Frame, Opinion, Refusal, answer
-from epp.console.pictures import add_rate, merged, offered, summed
+from epp.console.pictures import merged, offered, past, summed
 from epp.errors import UnreadableError
 from epp.threads import kept
 from epp.wire import read, unpack
@@ -65,6 +65,8 @@ class Page:
         self._live, self._loop = live, asyncio.get_running_loop()
         self._soon = self._loop.call_soon_threadsafe
         self._frames: dict[str, dict[str, Any]] = {}
+        #: When this picker closed a bucket, and pickers then, and what is sent of the last hour since.
+        self._past: tuple[tuple[float, int], msgspec.Raw] = (0.0, 0), msgspec.Raw()
         #: The policy that is asked for its opinion, and what takes the pickers' answers.
         self._asking: tuple[str, asyncio.Queue[dict[str, Any]]] | None = None
         self._opinions = asyncio.Lock()
@@ -121,7 +123,11 @@ class Page:
             # This picker comes first.
             frames = sorted(self._frames.values(), key=lambda one: one["id"] != self._live.name)
             if frames:
-                self._next.set_result(msgspec.json.encode(merged(frames)))
+                closed = frames[0]["past"]["closed"], len(frames)
+                if closed != self._past[0]:
+                    self._past = closed, msgspec.Raw(msgspec.json.encode(past(frames)))
+                shown = {"past": self._past[1], "links": self._live.links}
+                self._next.set_result(msgspec.json.encode(merged(frames) | shown))
                 self._next = self._loop.create_future()
             await asyncio.sleep(TICK_S - GATHER_S)
         self._ticks = None
@@ -171,7 +177,6 @@ class Page:
         """Take a picker's frame or opinion, this one's or another's."""
         name, asked = found["id"], found.get("opinion")
         if asked is None and (name in self._frames or len(self._frames) < _MOST_PICKERS):
-            add_rate(found, self._frames.get(name))
             self._frames[name] = found | {"heard_s": self._loop.time()}
         if self._asking is not None:
             policy, answers = self._asking

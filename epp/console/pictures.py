@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from epp.console.figures import share
 from epp.console.frames import ROWS
+from epp.console.history import FIGURES, MOST_FAILURES, figures
 from epp.policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -16,30 +17,55 @@ if TYPE_CHECKING:
 
     _Frame = dict[str, Any]
 
-#: How fast a rate follows the frames.
-_FOLLOW = 0.3
-
 
 def offered() -> list[str]:
     """List the policies that one may ask: those that serve, which the baselines of `gorgo-epp-lab` do not."""
     return [name for name, point in POLICIES.items() if not point.module.startswith("epp_lab.")]
 
 
-def add_rate(frame: _Frame, before: _Frame | None) -> None:
-    """Add to a picker's frame the decisions a second, by the frame before."""
-    frame["rate"] = 0.0
-    if before is not None and frame["at"] > before["at"]:
-        rate = max(frame["made"] - before["made"], 0) / (frame["at"] - before["at"])
-        frame["rate"] = before["rate"] + _FOLLOW * (rate - before["rate"])
-
-
 def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
     """Put together the frames of all pickers."""
     rows = sorted(chain(*(frame["decisions"] for frame in frames)), key=lambda row: -row["at"])
+    failures: dict[tuple[str, ...], list[Any]] = {}
+    for *names, decision, at_s, count in sorted(
+        chain(*(frame["failures"] for frame in frames)), key=lambda row: row[4]
+    ):
+        before = failures.pop(tuple(names), [0])
+        failures[tuple(names)] = [*names, decision, at_s, before[-1] + count]
     for frame in frames:
-        frame["label"] = f"{frame['id']} {frame['rate']:,.0f}/s" + (", leads" if frame["leads"] else "")
-    pickers = [{**frame, "decisions": None} for frame in frames]
-    return {"policies": offered(), "pickers": pickers, "decisions": rows[:ROWS]}
+        frame["label"] = frame["id"] + (", leads" if frame["leads"] else "")
+    pickers = [{**frame, "decisions": None, "past": None} for frame in frames]
+    return {
+        "policies": offered(),
+        "pickers": pickers,
+        "decisions": rows[:ROWS],
+        "failures": [*failures.values()][: -1 - MOST_FAILURES : -1],
+    }
+
+
+def past(frames: Sequence[_Frame]) -> dict[str, Any]:
+    """Put together the last hour of all pickers: tables of `FIGURES` by what they are grouped by.
+
+    A row is a name and its figures in each window.
+    """
+    regions = {row["id"]: row["region"] or "no region" for frame in frames for row in frame["fleet"]}
+    groups: dict[str, defaultdict[str, list[Any]]]
+    groups = {group: defaultdict(list) for group in ("region", "model", "replica")}
+    for frame in frames:
+        for group, name, *windows in frame["past"]["rows"]:
+            part = list(zip(windows, frame["past"]["seconds"], strict=True))
+            groups[group][name or "none"].append(part)
+            if group == "replica":
+                groups["region"]["all"].append(part)
+                groups["region"][regions.get(name, "left the pool" if name else "none")].append(part)
+    tables = {
+        group: [
+            [name, *(figures(each, len(frames)) for each in zip(*parts, strict=True))]
+            for name, parts in rows.items()
+        ]
+        for group, rows in groups.items()
+    }
+    return {"figures": FIGURES, "groups": tables}
 
 
 def summed(policy: str, answers: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -464,8 +464,8 @@ class SignalFeed:
         if what != "probe":
             log.debug("no metrics from %s: %s", address, problem)
         elif self._datastore.is_peer(slot):
-            self._datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
-        elif self._datastore.health.failure(slot, "probe", now_s):
+            self._datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s, f"a probe failed: {problem}")
+        elif self._datastore.health.failure(slot, "probe", now_s, f"probes fail, the last: {problem}"):
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: %s", address, problem)
 

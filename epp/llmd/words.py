@@ -26,6 +26,13 @@ CODE_NAMES = {
     500: "Internal",
     503: "ServiceUnavailable",
 }
+#: Ways of ending that are errors though the status, if any, was good.
+BROKEN = {
+    "upstream-reset": "UpstreamReset",
+    "unreachable": "Unreachable",
+    "timed-out": "TimedOut",
+    "protocol-error": "ProtocolError",
+}
 _NO_CANDIDATES = "failed to find endpoint candidates for serving the request"
 #: Rule that left nobody -> llm-d's sentence, where it has one for the case.
 _SENTENCES = {

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from epp import __version__
 from epp.config.address import split_address
-from epp.llmd.words import CODE_NAMES
+from epp.llmd.words import BROKEN, CODE_NAMES
 from epp.schedule.decision import FIRST_ERROR, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from epp.apis.types import ParsedRequest
+    from epp.console.history import History
     from epp.extproc.types import HttpRequest
     from epp.schedule.decision import Basis, Decision, Outcome
     from epp.types import RequestInfo
@@ -53,14 +54,6 @@ _HISTOGRAMS = (
     "streaming_tpot_seconds", "streaming_itl_seconds",
 )  # fmt: skip
 _ATTEMPTS = "llm_d_epp_scheduler_attempts_total"
-
-#: Ways of ending that are errors though the status, if any, was good.
-_BROKEN = {
-    "upstream-reset": "UpstreamReset",
-    "unreachable": "Unreachable",
-    "timed-out": "TimedOut",
-    "protocol-error": "ProtocolError",
-}
 
 _IN_LABELS = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 _NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
@@ -215,7 +208,7 @@ class _Route:
 
     def __init__(self, metrics: Metrics, model: str, target: str, priority: str) -> None:
         labels = self._labels = (model, target, FAIRNESS_ID, priority)
-        self._metrics = metrics
+        self._metrics, self.model = metrics, model
         self.total = metrics.value(_NAME("total"), *labels)
         self.running = metrics.value(_NAME("running"), *labels)
         self.seen = {name: metrics.histogram(_NAME(name), *labels) for name in _HISTOGRAMS}
@@ -261,6 +254,8 @@ class RequestMetrics:
         self._decisions: dict[tuple[str, Basis, str], Value] = {}
         self._outcomes: dict[str, dict[tuple[str, int | None], Value]] = {GONE: {}}
         self._open: dict[str, _Open] = {}
+        #: Keeps the last hour for the live page; None where there is no page.
+        self.history: History | None = None
         self._hit = metrics.histogram("llm_d_epp_prefix_indexer_hit_ratio", "prefix-index", "prefix-index")
         self._ttft_ratio = metrics.histogram("epp_ttft_prediction_ratio")
         kinds = ("prompt", "expected", "reported")
@@ -310,6 +305,8 @@ class RequestMetrics:
         route = self._routes.get((models, priority)) or self._route(models, priority)
         route.total.value += 1.0
         route.error(CODE_NAMES.get(status, str(status)))
+        if self.history is not None:
+            self.history.refused(route.model, status, rule)
 
     def finished(self, outcome: Outcome) -> None:
         """Count the end of a request, however it ended; outcomes of unknown decisions are ignored."""
@@ -332,8 +329,10 @@ class RequestMetrics:
         counted.value += 1.0
         if error >= FIRST_ERROR:
             route.error(CODE_NAMES.get(error) or (str(error) if error < 600 else "Internal"))
-        elif outcome.cause in _BROKEN:
-            route.error(_BROKEN[outcome.cause])
+        elif outcome.cause in BROKEN:
+            route.error(BROKEN[outcome.cause])
+        if self.history is not None:
+            self.history.ended(route.model, entry.prompt_tokens, entry.cached_tokens, outcome)
         self._latencies(entry, outcome)
         self._tokens(entry, outcome)
 

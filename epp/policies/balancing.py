@@ -131,6 +131,7 @@ class LeastRequest(Policy):
     """
 
     name = "least-request"
+    unit = "requests"
     # Engine metrics sharpen the count and are not needed for it.
     counts: Literal["live", "engine", "larger"] = "larger"
 

@@ -133,6 +133,7 @@ class Policy:
         needs: signals without which the formula says nothing.
         ties: how close two costs must be to count as equal.
         weight_specs: weights of the formula by name.
+        unit: of its costs, for people; empty for places in an order.
         chances_after_failures: ``success`` counts who has failed the question; else it is of a first attempt.
     """
 
@@ -141,6 +142,7 @@ class Policy:
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     ties: ClassVar[Ties] = Ties.EXACT
+    unit: ClassVar[str] = ""
     weight_specs: ClassVar[Mapping[str, WeightSpec]] = {}
     chances_after_failures: ClassVar[bool] = True
 

@@ -29,6 +29,7 @@ class Gorgo(Policy):
     """
 
     name = "gorgo"
+    unit = "tokens, weighted"
     needs = frozenset({Need.PROMPT, Need.RTT})
     ties = Ties.BAND
     weight_specs = {

@@ -46,6 +46,7 @@ class GorgoMs(Policy):
     """
 
     name = "gorgo-ms"
+    unit = "ms, weighted"
     needs = frozenset({Need.PROMPT, Need.RTT})
     ties = Ties.BAND
     weight_specs = {

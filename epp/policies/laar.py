@@ -98,6 +98,7 @@ class Laar(GorgoMs):
     """
 
     name = "laar"
+    unit = "ms, weighted"
     weight_specs = {
         **GorgoMs.weight_specs,
         # A retry meets no conversation that its prefill could be kept for, so that a prefill is worth its

@@ -27,6 +27,7 @@ class Lmetric(Policy):
     """
 
     name = "lmetric"
+    unit = "token-requests"
     needs = frozenset({Need.PROMPT})
     counts: Counts = "live"
 

@@ -42,6 +42,7 @@ class LocalFirst(GorgoMs):
     """
 
     name = "local-first"
+    unit = "ms, weighted"
     local_region: str = ""
     margin: Share = 0.2
 

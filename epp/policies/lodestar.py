@@ -210,6 +210,7 @@ class Lodestar(Policy):
     """
 
     name = "lodestar"
+    unit = "ms"
     needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
     weight_specs = {
         **_HEURISTIC.weight_specs,

@@ -146,7 +146,8 @@ class Outcomes:
             asked_s = retry_after_s(retry_after or FULL_PAUSE_S, self._clock.wall_s())
             if slot is None or asked_s <= 0.0:
                 return
-            if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s()):
+            why = f"it answered {status} and asked for {asked_s:,.0f} s"
+            if pauses.pause(slot, asked_s, decision_id, self._clock.mono_s(), why):
                 log.info("endpoint %s answers %d and is left alone for %.0f s", where, status, asked_s)
         elif 0 < status < _SERVER_ERROR:
             pauses.answered(decision_id)
@@ -384,11 +385,11 @@ class Outcomes:
         if slot is None:
             return
         if failed and self._scheduler.datastore.is_peer(slot):
-            self._scheduler.datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s)
+            self._scheduler.datastore.retry_after.pause_for(slot, PEER_PAUSE_S, now_s, how)
         elif not failed:
             if health.success(slot, now_s, "outcome"):
                 log.info("endpoint %s is back", address)
-        elif health.failure(slot, "outcome", now_s):
+        elif health.failure(slot, "outcome", now_s, f"requests on it failed, the last: {how}"):
             self._metrics.endpoint_event(address, "ejected")
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
 

@@ -447,8 +447,7 @@ class App:
             elsewhere=None if self._peers is None else self._peers.find,
         )
         if listen.serves_ui:
-            live = Live(self.scheduler, self.director.recent, self._clock, self._peers, self._learning)
-            LivePage(live).add_to(routes)
+            LivePage(self._live()).add_to(routes)
         routes.middlewares.extend(self._host.middlewares)
         self._host.listen()
         http, health = await self._health.start(routes, on_stall)
@@ -482,6 +481,15 @@ class App:
         self.tasks.start("heartbeats", self._health.heartbeats(self._beat))
         self.addresses = {"grpc": grpc, "http": http, "first_token": first_token, "health": health}
         log.info("ext_proc on %s, metrics on %s", grpc, http)
+
+    def _live(self) -> Live:
+        """Begin to keep what the live page shows."""
+        from epp.console.history import History  # noqa: PLC0415  # only where the page is served
+
+        history = self.metrics.requests.history = History(self.scheduler.datastore, self._clock)
+        self._keep("keep the last hour", history.run)
+        links, recent, peers = self._config.listen.links, self.director.recent, self._peers
+        return Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task that a fault, such as one that another picker's messages bring about, does not end."""

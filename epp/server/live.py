@@ -8,8 +8,11 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epp.clock import Clock
     from epp.cluster.link import Link
+    from epp.console.history import History
     from epp.feeds.learned import Learning
     from epp.request.recent import RecentDecisions
     from epp.schedule.scheduler import Scheduler
@@ -25,6 +28,8 @@ class Live:
         clock: the time.
         link: the way to other pickers, None without any.
         learning: its learned policies, None without any.
+        history: its last hour.
+        links: titles and addresses of what an operator reads beside the page.
         loop: the picker's.
         asking: opinions that are being made, by policy.
         one_opinion: held while one is: each takes a thread for seconds.
@@ -35,6 +40,8 @@ class Live:
     clock: Clock
     link: Link | None
     learning: Learning | None
+    history: History
+    links: Mapping[str, str]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)

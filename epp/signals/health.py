@@ -127,6 +127,8 @@ class HealthTracker:
         self._until_s = np.zeros(0)  # when the last ejection of each ends or ended; -inf for none
         self._proved_s = np.zeros(0)  # when each answered last
         self._standing: Standing | None = None  # kept until something changes it
+        #: Since when a slot is out, or was last, and why, for people.
+        self.reasons: dict[int, tuple[float, str]] = {}
         #: Called with a slot that is ejected here, and until when.
         self.on_eject: dict[str, Callable[[int, float], None]] = {}
 
@@ -169,7 +171,7 @@ class HealthTracker:
         health.out = False
         return True
 
-    def failure(self, slot: int, kind: Kind, now_s: float) -> bool:
+    def failure(self, slot: int, kind: Kind, now_s: float, why: str = "") -> bool:
         """Note no answer, or an error of the endpoint's own. Returns True when that ejects it."""
         health = self._slots.get(slot)
         if health is None:
@@ -184,6 +186,8 @@ class HealthTracker:
         on_trial = health.out and kind in (health.cause, "outcome")
         in_a_row = count >= _FAILURES[kind]
         if on_trial or in_a_row or (kind == "outcome" and health.failing):
+            if not health.out:
+                self.reasons[slot] = now_s, why
             self._eject(slot, health, kind, now_s)
             return True
         return False
@@ -192,6 +196,7 @@ class HealthTracker:
         """Eject an endpoint that another picker has ejected; it is tried again as any other."""
         health = self._slots.get(slot)
         if health is not None and self.state(slot, now_s) is not HealthState.EJECTED:
+            self.reasons[slot] = now_s, "another picker ejected it"
             self._keep_out(slot, health, "probe", until_s)
 
     def standing(self, now_s: float) -> Standing:

@@ -60,10 +60,12 @@ class RetryAfter:
 
     def __init__(self) -> None:
         self._pauses: dict[int, _Pause] = {}
+        #: Since when a slot is left alone, or was last, and why, for people.
+        self.reasons: dict[int, tuple[float, str]] = {}
         #: Called with a slot that is left alone from now on, and for how many seconds.
         self.on_pause: dict[str, Callable[[int, float], None]] = {}
 
-    def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float) -> bool:
+    def pause(self, slot: int, asked_s: float, decision_id: str, now_s: float, why: str = "") -> bool:
         """Leave an endpoint alone; a pause that ends later stays. True when it was in use until now.
 
         Args:
@@ -71,20 +73,23 @@ class RetryAfter:
             asked_s: seconds that it asked for, above 0.
             decision_id: request that it refused, the key of the jitter.
             now_s: the time.
+            why: for people.
         """
         length_s = min(asked_s, MAX_PAUSE_S / (1.0 + _JITTER))
         length_s *= 1.0 + _JITTER * keyed_uniform(0, decision_id, "retry-after")
         was_in_use = slot not in self._pauses
-        if self.pause_for(slot, length_s, now_s):
+        if self.pause_for(slot, length_s, now_s, why):
             for listener in self.on_pause.values():
                 listener(slot, length_s)
         return was_in_use
 
-    def pause_for(self, slot: int, length_s: float, now_s: float) -> bool:
+    def pause_for(self, slot: int, length_s: float, now_s: float, why: str = "") -> bool:
         """Leave an endpoint alone for so long, jitter included; False where an earlier pause ends later."""
         known = self._pauses.get(slot)
         if known is not None and known.until_s >= now_s + length_s:
             return False
+        if known is None:
+            self.reasons[slot] = now_s, why
         self._pauses[slot] = _Pause(now_s + length_s, length_s)
         return True
 

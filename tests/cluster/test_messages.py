@@ -113,11 +113,13 @@ def test_changes_beyond_a_sketch_are_none(changes: bytes) -> None:
 FRAME = {
     "id": "a",
     "at": 1.0,
-    "made": 3,
     "leads": False,
     "policy": "policy gorgo",
+    "unit": "tokens, weighted",
     "fleet": [],
     "decisions": [],
+    "past": {"closed": 1.0, "seconds": (10.0, 10.0), "rows": []},
+    "failures": [("chat", "a:1", "status 500", "d-1", 1.0, 1)],
     "weights": [],
     "words": [],
 }

@@ -155,10 +155,9 @@ async def test_one_page_shows_the_pickers_of_a_cluster(tmp_path: Path, nats: Nat
         async with pictures(pair.one.picker.http) as heard:
             await pair.one.chat()
             await pair.two.chat()
-            made = list[int]()
-            while sum(made) < 2:
-                made = [each["made"] for each in (await anext(heard))["pickers"]]
-            assert made == [1, 1]
+            picture = await anext(heard)
+            while (len(picture["pickers"]), len(picture["decisions"])) != (2, 2):
+                picture = await anext(heard)
         assert "of 2 decisions" in await opinion(pair.one.picker.http, "random")
 
 

@@ -21,11 +21,13 @@ from epp.config.listen import FileTls, Listen
 from epp.config.plan import Plan, Split, render_plan
 from epp.console import frames
 from epp.console.frames import frame
+from epp.console.history import History
 from epp.envoy.child import EPP
 from epp.server.live import Live
 from epp.server.process import SystemClock
 from tests.kit.apps import app_of, ask, rewrite
 from tests.kit.browser import chromium
+from tests.kit.clock import ManualClock
 from tests.kit.events import opinion, pictures
 from tests.kit.picker import PickerProcess, Serving
 
@@ -46,6 +48,9 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
         await serving.chat()
         await page.until(f"{ROWS} === 1")
 
+        await page.until("document.querySelector('#totals tr') !== null", 60.0)
+        await page.press("g")
+        assert await page.look("document.querySelector('#totals td').textContent") == "sim-model"
         await page.press("j")
         await page.press("Enter")
         await page.until(f"{DIALOG}.open")
@@ -91,8 +96,7 @@ async def test_events_carry_numbers_and_another_policys_opinion(tmp_path: Path) 
             assert "lmetric" in picture["policies"]
             assert len(picture["decisions"]) == 12
             assert [row["id"] for row in shown["fleet"]] == [spec.address for spec in serving.specs()]
-            picked = {row["endpoint"].split()[-1] for row in picture["decisions"]}
-            assert picked == {row["id"] for row in shown["fleet"] if row["believed"] != "-"}
+            assert shown["unit"] == "ms, weighted"
             assert SECRET not in json.dumps(picture)
             own = await opinion(serving.picker.http, "gorgo-ms")
             assert "the same on 100% of 12 decisions; +0.0" in own, "it is the one that decided"
@@ -112,12 +116,14 @@ async def test_events_carry_numbers_and_another_policys_opinion(tmp_path: Path) 
 @pytest.mark.envoy
 async def test_one_page_shows_all_workers(tmp_path: Path) -> None:
     async with Serving(tmp_path, options=("--workers", "3"), concurrency=3) as serving:
-        made, asked = list[int](), 40
+        asked, requests_s = 40, 0.0
         async with pictures(serving.picker.http) as heard:
             await asyncio.gather(*(serving.chat(f"{number}") for number in range(asked)))
-            while len(made) < 3 or sum(made) < asked:
-                made = [each["made"] for each in (await anext(heard))["pickers"]]
-            assert sum(made) == asked
+            picture = await anext(heard)
+            while len(picture["pickers"]) < 3 or not requests_s:
+                picture = await anext(heard)
+                totals = {row[0]: row[1] for row in picture["past"]["groups"]["region"]}
+                requests_s = totals["all"][0] if totals else 0.0
             assert f"of {asked} decisions" in await opinion(serving.picker.http, "lmetric")
 
 
@@ -173,7 +179,8 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
         plan = Plan(weights={"prefill_weight": weight}, policy="gorgo-ms", reason="better", trial=trial)
         rewrite(app, tmp_path / "weights.yaml", render_plan(plan))
         app.scheduler.weights.note(weight)
-    shown = frame(Live(app.scheduler, app.director.recent, SystemClock(), None, None))
+    history = History(app.scheduler.datastore, SystemClock())
+    shown = frame(Live(app.scheduler, app.director.recent, SystemClock(), None, None, history, {}))
     weights = {row["id"]: row for row in shown["weights"]}
     assert weights["prefill_weight"]["bounds"] == "1..12"
     assert weights["prefill_weight"]["about"] == "from tuner"
@@ -184,6 +191,33 @@ async def test_weights_show_their_bounds_history_and_trial(tmp_path: Path) -> No
     (tuner,) = shown["words"]
     assert tuner.startswith("tuner: trial t: split, 5% of sessions, candidate serves, ")
     assert tuner.endswith("; better")
+
+
+async def test_an_endpoint_that_gets_no_requests_shows_why_and_since_when(tmp_path: Path) -> None:
+    clock = ManualClock(mono_s=100.0, wall_s=3600.0)
+    app = app_of(tmp_path, clock, pool={"file": "endpoints.yaml"}, probe={"interval_s": 2})
+    pool = ", ".join(
+        f"{{address: '192.0.2.{number}:8000', draining: {number == 3}}}" for number in range(1, 6)
+    )
+    rewrite(app, tmp_path / "endpoints.yaml", f"endpoints: [{pool}]")
+    datastore = app.scheduler.datastore
+    for address in ("192.0.2.1:8000", "192.0.2.2:8000", "192.0.2.3:8000", "192.0.2.5:8000"):
+        slot = datastore.slot_of(address)
+        assert slot is not None
+        datastore.health.success(slot, 100.0)
+    for now_s in (100.0, 101.0, 102.0):
+        datastore.health.failure(0, "probe", now_s, "probes fail, the last: no answer")
+    datastore.retry_after.pause(1, 30.0, "d-1", 102.0, "it answered 429 and asked for 30 s")
+    clock.advance(3.0)
+    live = Live(app.scheduler, app.director.recent, clock, None, None, History(datastore, clock), {})
+    shown = {row["id"].removesuffix(":8000"): (row["state"], row["why"]) for row in frame(live)["fleet"]}
+    assert shown == {
+        "192.0.2.1": ("ejected", "since 01:00:02 UTC: probes fail, the last: no answer"),
+        "192.0.2.2": ("paused", "since 01:00:02 UTC: it answered 429 and asked for 30 s"),
+        "192.0.2.3": ("draining", "the pool says so"),
+        "192.0.2.4": ("unproven", "it has not answered a probe lately"),
+        "192.0.2.5": ("healthy", ""),
+    }
 
 
 @pytest.mark.envoy
@@ -206,12 +240,15 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
             *words, stdin=follower, stdout=follower, env={"TERM": "xterm"}
         )
         try:
-            await until_printed(leader, "terms of the cost")
+            await until_printed(leader, "costs in ms, weighted")
             await serving.chat()
             await until_printed(leader, await last_decision(serving))
+            os.write(leader, b"gsw")
+            await until_printed(leader, "last hour, by err/s")
+            os.write(leader, b"q")
+            await until_printed(leader, "\x1b[?1049l")  # the screen of before
+            assert await running.wait() == 0
         finally:
-            running.terminate()
-            await running.wait()
             os.close(leader)
             os.close(follower)
         await serving.picker.stop()
@@ -223,7 +260,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
 async def until_printed(terminal: int, words: str) -> None:
     """Read a terminal until it shows something."""
     shown = ""
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(60):
         while words not in shown:
             ready, _, _ = select.select([terminal], [], [], 0)
             if ready:

@@ -36,6 +36,7 @@ class LlmD(Policy):
     """
 
     name = "llm-d"
+    unit = "score"
     needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
     weight_specs = {
         "queue_weight": WeightSpec(2.0, 0.0, 10.0),  # cost of the longest queue against the shortest

@@ -68,6 +68,7 @@ class LlmDProfile(Policy):
     """
 
     name = "llm-d-profile"
+    unit = "score"
     needs = frozenset({Need.PROMPT, Need.ENGINE_METRICS})
     filters: dict[str, Filters] = field(default_factory=dict)
     scorers: dict[str, Scorers] = field(default_factory=_scorers)
@@ -197,6 +198,7 @@ class LlmDProfiles(Policy):
     """
 
     name = "llm-d-profiles"
+    unit = "score"
     needs = LlmDProfile.needs
     profile_header: str = "epp-profile"
     default_profile: str = "decode"
