@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epp.console.figures import number
-from epp.console.why import NO_CHANCE, SCORES, UNITS, judge, why
+from epp.console.why import NO_CHANCE, SCORES, judge, why
+from epp.policies.registry import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,10 +102,10 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if any(record["regions"]):
         yield "region", record["regions"]
     # Scores of llm-d's plugins, by the names of its configuration, are 0..1.
-    scores, unit = record["policy"] == SCORES, UNITS.get(record["policy"])
+    scores, unit = record["policy"] == SCORES, unit_of(record["policy"])
     shape = "{:,.3f}" if scores else "{:,.1f}"
     costs = ["-" if scores and cost >= NO_CHANCE else shape.format(cost) for cost in record["costs"]]
-    yield f"cost, weighted {unit}" if unit else "cost", costs
+    yield f"cost ({unit})" if unit else "cost", costs
     yield "probability", [f"{chance:.0%}" for chance in record["probabilities"]]
     for name, column in record["terms"].items():
         title, form = _OTHERS.get(name, (name if scores else f"{name} term", shape))

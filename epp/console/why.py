@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from epp.llmd.policies.profile import LlmDProfile
 from epp.policies.base import WORTH_TERM
 from epp.policies.lodestar import FALLBACKS
+from epp.policies.registry import unit_of
 from epp.request.recent import PREVIEW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What terms of a cost are counted in, by policy; those of the others are counts and places.
-UNITS = {**dict.fromkeys(("gorgo-ms", "local-first", "laar", "lodestar"), "ms"), "gorgo": "tokens"}
+#: Units of costs whose terms are told in them; those of other policies are counts and places.
+_AMOUNTS = ("ms", "tokens")
 #: Its terms are scores.
 SCORES = "llm-d-profile"
 #: Costs of `SCORES` without a chance.
@@ -70,7 +71,7 @@ def _without_costs(record: Mapping[str, Any]) -> str:
     if terms.get("fallback"):
         return f"because there is no prediction and the heuristic decided: {judge(terms['fallback'])}"
     if tied > 1:
-        band = record["tolerance"]
+        band = record["tie_band"]
         return f"by a draw among {tied} {f'within {band:.1%} of' if band else 'at'} the lowest cost"
     if chance < 1.0 and "explored" not in terms:
         return f"by a draw, with a chance of {chance:.0%}"
@@ -107,7 +108,8 @@ def _parts(record: Mapping[str, Any], row: int) -> dict[str, float]:
 
 def _said(record: Mapping[str, Any], other: int, name: str, delta: float) -> str:
     """Put a term's difference into words."""
-    size, unit = abs(delta), UNITS.get(record["policy"], "")
+    size, unit = abs(delta), unit_of(record["policy"]).partition(",")[0]
+    unit = unit if unit in _AMOUNTS else ""
     amount = f"{round(size, 2 * (size < 10.0)):,g} {unit}".strip()
     if record["policy"] == SCORES:
         return f"{amount} {'more' if delta < 0.0 else 'less'} by {name}"

@@ -39,6 +39,13 @@ def draws(name: str) -> Callable[..., Drawn | None] | None:
     return None if drawn is Policy.drawn else drawn
 
 
+def unit_of(name: str) -> str:
+    """Return `Policy.unit` of a policy by name, empty for an unknown one."""
+    point = POLICIES.get(name)
+    unit: str = getattr(point.load(), "unit", "") if point else ""
+    return unit
+
+
 def create(
     name: str,
     params: Mapping[str, object] | None = None,

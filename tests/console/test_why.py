@@ -138,5 +138,5 @@ def test_terms_stand_in_rows_and_endpoints_in_columns_the_pick_first() -> None:
     shown = explained(found, most=2)
     assert shown["columns"] == ["", found["endpoints"][2], found["endpoints"][0]]
     _, cost, *_ = shown["rows"]
-    assert cost == ["cost, weighted tokens", f"{found['costs'][2]:,.1f}", f"{found['costs'][0]:,.1f}"]
+    assert cost == ["cost (tokens, weighted)", f"{found['costs'][2]:,.1f}", f"{found['costs'][0]:,.1f}"]
     assert "not shown: 1 of higher cost" in shown["words"]
