@@ -30,7 +30,7 @@ def record(
         "costs": costs,
         "chosen": 0,
         "tied": 1,
-        "tolerance": 0.0,
+        "tie_band": 0.0,
         "held_back": [],
         "excluded": {},
         "probabilities": [1.0, 0.0, 0.0],
@@ -62,7 +62,7 @@ def test_what_is_better_in_all_that_matters_is_told_alone() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"tied": 3, "tolerance": 0.01}, "by a draw among 3 within 1.0% of the lowest cost"),
+        ({"tied": 3, "tie_band": 0.01}, "by a draw among 3 within 1.0% of the lowest cost"),
         ({"tied": 2}, "by a draw among 2 at the lowest cost"),
         ({"policy": "random", "probabilities": [1 / 3] * 3}, "by a draw, with a chance of 33%"),
         (
