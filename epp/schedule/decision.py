@@ -218,8 +218,7 @@ def to_record(
         block_tokens: tokens from one of these to the next.
         prompt_id: keyed id of the whole prompt, ``""`` without one.
     """
-    snapshot = decision.snapshot
-    request = decision.request
+    snapshot, request = decision.snapshot, decision.request
     return {
         "schema": SCHEMA_VERSION,
         "kind": "decision",
