@@ -102,15 +102,13 @@ class App:
     """
 
     def __init__(self, config: Config, base: Path, source: str, clock: Clock, host: Host = _ALONE) -> None:
-        self._host, self._draining = host, False
+        self._host, self._draining, self._decision_ids = host, False, DecisionIds(host.index)
         self._config, self._base, self._source, self._clock = config, base, source, clock
-        self._decision_ids = DecisionIds(host.index)
         self.metrics, self.tasks = Metrics(TABLE), Tasks()
         self._secrets = hash_secrets(config, base, source)
         hashers = [BlockHasher(secret, config.prefix.block_bytes) for secret in self._secrets]
         hasher = hashers[0]
-        self._recorder = self._build_recorder(hasher)
-        self._index = index_of(config.prefix, hasher)
+        self._recorder, self._index = self._build_recorder(hasher), index_of(config.prefix, hasher)
         counter, optional = EstimateCounter(), OptionalParts()
         self.scheduler = self._build_picker(source, hasher, counter, optional)
         models = load_models(config.tokens, base, source)

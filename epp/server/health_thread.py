@@ -349,19 +349,6 @@ def build_app(
             return web.json_response({"error": "no such decision among the recent ones"}, status=404)
         return _decided(content, explained="explained" in request.query)
 
-    async def foresee(request: web.Request) -> web.Response:
-        assert preview is not None  # noqa: S101  # else there is no route
-        if (refused := _refused_sender(request)) is not None:
-            return refused
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        headers.pop(PEER_HEADER, None)  # its token serves once
-        path = request.rel_url.raw_path_qs.removeprefix("/preview")
-        try:
-            content = await preview(HttpRequest("POST", path, headers, await request.read()))
-        except EppError as error:
-            return web.json_response({"error": f"it would be refused: {error}"}, status=409)
-        return _decided(content, explained=False)
-
     async def feedback(request: web.Request) -> web.Response:
         if verdict is None:
             return web.json_response({"error": "the flight recorder is off (records.folder)"}, status=409)
@@ -378,18 +365,33 @@ def build_app(
         return web.json_response({"recorded": given.id}, status=202)
 
     app = web.Application(client_max_size=MAX_VERDICT_BYTES, middlewares=[_known_hosts(names)])
-    app.add_routes(
-        [
-            web.get("/metrics", health.on_picker_loop(page)),
-            web.get("/livez", _probe(health.not_live)),
-            web.get("/readyz", _probe(health.not_ready)),
-            web.get("/decisions/{id}", health.on_picker_loop(explain)),
-            web.post("/decisions/{id}/feedback", health.on_picker_loop(feedback)),
-        ]
-    )
+    routes, on_loop = app.router, health.on_picker_loop
+    routes.add_get("/metrics", on_loop(page))
+    routes.add_get("/livez", _probe(health.not_live))
+    routes.add_get("/readyz", _probe(health.not_ready))
+    routes.add_get("/decisions/{id}", on_loop(explain))
+    routes.add_post("/decisions/{id}/feedback", on_loop(feedback))
     if preview is not None:
-        app.router.add_post("/preview/{path:.+}", health.on_picker_loop(foresee, _MOST_BYTES))
+        routes.add_post("/preview/{path:.+}", on_loop(_previewing(preview), _MOST_BYTES))
     return app
+
+
+def _previewing(preview: Callable[[HttpRequest], Awaitable[bytes]]) -> _Handler:
+    """Make the handler that says what would be decided of a request now."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if (refused := _refused_sender(request)) is not None:
+            return refused
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers.pop(PEER_HEADER, None)  # its token serves once
+        path = request.rel_url.raw_path_qs.removeprefix("/preview")
+        try:
+            content = await preview(HttpRequest("POST", path, headers, await request.read()))
+        except EppError as error:
+            return web.json_response({"error": f"it would be refused: {error}"}, status=409)
+        return _decided(content, explained=False)
+
+    return answer
 
 
 def _known_hosts(names: Collection[str]) -> Middleware:
