@@ -53,9 +53,10 @@ class RecentDecisions:
         return self._decisions.get(decision_id)
 
     def find(self, name: str) -> Decision | None:
-        """Return a decision by its id or by its origin's; for ``"last"`` the newest with a prompt."""
-        if name == "last":
-            return next((each for each in reversed(self) if each.request.prompt_tokens), None)
+        """Return a decision by its id or its origin's, the ``newest``, or the ``last``: the newest with a prompt."""
+        if name in ("last", "newest"):
+            prompted = (each for each in reversed(self) if each.request.prompt_tokens or name == "newest")
+            return next(prompted, None)
         forwarded = (each for each in reversed(self) if each.request.origin_decision == name)
         return self.get(name) or next(forwarded, None)
 

@@ -79,6 +79,6 @@ async def test_an_envoy_as_istio_configures_it_sends_requests_where_the_picker_s
                 for replica, count in zip(serving.replicas, before, strict=True)
                 if replica.requests > count
             ]
-            async with serving.http.get(f"http://{serving.picker.http}/decisions/last") as answer:
+            async with serving.http.get(f"http://{serving.picker.http}/decisions/newest") as answer:
                 decision = await answer.json()
             assert served == [decision["endpoints"][decision["chosen"]]]

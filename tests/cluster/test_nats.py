@@ -139,7 +139,7 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
         ages = [await pair.two.picker.metric("epp_cluster_change_age_seconds", quantile="0.5")]
         assert 0.0 < ages[0] < 5.0
         assert await pair.two.picker.metric("epp_cluster_messages_total", result="received") > 0
-        async with pair.two.http.get(f"http://{pair.one.picker.http}/decisions/last") as answer:
+        async with pair.two.http.get(f"http://{pair.one.picker.http}/decisions/newest") as answer:
             made = await answer.json()
         async with pair.two.http.get(f"http://{pair.two.picker.http}/decisions/{made['id']}") as answer:
             assert await answer.json() == made

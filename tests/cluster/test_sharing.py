@@ -83,15 +83,17 @@ class Bus:
         self.clock.advance(max(0.0, end_s - self.clock.mono_s()))
 
     def pick(self, name: str, seed: int, blocks: int = 40) -> Decision:
-        decision: Decision = self.pickers[name].pick(ask_of(seed, blocks), self.clock.mono_s(), WALL_S)
+        decision: Decision = self.pickers[name].decide(ask_of(seed, blocks), self.clock.mono_s(), WALL_S)
         return decision
 
     def cached(self, name: str, seed: int, blocks: int = 40) -> list[float]:
-        match = self.pickers[name].fleet.index.match(prompt_of(seed, blocks))
+        match = self.pickers[name].datastore.index.match(prompt_of(seed, blocks))
         return [float(tokens) for tokens in match.cached_tokens(np.arange(len(POOL)))]
 
-    def promised(self, name: str, row: int) -> list[float]:
-        values: list[float] = self.pickers[name].fleet.promised(np.arange(len(POOL)))[row].tolist()
+    def in_flight_tokens(self, name: str, row: int) -> list[float]:
+        values: list[float] = (
+            self.pickers[name].datastore.in_flight_tokens(np.arange(len(POOL)))[row].tolist()
+        )
         return values
 
 
@@ -106,14 +108,14 @@ def bus() -> Bus:
 
 def test_a_burst_is_expected_to_reach_all_pickers(bus: Bus) -> None:
     first = bus.pick("a", 1).chosen
-    assert bus.promised("a", RUNNING)[first] == 1.0, "one request is no burst"
+    assert bus.in_flight_tokens("a", RUNNING)[first] == 1.0, "one request is no burst"
     requests = Counter([first, *(bus.pick("a", 1).chosen for _ in range(7))])
     at, count = max(requests.items(), key=lambda item: item[1])
-    assert bus.promised("a", RUNNING)[at] > count
+    assert bus.in_flight_tokens("a", RUNNING)[at] > count
     bus.run(0.2)
     bus.pick("a", 2)
     bus.run(0.2)
-    assert sum(bus.promised("a", RUNNING)) == 9.0, "the others had none"
+    assert sum(bus.in_flight_tokens("a", RUNNING)) == 9.0, "the others had none"
 
 
 def test_promises_and_prefixes_of_one_are_seen_by_all(bus: Bus) -> None:
@@ -121,16 +123,16 @@ def test_promises_and_prefixes_of_one_are_seen_by_all(bus: Bus) -> None:
     at = decision.chosen
     bus.run(0.1)
     for name in "abc":
-        assert bus.promised(name, RUNNING)[at] == 1.0
+        assert bus.in_flight_tokens(name, RUNNING)[at] == 1.0
         assert bus.cached(name, 1)[at] == 2560.0
     longer = bus.pick("b", 1, blocks=60)
     assert longer.endpoint == decision.endpoint
     assert longer.snapshot.running_requests[at] == 1.0, "a decision sees what others promised"
     bus.pickers["a"].end(decision.id, "completed", bus.clock.mono_s())
     bus.run(0.1)
-    assert [bus.promised(name, RUNNING)[at] for name in "abc"] == [1.0] * 3, "the longer one runs"
+    assert [bus.in_flight_tokens(name, RUNNING)[at] for name in "abc"] == [1.0] * 3, "the longer one runs"
     assert [bus.cached(name, 1, 60)[at] for name in "abc"] == [3840.0] * 3
-    assert bus.pickers["a"].fleet.ledger.running_requests[at] == 0.0, "its own share alone"
+    assert bus.pickers["a"].datastore.ledger.running_requests[at] == 0.0, "its own share alone"
 
 
 def test_a_large_promise_goes_at_once_and_small_ones_together(bus: Bus) -> None:
@@ -169,12 +171,12 @@ def test_who_is_silent_or_leaves_counts_no_more(bus: Bus) -> None:
     bus.run(0.1)
     bus.kill("a")
     bus.run(SILENT_S - 0.5)
-    assert sum(bus.promised("c", RUNNING)) == 2.0
+    assert sum(bus.in_flight_tokens("c", RUNNING)) == 2.0
     bus.run(WHOLE_S + 1.0)
-    assert sum(bus.promised("c", RUNNING)) == 1.0
+    assert sum(bus.in_flight_tokens("c", RUNNING)) == 1.0
     assert bus.links["c"].peers == 1
     bus.links["b"].leave()
-    assert sum(bus.promised("c", RUNNING)) == 0.0
+    assert sum(bus.in_flight_tokens("c", RUNNING)) == 0.0
     assert bus.cached("c", 1)[at] == 2560.0, "prefixes stay: engines still have them"
     assert also.endpoint
 
@@ -213,10 +215,10 @@ def test_what_is_lost_heals(bus: Bus) -> None:
     bus.passes = lambda sender, _: sender != "a"
     lost = [bus.pick("a", seed) for seed in range(5)]
     bus.run(0.2)
-    assert sum(bus.promised("b", RUNNING)) == 0.0
+    assert sum(bus.in_flight_tokens("b", RUNNING)) == 0.0
     bus.passes = lambda *_: True
     bus.run(SILENT_S)
-    assert sum(bus.promised("b", RUNNING)) == 5.0
+    assert sum(bus.in_flight_tokens("b", RUNNING)) == 5.0
     for seed, decision in enumerate(lost):
         assert bus.cached("b", seed)[decision.chosen] == 2560.0
     assert bus.links["b"].counts.lost > 0
@@ -225,7 +227,7 @@ def test_what_is_lost_heals(bus: Bus) -> None:
 def test_a_prefix_that_a_picker_has_no_more_is_sent_again_whole(bus: Bus) -> None:
     at = bus.pick("a", 1, blocks=40).chosen
     bus.run(0.1)
-    bus.pickers["b"].fleet.index.forget(at)
+    bus.pickers["b"].datastore.index.forget(at)
     assert bus.pick("a", 1, blocks=41).chosen == at
     bus.run(0.2)
     assert bus.cached("b", 1, 41) == bus.cached("c", 1, 41) == bus.cached("a", 1, 41)
@@ -255,7 +257,7 @@ def test_a_joiner_gets_the_index_within_ten_seconds_and_says_until_when_it_has_n
     found = [bus.cached("d", seed, 20)[at] == bus.cached("a", seed, 20)[at] for seed, at in picks.items()]
     assert sum(found) >= 0.9 * len(found)
     # What is used last is kept longest there, too.
-    held = [[*bus.pickers[name].fleet.index.prefixes(0)] for name in "ad"]
+    held = [[*bus.pickers[name].datastore.index.prefixes(0)] for name in "ad"]
     assert [prefix.blocks[-1] for prefix in held[0]] == [prefix.blocks[-1] for prefix in held[1]]
 
 
@@ -271,7 +273,7 @@ def test_a_joiner_that_nobody_answers_waits_no_longer_than_a_while(bus: Bus) -> 
 
 
 def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
-    fleet = bus.pickers["a"].fleet
+    fleet = bus.pickers["a"].datastore
     for number in range(300):
         fleet.rates.observe_prefill(0, ended_s=float(number), requests=1.0, tokens=4000.0, ttft_ms=900.0)
         fleet.calibration.observe(1, 1000.0, 300.0)
@@ -279,14 +281,14 @@ def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
         fleet.paths.observe(0, 2, timing, rtt_ms=30.0, body_bytes=70_000)
     bus.join("d")
     bus.run(5.0)
-    found = bus.pickers["d"].fleet
+    found = bus.pickers["d"].datastore
     for slot in range(len(POOL)):
         assert found.rates.of(slot) == pytest.approx(fleet.rates.of(slot))
     assert found.calibration.hit_ratio[:3] == pytest.approx(fleet.calibration.hit_ratio[:3])
     assert found.calibration.hit_ratio[1] < 0.5
     columns = {name: np.zeros((3, len(POOL))) for name in ("a", "d")}
     for name, rows in columns.items():
-        bus.pickers[name].fleet.paths.fill(rows, slice(0, len(POOL)), np.full(len(POOL), 30.0), 1.0)
+        bus.pickers[name].datastore.paths.fill(rows, slice(0, len(POOL)), np.full(len(POOL), 30.0), 1.0)
     assert columns["d"].tolist() == columns["a"].tolist()
     assert columns["d"][1, 0] == 40.0
 
@@ -302,7 +304,7 @@ def test_a_joiner_starts_from_what_others_have_learned(bus: Bus) -> None:
     ],
 )
 def test_nonsense_about_a_path_is_not_adopted(bus: Bus, nonsense: dict[str, Any]) -> None:
-    paths = bus.pickers["a"].fleet.paths
+    paths = bus.pickers["a"].datastore.paths
     paths.observe(0, 2, ConnectionTiming(True, 40.0, 90.0), rtt_ms=30.0, body_bytes=70_000)
     ((name, sound),) = paths.learned.items()
     more = sound._replace(counts=(1000, 10))
@@ -322,7 +324,7 @@ def test_the_first_is_warm_when_nobody_is_there() -> None:
 
 
 def test_who_is_ejected_or_asks_to_be_left_alone_is_so_everywhere_at_once(bus: Bus) -> None:
-    now_s, fleets = bus.clock.mono_s(), {name: picker.fleet for name, picker in bus.pickers.items()}
+    now_s, fleets = bus.clock.mono_s(), {name: picker.datastore for name, picker in bus.pickers.items()}
     for _ in range(3):
         fleets["a"].health.failure(0, "probe", now_s)
     assert fleets["a"].retry_after.pause(1, 1.0, "id", now_s)
@@ -340,13 +342,13 @@ def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
     now_s, seed = bus.clock.mono_s(), 1
     for name in "ab":
         for slot in range(len(POOL)):
-            bus.pickers[name].fleet.engine.update(slot, EngineSample(process_start_time_s=100.0), now_s)
+            bus.pickers[name].datastore.engine.update(slot, EngineSample(process_start_time_s=100.0), now_s)
     at = bus.pick("a", seed).chosen
     bus.run(0.1)
     assert bus.cached("b", seed)[at] > 0.0
     again = EngineSample(process_start_time_s=200.0)
-    assert bus.pickers["a"].fleet.engine.update(at, again, now_s)
-    bus.pickers["a"].fleet.restart(POOL[at].address, now_s)
+    assert bus.pickers["a"].datastore.engine.update(at, again, now_s)
+    bus.pickers["a"].datastore.restart(POOL[at].address, now_s)
     bus.pick("b", seed)  # b has not heard of it
     bus.run(0.1)
     assert bus.cached("a", seed)[at] == 0.0, "a fact of the process before says nothing"
@@ -355,7 +357,7 @@ def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
     bus.run(0.1)
     assert bus.cached("b", 1)[at] == 0.0, "a fact of the newer process says that the older one has gone"
     assert bus.cached("b", seed)[at] > 0.0
-    assert not bus.pickers["b"].fleet.engine.update(at, again, now_s), (
+    assert not bus.pickers["b"].datastore.engine.update(at, again, now_s), (
         "its own scrape brings no second restart"
     )
 
@@ -363,9 +365,9 @@ def test_a_restarted_engine_has_nothing_anywhere(bus: Bus) -> None:
 def test_who_stores_a_response_is_known_everywhere_at_once(bus: Bus) -> None:
     def holders(key: int) -> list[int | None]:
         now_s = bus.clock.mono_s()
-        return [picker.fleet.stored.slot(key, now_s) for picker in bus.pickers.values()]
+        return [picker.datastore.stored.slot(key, now_s) for picker in bus.pickers.values()]
 
-    store = bus.pickers["a"].fleet.stored.store
+    store = bus.pickers["a"].datastore.stored.store
     store(2, 7, bus.clock.mono_s())
     bus.run(0.02)
     assert holders(7) == [2, 2, 2]
@@ -387,7 +389,7 @@ def test_who_stores_a_response_is_known_everywhere_at_once(bus: Bus) -> None:
 
 
 def test_the_next_process_stores_nothing_of_the_one_before(bus: Bus) -> None:
-    now_s, fleets = bus.clock.mono_s(), {name: picker.fleet for name, picker in bus.pickers.items()}
+    now_s, fleets = bus.clock.mono_s(), {name: picker.datastore for name, picker in bus.pickers.items()}
     for name, started_s in (("a", 100.0), ("b", 200.0)):
         fleets[name].engine.update(0, EngineSample(process_start_time_s=started_s), now_s)
     fleets["a"].stored.store(0, 7, now_s)
@@ -425,13 +427,13 @@ def test_nonsense_harms_nobody(bus: Bus, spoil: Callable[[Message], bytes], reas
     bus.pick("a", 1)
     bus.run(0.1)
     told = next(found for _, _, data in reversed(bus.sent) if (found := decode(data)) and found.facts)
-    before = bus.promised("b", RUNNING), bus.promised("b", PENDING)
+    before = bus.in_flight_tokens("b", RUNNING), bus.in_flight_tokens("b", PENDING)
     bus.links["b"].receive(spoil(replace(told, sequence=told.sequence + 1)))
     assert bus.links["b"].counts.ignored[reason] == 1
-    assert (bus.promised("b", RUNNING), bus.promised("b", PENDING)) == before
+    assert (bus.in_flight_tokens("b", RUNNING), bus.in_flight_tokens("b", PENDING)) == before
     bus.pick("a", 2)
     bus.run(WHOLE_S + 0.1)
-    assert sum(bus.promised("b", RUNNING)) == 2.0
+    assert sum(bus.in_flight_tokens("b", RUNNING)) == 2.0
 
 
 def with_fact(message: Message, **fields: Any) -> Message:
@@ -482,7 +484,7 @@ def test_endpoints_that_the_pool_does_not_have_take_no_memory(bus: Bus) -> None:
         bus.links["a"].receive(
             encode(Message(GROUP, "b", sequence, load=load | {POOL[0].address: (1.0,) * 5}))
         )
-    held = bus.pickers["a"].fleet.peer_load._gauges["b"]
+    held = bus.pickers["a"].datastore.peer_load._gauges["b"]
     assert set(held) == {POOL[0].address}
 
 

@@ -70,7 +70,8 @@ _PLAIN, _LISTENER = filters.external_processor, listener.listener
 def speaking(monkeypatch: pytest.MonkeyPatch, speech: Speech) -> None:
     """Make the Envoys of this test speak so."""
     monkeypatch.setattr(filters, "external_processor", speech.external_processor)
-    monkeypatch.setattr("epp.envoy.render.listener", speech.listener)
+    monkeypatch.setattr("epp.envoy.bootstrap.listener", speech.listener)
+    monkeypatch.setattr("epp.envoy.render.prepared", lambda _: None)
     if speech.buffer_bytes is not None:
         # The route's limit, made for whole bodies, would go before the listener's.
         route = api.route.Route
@@ -134,7 +135,7 @@ class TwoEngines(EngineServing):
 
     async def picked(self) -> str:
         """The endpoint of the newest decision."""
-        async with self.http.get(f"http://{self.picker.http}/decisions/last") as answer:
+        async with self.http.get(f"http://{self.picker.http}/decisions/newest") as answer:
             decision = await answer.json()
         endpoint: str = decision["endpoints"][decision["chosen"]]
         return endpoint

@@ -51,7 +51,7 @@ def decisions(
         yield rerun(replace(template, request=asked, snapshot=snapshot, slow_start_weights=told), policy, 0.1)
 
 
-@pytest.mark.parametrize("fleet", FLEETS, ids=["unlike", "alike"])
+@pytest.mark.parametrize("snapshot", FLEETS, ids=["unlike", "alike"])
 @pytest.mark.parametrize("shares", [None, [0.3, 1.0, 1.0, 0.6]], ids=["warm", "warming"])
 @pytest.mark.parametrize("name", sorted(TRIED))
 def test_endpoints_are_chosen_as_often_as_records_say(

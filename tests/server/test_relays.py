@@ -22,7 +22,7 @@ class Fleet:
 class Decided:
     """What of a decision is asked."""
 
-    fleet = Fleet()
+    snapshot = Fleet()
     request = RequestInfo()
 
     def __init__(self, chosen: int, *fallbacks: int) -> None:
