@@ -53,7 +53,7 @@ class RecentDecisions:
         return self._decisions.get(decision_id)
 
     def find(self, name: str) -> Decision | None:
-        """Return a decision by its id or its origin's, the ``newest``, or the ``last``: the newest with a prompt."""
+        """Return a decision by its id or its origin's, the ``newest``, or the ``last`` with a prompt."""
         if name in ("last", "newest"):
             prompted = (each for each in reversed(self) if each.request.prompt_tokens or name == "newest")
             return next(prompted, None)
