@@ -319,7 +319,7 @@ class Scheduler:
             tried = tuple(name for name in tried if name in known)
         return replace(
             request,
-            decision_id=self._new_id(),
+            decision_id=request.decision_id or self._new_id(),
             prefix_key=self._prefix_key(request),
             sequence=self._sequence,
             expected_output_tokens=self.datastore.answers.expected(

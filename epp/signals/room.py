@@ -64,5 +64,9 @@ class Room:
             rows: the slots.
             promised: unfinished requests of each (`Datastore.promised`).
         """
+        return np.maximum(BATCHES * self.largest(rows) - promised, 0.0)
+
+    def largest(self, rows: Rows) -> Floats:
+        """Return the largest batch of each, no end of one of those never seen to queue."""
         largest = self._largest[rows]
-        return np.where(np.isnan(largest), UNLIMITED, np.maximum(BATCHES * largest - promised, 0.0))
+        return np.where(np.isnan(largest), UNLIMITED, largest)

@@ -64,7 +64,7 @@ CELLS: Mapping[str, Load] = {
     for name in ("mooncake_conversation", "claude_code_sessions", "chat")
     for fraction in FRACTIONS
 } | {**_DEADLINE_CELLS, "claude_code_sessions 1.0": Load("claude_code_sessions", 1.0)}
-ENTRIES = ("off",)
+ENTRIES = ("off", "on")
 
 
 def _trace(name: str) -> Path:
@@ -173,6 +173,7 @@ def measures(
     ]
     prompts = sum(one.prompt_tokens for one in due if one.ok)
     return {
+        "waited %": 100.0 * float(np.mean([one.queued_ms > 0.0 for one in due])),
         "high TTFT p95 ms": p95(by_band[1], "ttft_ms"),
         "low TTFT p95 ms": p95(by_band[0], "ttft_ms"),
         "TTFT p95 ms": p95(due, "ttft_ms"),
@@ -186,9 +187,10 @@ def measures(
     }
 
 
-def run(cell: str, _entry: str, seed: int) -> dict[str, float]:
-    """Run one load."""
+def run(cell: str, entry: str, seed: int) -> dict[str, float]:
+    """Run one load, with a queue or without."""
     requests, options, fleet = load(CELLS[cell], SEED + seed)
+    options = options.with_queue() if entry == "on" else options
     result = run_window(requests, fleet, "gorgo-ms", seed=SEED + seed, options=options)
     at_ms = {one.index: one.intended_ms for one in result.requests}
     return measures(requests, result.requests, [at_ms.get(at, np.inf) for at in range(len(requests))])
