@@ -187,7 +187,7 @@ class LateBinding:
         self._ready = False
         settled = self.queue.expire(now_s)
         for waiter in settled:
-            waiter.refusal = NotAdmittedError("the request waited for room until its time was over")
+            waiter.refusal = self._expired(waiter, now_s)
         if not len(self.queue):
             return settled
         serving = self._datastore.serving(now_s)
@@ -198,10 +198,10 @@ class LateBinding:
                 is_open[band] = self._open(serving, band, now_s)
             return is_open[band]
 
-        while (waiter := self.queue.take(open_to)) is not None:
-            slot = self._bind(waiter, open_to(waiter.request.priority), now_s, wall_s)
-            if waiter.settled:
-                settled.append(waiter)
+        while (turn := self.queue.take(open_to)) is not None:
+            slot = self._bind(turn, open_to(turn.request.priority), now_s, wall_s)
+            if turn.settled:
+                settled.append(turn)
             if slot is not None:
                 is_open.clear()
         return settled
@@ -242,6 +242,28 @@ class LateBinding:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
             self.queue.remove(waiter)
+            waiter.refusal = NotAdmittedError("its client has gone", "client")
+
+    def shut(self) -> list[Waiter]:
+        """Refuse all that wait: the picker ends."""
+        waiting = self.queue.waiting()
+        for waiter in waiting:
+            self.queue.remove(waiter)
+            waiter.refusal = NoEndpointError("shutting-down", "the picker is shutting down")
+        return waiting
+
+    def _expired(self, waiter: Waiter, now_s: float) -> Exception:
+        """Say why a request is dropped, and when another may find room: after what this one waited."""
+        if waiter.others == ANY:
+            return NoEndpointError("pool-empty", "no endpoint came while the request waited")
+        waited_s = now_s - waiter.came_s
+        words = f"the request waited {waited_s:.1f} s for room, and its time is over"
+        return NotAdmittedError(words, "queue-ttl", math.ceil(waited_s))
+
+    def open_engines(self, now_s: float) -> int:
+        """Count the engines that have room for the lowest band that waits."""
+        bands = self.queue.bands
+        return len(self._open(self._datastore.serving(now_s), bands[-1] if bands else 0, now_s))
 
     def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that are open to a band."""

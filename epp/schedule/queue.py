@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epp.errors import NotAdmittedError
 
@@ -143,14 +143,14 @@ class _Band:
         flow = self.flows[waiter.flow]
         for target in waiter.targets:
             mine = flow.waiting[target]
-            del mine[bisect_left(mine, waiter.place(target)[:3])]  # type: ignore[type-var]
+            del mine[bisect_left(mine, waiter.place(target)[:3])]
             if not mine:
                 del flow.waiting[target]
                 self._drop_turn(flow, target)
 
     def _drop_turn(self, flow: _Flow, target: Target) -> None:
         turns = self.turns[target]
-        del turns[bisect_left(turns, (flow.served, flow.number))]  # type: ignore[type-var]
+        del turns[bisect_left(turns, (flow.served, flow.number))]
         if not turns:
             del self.turns[target]
 
@@ -224,14 +224,9 @@ class RequestQueue:
         """Count what waits in a band and those above it."""
         return sum(band.requests for other, band in self._bands.items() if other >= priority)
 
-    def sizes(self) -> Iterator[tuple[int, str, int, int]]:
-        """Count what waits: band, flow, requests and bytes."""
-        counts: dict[tuple[int, str], tuple[int, int]] = {}
-        for _, _, waiter in self._due:
-            key = waiter.request.priority, waiter.flow
-            requests, held = counts.get(key, (0, 0))
-            counts[key] = requests + 1, held + waiter.held_bytes
-        return ((*key, *count) for key, count in counts.items())
+    def sizes(self) -> Iterator[tuple[int, int, int]]:
+        """Count requests and bytes that wait, by band."""
+        return ((band, its.requests, its.held_bytes) for band, its in self._bands.items())
 
     def put(self, waiter: Waiter, *, head: bool = False) -> None:
         """Let a request wait, at the head of its flow where it has waited before.
@@ -244,7 +239,7 @@ class RequestQueue:
         if not head and (
             band.requests >= full.max_requests or band.held_bytes + waiter.held_bytes > full.max_bytes
         ):
-            raise NotAdmittedError("the queue is full")
+            raise NotAdmittedError("the queue is full", "queue-full")
         if head:
             waiter.deadline_s, waiter.decision = -math.inf, None
         else:
@@ -262,7 +257,7 @@ class RequestQueue:
 
     def remove(self, waiter: Waiter) -> None:
         """Let a request wait no more."""
-        del self._due[bisect_left(self._due, (waiter.due_s, waiter.number))]  # type: ignore[type-var]
+        del self._due[bisect_left(self._due, (waiter.due_s, waiter.number))]
         priority = waiter.request.priority
         band = self._bands[priority]
         band.remove(waiter)
@@ -306,9 +301,6 @@ class RequestQueue:
         waiter.impatient = impatient
         self._add(waiter)
 
-    def empty(self) -> list[Waiter]:
-        """Take all that wait."""
-        found: list[Any] = [waiter for _, _, waiter in self._due]
-        self._due.clear()
-        self._bands.clear()
-        return found
+    def waiting(self) -> list[Waiter]:
+        """List all that wait."""
+        return [waiter for _, _, waiter in self._due]

@@ -64,9 +64,9 @@ class Room:
             rows: the slots.
             promised: unfinished requests of each (`Datastore.promised`).
         """
-        return np.maximum(BATCHES * self.largest(rows) - promised, 0.0)
+        return np.clip(BATCHES * self.largest(rows) - promised, 0.0, UNLIMITED)
 
     def largest(self, rows: Rows) -> Floats:
-        """Return the largest batch of each, no end of one of those never seen to queue."""
+        """Return the largest batch of each, infinite where it was never seen to queue."""
         largest = self._largest[rows]
-        return np.where(np.isnan(largest), UNLIMITED, largest)
+        return np.where(np.isnan(largest), math.inf, largest)
