@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from epp.schedule.scheduler import Measured, Scheduler
     from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import EngineSample
-    from epp.types import Floats, RequestInfo, Slots
+    from epp.types import Floats, RequestInfo, Signals, Slots
 
-#: Room of an engine while nothing waits, and where very much does: milliseconds of prefill that may await
-#: their first token there, beside the time that any prompt takes from here to there.
-ROOM_MS, LEAST_ROOM_MS = 2_000.0, 80.0
+#: Room of an engine while nothing waits: milliseconds of prefill that may await their first token there,
+#: beside the time that any prompt takes from here to there. Where very much waits, that alone is left.
+ROOM_MS = 2_000.0
 #: By how many requests an engine may run more than it was ever seen to.
 MORE_REQUESTS = 4.0
 #: What a request counts that waits at an engine, and was not sent from here.
@@ -82,14 +82,28 @@ class Room:
 
     def open(self, slots: Slots, waiting_each: float, now_s: float) -> set[int]:
         """Return those of the slots that have room while so many requests wait for each engine."""
-        datastore, share = self._datastore, 0.5 ** (waiting_each / HALVING)
+        datastore = self._datastore
         self._grow(datastore.ledger.block.shape[1])
         sent, rates = datastore.in_flight_tokens(slots), datastore.rates.block()[:, slots]
         foreign = np.where(now_s - self._heard_s[slots] <= FRESH_S, self._foreign[slots], 0.0)
         pending_ms = sent[PENDING] * rates[1] + foreign * FOREIGN_MS
-        room = pending_ms < rates[0] + LEAST_ROOM_MS + (ROOM_MS - LEAST_ROOM_MS) * share
-        room &= sent[RUNNING] < datastore.room.largest(slots) * (1.0 + share) + MORE_REQUESTS
+        room = _has_room(pending_ms, rates[0], sent[RUNNING], datastore.room.largest[slots], waiting_each)
         return set(slots[room].tolist())
+
+    def is_open(self, slot: int, seen: Signals[float], waiting_each: float, now_s: float) -> bool:
+        """Tell the same of one slot, by its signals."""
+        pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token
+        if slot < len(self._heard_s) and now_s - self._heard_s[slot] <= FRESH_S:
+            pending_ms += float(self._foreign[slot]) * FOREIGN_MS
+        largest = float(self._datastore.room.largest[slot])
+        return _has_room(pending_ms, seen.prefill_base_ms, seen.running_requests, largest, waiting_each)
+
+
+def _has_room(pending_ms: Any, base_ms: Any, running: Any, largest: Any, waiting_each: float) -> Any:
+    """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
+    share = 0.5 ** (waiting_each / HALVING)
+    most = largest * (1.0 + share) + MORE_REQUESTS
+    return (pending_ms < base_ms + ROOM_MS * share) & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
 
 
 class LateBinding:
@@ -162,9 +176,9 @@ class LateBinding:
             return waiter
         measured = self._scheduler.measure(request, found, now_s)
         decision = self._scheduler.schedule(measured, now_s, wall_s)
-        open_slots = self._open(found.slots, request.priority, now_s)
-        slot = int(found.slots[decision.chosen])
-        if slot not in open_slots:
+        slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
+        if not self._room.is_open(slot, seen, self._waiting_each(request.priority), now_s):
+            open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
             if patience_s or not open_slots:
                 waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
@@ -267,8 +281,11 @@ class LateBinding:
 
     def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that are open to a band."""
-        waiting = self.queue.ahead_of(band)
-        return self._room.open(slots, waiting / max(len(self._datastore), 1), now_s)
+        return self._room.open(slots, self._waiting_each(band), now_s)
+
+    def _waiting_each(self, band: int) -> float:
+        """Count what waits in a band and those above it, for each engine."""
+        return self.queue.ahead_of(band) / max(len(self._datastore), 1) if len(self.queue) else 0.0
 
     def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
         """Return how long a request waits for its best engine, and its least time to first token."""

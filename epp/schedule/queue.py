@@ -86,7 +86,7 @@ class Waiter:
         keeps caches as warm as a short one.
         """
         late_s = 0.0 if target == self.best else self.patience_s
-        dateless = math.isinf(self.deadline_s) and self.deadline_s > 0.0
+        dateless = math.isinf(self.deadline_s)
         return dateless, (self.came_s if dateless else self.deadline_s) + late_s, self.number, self
 
     @property
@@ -228,23 +228,19 @@ class RequestQueue:
         """Count requests and bytes that wait, by band."""
         return ((band, its.requests, its.held_bytes) for band, its in self._bands.items())
 
-    def put(self, waiter: Waiter, *, head: bool = False) -> None:
-        """Let a request wait, at the head of its flow where it has waited before.
+    def put(self, waiter: Waiter) -> None:
+        """Let a request wait.
 
         Raises:
             NotAdmittedError: its band is full.
         """
-        band = self._bands.setdefault(waiter.request.priority, _Band())
-        full = self.settings
-        if not head and (
+        band, full = self._bands.get(waiter.request.priority), self.settings
+        if band is not None and (
             band.requests >= full.max_requests or band.held_bytes + waiter.held_bytes > full.max_bytes
         ):
             raise NotAdmittedError("the queue is full", "queue-full")
-        if head:
-            waiter.deadline_s, waiter.decision = -math.inf, None
-        else:
-            self._numbers += 1
-            waiter.number = self._numbers
+        self._numbers += 1
+        waiter.number = self._numbers
         self._add(waiter)
 
     def _add(self, waiter: Waiter) -> None:

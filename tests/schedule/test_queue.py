@@ -118,12 +118,6 @@ def test_what_is_put_back_waits_in_its_old_place() -> None:
     assert taken(made) == ["first", "second"]
 
 
-def test_what_the_engine_refused_goes_to_the_head() -> None:
-    made = queue(waiter("due", deadline_s=2.0), waiter("other"))
-    made.put(waiter("refused", came_s=1.0), head=True)
-    assert taken(made) == ["refused", "due", "other"]
-
-
 def test_what_outlives_its_time_is_dropped() -> None:
     made = queue(waiter("old", expires_s=3.0), waiter("young", expires_s=9.0))
     assert [one.request.decision_id for one in made.expire(3.0)] == ["old"]
