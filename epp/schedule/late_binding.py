@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 #: Room of an engine while nothing waits: milliseconds of prefill that may await their first token there,
 #: beside the time that any prompt takes from here to there. Where very much waits, that alone is left.
 ROOM_MS = 2_000.0
+#: So few requests without a first token find room while nothing waits, however long their prompts are.
+FEW_REQUESTS = 4.0
+#: Part of an engine's batch that is kept for a higher priority while requests wait, and how long after the
+#: last one of it.
+KEPT, KEPT_S = 0.15, 60.0
 #: By how many requests an engine may run more than it was ever seen to.
 MORE_REQUESTS = 4.0
 #: What a request counts that waits at an engine, and was not sent from here.
@@ -80,30 +85,48 @@ class Room:
         self._foreign = grown(self._foreign, capacity, 0.0)
         self._heard_s = grown(self._heard_s, capacity, -math.inf)
 
-    def open(self, slots: Slots, waiting_each: float, now_s: float) -> set[int]:
-        """Return those of the slots that have room while so many requests wait for each engine."""
+    def open(self, slots: Slots, crowd: _Crowd, now_s: float) -> set[int]:
+        """Return those of the slots that have room beside what waits."""
         datastore = self._datastore
         self._grow(datastore.ledger.block.shape[1])
         sent, rates = datastore.in_flight_tokens(slots), datastore.rates.block()[:, slots]
         foreign = np.where(now_s - self._heard_s[slots] <= FRESH_S, self._foreign[slots], 0.0)
+        unanswered = sent[RUNNING] - sent[DECODING] + foreign
         pending_ms = sent[PENDING] * rates[1] + foreign * FOREIGN_MS
-        room = _has_room(pending_ms, rates[0], sent[RUNNING], datastore.room.largest[slots], waiting_each)
+        room = crowd.leaves_room(
+            pending_ms, rates[0], unanswered, sent[RUNNING], datastore.room.largest[slots]
+        )
         return set(slots[room].tolist())
 
-    def is_open(self, slot: int, seen: Signals[float], waiting_each: float, now_s: float) -> bool:
+    def is_open(self, slot: int, seen: Signals[float], crowd: _Crowd, now_s: float) -> bool:
         """Tell the same of one slot, by its signals."""
-        pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token
-        if slot < len(self._heard_s) and now_s - self._heard_s[slot] <= FRESH_S:
-            pending_ms += float(self._foreign[slot]) * FOREIGN_MS
+        heard = slot < len(self._heard_s) and now_s - self._heard_s[slot] <= FRESH_S
+        foreign = float(self._foreign[slot]) if heard else 0.0
+        unanswered = seen.running_requests - seen.decoding_requests + foreign
+        pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token + foreign * FOREIGN_MS
         largest = float(self._datastore.room.largest[slot])
-        return _has_room(pending_ms, seen.prefill_base_ms, seen.running_requests, largest, waiting_each)
+        return crowd.leaves_room(pending_ms, seen.prefill_base_ms, unanswered, seen.running_requests, largest)
 
 
-def _has_room(pending_ms: Any, base_ms: Any, running: Any, largest: Any, waiting_each: float) -> Any:
-    """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
-    share = 0.5 ** (waiting_each / HALVING)
-    most = largest * (1.0 + share) + MORE_REQUESTS
-    return (pending_ms < base_ms + ROOM_MS * share) & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
+class _Crowd(NamedTuple):
+    """What waits, to a band that asks for room.
+
+    Attributes:
+        share: what it leaves of the room that there is where nothing waits.
+        kept: share of each engine's batch that is kept for higher bands.
+    """
+
+    share: float
+    kept: float
+
+    def leaves_room(self, pending_ms: Any, base_ms: Any, unanswered: Any, running: Any, largest: Any) -> Any:
+        """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
+        most = largest * (1.0 + self.share - self.kept) + MORE_REQUESTS
+        short = (pending_ms < base_ms + ROOM_MS * self.share) | (unanswered < FEW_REQUESTS * self.share)
+        return short & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
+
+
+_NOBODY = _Crowd(1.0, 0.0)
 
 
 class LateBinding:
@@ -122,6 +145,7 @@ class LateBinding:
         self.queue = RequestQueue(settings)
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
+        self._asked_s: dict[int, float] = {}
         self._room, self._ready = Room(scheduler.datastore), False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._look
@@ -164,6 +188,7 @@ class LateBinding:
             NoEndpointError: nobody is eligible, and waiting would not change that.
             NotAdmittedError: the queue is full.
         """
+        self._asked_s[request.priority] = now_s
         deadline_s = now_s + ttft_slo_s if ttft_slo_s else math.inf
         expires_s = now_s + self._settings.ttl_s
         waiter = Waiter(request, flow, held_bytes, now_s, ANY, ANY, 0.0, deadline_s, expires_s)
@@ -177,7 +202,7 @@ class LateBinding:
         measured = self._scheduler.measure(request, found, now_s)
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
-        if not self._room.is_open(slot, seen, self._waiting_each(request.priority), now_s):
+        if not self._room.is_open(slot, seen, self._crowd(request.priority, now_s), now_s):
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
             if patience_s or not open_slots:
@@ -281,11 +306,15 @@ class LateBinding:
 
     def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that are open to a band."""
-        return self._room.open(slots, self._waiting_each(band), now_s)
+        return self._room.open(slots, self._crowd(band, now_s), now_s)
 
-    def _waiting_each(self, band: int) -> float:
+    def _crowd(self, band: int, now_s: float) -> _Crowd:
         """Count what waits in a band and those above it, for each engine."""
-        return self.queue.ahead_of(band) / max(len(self._datastore), 1) if len(self.queue) else 0.0
+        if not len(self.queue):
+            return _NOBODY
+        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
+        higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
+        return _Crowd(0.5 ** (each / HALVING), KEPT if higher else 0.0)
 
     def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
         """Return how long a request waits for its best engine, and its least time to first token."""

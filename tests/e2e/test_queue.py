@@ -1,4 +1,4 @@
-"""Requests that wait in the picker, behind a real Envoy, for an engine that is busy with a long prompt."""
+"""Requests that wait in the picker, behind a real Envoy, for an engine that is busy with long prompts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from aiohttp import ClientTimeout
 from epp.request.queueing import TTFT_SLO_HEADER
 from tests.kit.engines import Engine, EngineServing
 from tests.kit.replicas import CHAT, chat_body
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientResponse, web
 
-#: Takes any engine seconds: there is no room beside it.
-LONG = "a word or two " * 40_000
+#: Four of these take any engine seconds: there is no room beside them.
+LONG = "a word or two " * 5_000
 SIZE = "llm_d_epp_flow_control_queue_size"
 REASON = "x-llm-d-request-dropped-reason"
 
@@ -39,23 +40,25 @@ class Busy(Engine):
         return await super().serve(request)
 
     async def heard(self, request: web.Request) -> Any:
-        if not request.content.at_eof() or not self.asked:
-            return await super().heard(request)
-        return self.asked[-1]
+        if "heard" not in request:
+            request["heard"] = await super().heard(request)
+        return request["heard"]
 
 
 @asynccontextmanager
 async def full(folder: Path, **queue: float) -> AsyncIterator[tuple[EngineServing, Busy]]:
-    """A picker with a queue, and one engine that has a long prompt to read."""
+    """A picker with a queue, and one engine that has long prompts to read."""
     engine = Busy()
     section = {"enabled": True, "ttl_s": 60.0, **queue}
     envoy = {"queue_wait_s": 60.0}
     async with EngineServing(folder, [engine], queue=section, envoy=envoy, drain_s=60) as serving:
-        long = asyncio.ensure_future(serving.chat(LONG))
-        await serving.picker.until_metric("epp_requests_in_flight", lambda value: value == 1)
-        yield serving, engine
-        engine.free.set()
-        await long
+        long = [asyncio.ensure_future(serving.chat(f"{n} {LONG}")) for n in range(4)]
+        await until(lambda: len(engine.asked) == 4)
+        try:
+            yield serving, engine
+        finally:
+            engine.free.set()
+            await asyncio.gather(*long)
 
 
 async def waits(serving: EngineServing, count: int = 1) -> None:
@@ -72,7 +75,7 @@ async def test_a_request_waits_until_the_engine_has_answered_what_is_before_it(t
     async with full(tmp_path) as (serving, engine):
         second = asyncio.ensure_future(serving.chat("hello"))
         await waits(serving)
-        assert len(engine.asked) == 1
+        assert len(engine.asked) == 4
         engine.free.set()
         assert (await second)[0] == 200
         await waits(serving, 0)

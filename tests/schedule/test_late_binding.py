@@ -17,7 +17,7 @@ from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of
 
 FIRST, SECOND = "10.0.0.1:80", "10.0.0.2:80"
-#: Takes an H100 four seconds: an engine with one such prompt has no room.
+#: Takes an H100 four seconds.
 LONG = 100_000
 
 
@@ -62,9 +62,9 @@ class Conversation:
         return self.binding.decide(request, self.now_s, 0.0, flow="", ttft_slo_s=slo_s, held_bytes=10)
 
     def fill(self) -> None:
-        """Give each engine a long prompt, named as it is."""
+        """Give each engine four long prompts, reserved by its name."""
         for slot, engine in enumerate((FIRST, SECOND)):
-            self.scheduler.datastore.ledger.reserve(engine, slot, LONG, LONG, self.now_s)
+            self.scheduler.datastore.ledger.reserve(engine, slot, LONG, LONG, self.now_s, sequences=4)
 
     def poll(self) -> list[Waiter]:
         return self.binding.poll(self.now_s, 0.0)
