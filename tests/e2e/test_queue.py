@@ -32,6 +32,7 @@ class Busy(Engine):
     """An engine that answers nothing until it is told to."""
 
     free: asyncio.Event = field(default_factory=asyncio.Event)
+    read: dict[int, Any] = field(default_factory=dict)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
@@ -40,9 +41,9 @@ class Busy(Engine):
         return await super().serve(request)
 
     async def heard(self, request: web.Request) -> Any:
-        if "heard" not in request:
-            request["heard"] = await super().heard(request)
-        return request["heard"]
+        if id(request) not in self.read:
+            self.read[id(request)] = await super().heard(request)
+        return self.read[id(request)]
 
 
 @asynccontextmanager
