@@ -105,7 +105,8 @@ class Room:
         unanswered = seen.running_requests - seen.decoding_requests + foreign
         pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token + foreign * FOREIGN_MS
         largest = float(self._datastore.room.largest[slot])
-        return crowd.leaves_room(pending_ms, seen.prefill_base_ms, unanswered, seen.running_requests, largest)
+        running, base_ms = seen.running_requests, seen.prefill_base_ms
+        return bool(crowd.leaves_room(pending_ms, base_ms, unanswered, running, largest))
 
 
 class _Crowd(NamedTuple):
