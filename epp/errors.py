@@ -103,7 +103,17 @@ class ClientError(EppError):
 
 
 class NotAdmittedError(EppError):
-    """A request has to wait for better times; becomes 429 with the message."""
+    """A request has to wait for better times; becomes 429 with the message.
+
+    Args:
+        message: for the client.
+        rule: what refused it.
+        retry_after_s: when it may find room, 0 where that is not known.
+    """
+
+    def __init__(self, message: str, rule: str = "saturated", retry_after_s: int = 0) -> None:
+        self.rule, self.retry_after_s = rule, retry_after_s
+        super().__init__(message)
 
 
 class NoEndpointError(EppError):

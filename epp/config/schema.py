@@ -89,6 +89,25 @@ class Saturation(Section, frozen=True):
     pending_tokens: NotNegative = 0.0
 
 
+class QueueSection(Section, frozen=True):
+    """Requests that find no room wait in the picker until they can be sent.
+
+    Attributes:
+        enabled: let requests wait. Envoy must grant the time (`ttl_s`).
+        patience: seconds that a request waits for the engine that serves it best, for each second of prefill
+            that it saves there; then it takes any.
+        ttl_s: longest wait of all; then it is refused with 429.
+        max_requests: requests of one priority that may wait; more are refused with 429.
+        max_bytes: bytes of their bodies, likewise.
+    """
+
+    enabled: bool = False
+    patience: NotNegative = 4.0
+    ttl_s: Positive = 30.0
+    max_requests: PositiveInt = 5000
+    max_bytes: PositiveInt = 1_000_000_000
+
+
 class PolicySection(Section, frozen=True):
     """Which policy prices endpoints, and with what.
 
@@ -371,6 +390,7 @@ class Config(Section, frozen=True):
     observe: ObserveSection | ObserveMode = ObserveSection()
     records: Records = Records()
     saturation: Saturation = Saturation()
+    queue: QueueSection = QueueSection()
     shadow: list[str] = []
     tracing: bool = False
     drain_s: NotNegative = 30.0

@@ -111,8 +111,8 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         message_timeout=api.ms(settings.message_timeout_ms),
         # Who served, after a pick whose first endpoint could not be reached.
         response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],
-        # The picker asks for more time where it must ask engines first.
-        max_message_timeout=api.ms((MAX_MODEL_WAIT_S + 1.0) * 1e3),
+        # The picker asks for more time where it must ask engines first, or lets a request wait.
+        max_message_timeout=api.ms((max(MAX_MODEL_WAIT_S, settings.queue_wait_s) + 1.0) * 1e3),
         failure_mode_allow=True,
         # The destination decides the route of original-dst and between regions; a cached route is older.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR

@@ -92,6 +92,7 @@ class EnvoySettings:
             asked in turns while this one is away, and verified by its name.
         message_timeout_ms: longest wait for one answer of the picker, so what a hung picker costs a request.
             Envoy applies no such limit in full duplex.
+        queue_wait_s: longest wait that the picker may ask for where requests wait in it.
         picker_keepalive_s: how long an HTTP/2 ping to the picker may go unanswered before the connection is
             given up; in full duplex, and with other pickers to fall back to, also how often a ping and a
             health check go to it (elsewhere a ping every 30 s).
@@ -148,6 +149,7 @@ class EnvoySettings:
     picker_tls: TlsFiles | None = None
     fallback_pickers: tuple[tuple[str, int], ...] = ()
     message_timeout_ms: int = MESSAGE_TIMEOUT_MS
+    queue_wait_s: float = 0.0
     picker_keepalive_s: float = 1.0
     max_body_bytes: int = 32 * MIB
     max_heap_bytes: int = 4096 * MIB

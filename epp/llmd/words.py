@@ -61,10 +61,12 @@ def dropped_reason(status: int, rule: str = "") -> str:
     Args:
         status: HTTP status of the refusal.
         rule: what left nobody; the draining picker is ``shutting-down``, one whose memory has no room for
-            the body ``held-bodies``.
+            the body ``held-bodies``, the queue's time to live ``queue-ttl``.
     """
     if rule == "shutting-down":
         return "rejected-shutting-down"
+    if rule == "queue-ttl":
+        return "rejected-ttl-expired"
     if status == 429 or rule == "held-bodies":
         return "rejected-saturated"
     return "rejected-no-endpoints" if status == 503 else ""

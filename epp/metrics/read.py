@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from epp.regions.link import RegionLink
     from epp.request.response_sampling import Sampler
     from epp.request.tokenizers import ServedTokenizers
+    from epp.schedule.late_binding import LateBinding
     from epp.schedule.scheduler import Scheduler
     from epp.signals.datastore import Datastore
     from epp.signals.paths import PathFigures
@@ -68,6 +69,31 @@ class PickerState:
     def paths(self) -> Iterable[tuple[str, PathFigures]]:
         """Describe the path to each region or endpoint."""
         return self.datastore.paths.describe(self.datastore.rtt.rtt_ms(self.mono_s())).items()
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """What waits in the picker, as rows of source ``queue`` read it.
+
+    Attributes:
+        binding: lets requests wait.
+        mono_s: the time.
+        pool: name of the pool.
+    """
+
+    binding: LateBinding
+    mono_s: Callable[[], float]
+    pool: str
+
+
+def waiting(column: int) -> Callable[[QueueState], Samples]:
+    """Read what waits by band under llm-d's labels: requests, or their bytes."""
+
+    def read(state: QueueState) -> Samples:
+        sizes = list(state.binding.queue.sizes()) or [(0, 0, 0)]
+        return [((FAIRNESS_ID, str(band), state.pool), float(its[column])) for band, *its in sizes]
+
+    return read
 
 
 def summary_ages(link: RegionLink) -> Samples:

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from epp.cluster.link import Link
     from epp.metrics.metrics import Samples
-    from epp.metrics.read import PickerState
+    from epp.metrics.read import PickerState, QueueState
 
 #: Why tokens were estimated: no thread was free, none was done in time, the chat template refused or there is
 #: none, the prompt is no chat and no text, the tokenizer failed.
 REASONS = ("busy", "late", "template", "content", "error")
 #: Labels of a request.
 R = "model_name target_model_name fairness_id priority"
+_QUEUED = "fairness_id priority inference_pool"
 _LOAD = "endpoint_name namespace producer_name fairness_id priority"
 
 # Buckets as llm-d has them (source [E]), the token typo put right.
@@ -54,6 +55,10 @@ _SINCE = "From its arrival at Envoy, or from the decision where Envoy tells no t
 
 def _of_picker(name: str, labels: str, text: str, how: Callable[[PickerState], Samples]) -> Row:
     return shown("picker", name, labels, text, how)
+
+
+def _of_queue(name: str, labels: str, text: str, how: Callable[[QueueState], Samples]) -> Row:
+    return shown("queue", name, labels, text, how)
 
 
 def _of_peers(name: str, labels: str, text: str, how: Callable[[Link], Samples]) -> Row:
@@ -298,6 +303,17 @@ TABLE: tuple[Row, ...] = (
         "How saturated the pool is; from 1 on, requests of negative priority are refused.",
         lambda s: [((s.pool, "effective"), s.saturation(s.mono_s()))],
     ),
+    _of_queue(
+        "llm_d_epp_flow_control_queue_size", _QUEUED, "Requests that wait in the picker.", read.waiting(0)
+    ),
+    _of_queue("llm_d_epp_flow_control_queue_bytes", _QUEUED, "Bytes that they hold.", read.waiting(1)),
+    _of_queue(
+        "epp_queue_open_engines",
+        "",
+        "Engines that have room for the lowest priority that waits.",
+        read.one(lambda s: float(s.binding.open_engines(s.mono_s()))),
+    ),
+    histogram("epp_queue_seconds", "", "How long requests waited in the picker, of those that did.", _TTFT_S),
     _of_picker(
         "llm_d_epp_prefix_indexer_size",
         "plugin_name plugin_type",

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from epp.prefix_cache.blocks import BlockHasher
     from epp.records.recorder import FileRecorder
     from epp.regions.hop import Hop
+    from epp.request.queueing import Queueing
     from epp.request.regions import Regions
     from epp.request.relays import RelayPaths
     from epp.request.tokenizers import Tokenizers
@@ -118,7 +119,8 @@ class Director:
         metrics: counted into.
         recorder: decisions and outcomes go there, if anywhere.
         clock: the time.
-        admission: lets requests in.
+        admission: lets requests in where there is no queue.
+        queueing: lets them wait, None where they do not.
         tokenizers: count where a model has its own.
         relays: the way to each region, where there are relays.
         regions: of which requests of peer regions are believed, and which may go there; None without peers.
@@ -142,6 +144,7 @@ class Director:
         recorder: FileRecorder | None,
         clock: Clock,
         admission: AdmissionController,
+        queueing: Queueing | None,
         tokenizers: Tokenizers,
         relays: RelayPaths | None,
         regions: Regions | None,
@@ -157,6 +160,7 @@ class Director:
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = scheduler.headers_read, scheduler.session_tokens
         self._admission, self._priority = admission, admission.priority
+        self._queueing = queueing
         self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
         self.model_lists = ModelLists()
@@ -229,25 +233,38 @@ class Director:
         """
         if (reply := self._reply_alone(request)) is not None:
             return reply
-        parsed = None
+        parsed, models = None, ("", "")
         try:
             parsed = self.rewrite(request, self.parse(request))
             await self._wait_for_model(parsed)
             asked, hop = self._describe(request, parsed, await self._count(parsed))
-            await self._admission.admit(asked, self._clock.mono_s())
-            began_s = now_s = self._clock.mono_s()
-            found = self.scheduler.locate(asked, now_s)
-            measured = self.scheduler.measure(asked, found, now_s)
-            decision = self.scheduler.schedule(measured, now_s, self._clock.wall_s())
-            self.scheduler.reserve(decision, measured, now_s)
+            models, parsed = models_of(parsed), None  # nothing of it is held while a request waits
+            decision = await self._decide(asked, request)
         except ClientError as error:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NotAdmittedError as error:
-            return self._refuse(request, 429, str(error), rule="saturated")
+            return self._refuse(
+                request, 429, str(error), rule=error.rule, models=models, retry_after_s=error.retry_after_s
+            )
         except NoEndpointError as error:
-            return self._refuse_by(request, error, models_of(parsed))
-        self._note(decision, began_s=began_s, since_s=since_s)
+            return self._refuse_by(request, error, models_of(parsed) if parsed else models)
+        self._note(decision, since_s=since_s)
         return self._answer(request, decision, hop, since_s)
+
+    async def _decide(self, asked: RequestInfo, request: HttpRequest) -> Decision:
+        """Admit, locate, measure, schedule and reserve; waits where there is a queue and no room.
+
+        Raises:
+            NotAdmittedError: it found no room.
+            NoEndpointError: nobody is eligible.
+        """
+        began_s = self._clock.mono_s()
+        if self._queueing is not None and (asked.api or asked.opaque):
+            return await self._queueing.decide(asked, request.headers, len(request.body or b""))
+        await self._admission.admit(asked, began_s)
+        decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
+        self._schedule_seconds.observe(self._clock.mono_s() - began_s)
+        return decision
 
     def _reply_alone(self, request: HttpRequest) -> LocalReply | None:
         """Answer what no engine is needed for: a path that is not open, a question for models."""
@@ -378,11 +395,9 @@ class Director:
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""
         return self._hasher.measure(parsed, self._counter, tenant, counted, **known), hop
 
-    def _note(self, decision: Decision, *, began_s: float, since_s: float) -> None:
+    def _note(self, decision: Decision, *, since_s: float) -> None:
         """Let metrics, records and observers have a decision."""
-        decided_s = self._clock.mono_s()
-        self._schedule_seconds.observe(decided_s - began_s)
-        self._decision_seconds.observe(decided_s - since_s)
+        self._decision_seconds.observe(self._clock.mono_s() - since_s)
         self._metrics.requests.decided(decision)
         self.leases.decided(decision)
         self.recent.add(decision)
@@ -547,6 +562,7 @@ class Director:
         rule: str,
         param: str | None = None,
         models: tuple[str, str] = ("", ""),
+        retry_after_s: int = 0,
     ) -> LocalReply:
         self._metrics.requests.refused(status, rule, models, self._priority(request.headers))
         if self.tracing is not None:
@@ -555,6 +571,8 @@ class Director:
         make = error_words(request.path) or usual  # also for what passes through unread
         reason = dropped_reason(status, rule)
         headers = {DROPPED_REASON: reason} if reason else {}
+        if retry_after_s:
+            headers["retry-after"] = str(retry_after_s)
         if self._tell_endpoint:
             headers[REFUSAL_HEADER] = rule
         if self._regions is not None and PEER_HEADER in request.headers and rule not in _CLIENTS_FAULT:

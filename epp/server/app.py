@@ -19,7 +19,7 @@ from epp.feeds.files import AppliedFile, WatchedFile, watch
 from epp.feeds.poll import SignalFeed
 from epp.feeds.pool import PoolFeed
 from epp.metrics.metrics import Metrics
-from epp.metrics.read import PickerState
+from epp.metrics.read import PickerState, QueueState
 from epp.metrics.table import TABLE
 from epp.policies.registry import create
 from epp.prefix_cache.blocks import BlockHasher
@@ -33,6 +33,7 @@ from epp.request.tokenizers import ServedTokenizers, Tokenizers, load_models
 from epp.rpc.accepting import allowed_connections, located
 from epp.schedule.admission import AdmissionController
 from epp.schedule.decision import to_record
+from epp.schedule.late_binding import LateBinding
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.waiting import in_time
 from epp.schedule.weights import WeightBook
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from epp.feeds.restore import IndexRestore
     from epp.records.recorder import FileRecorder
     from epp.request.access_log import Reports
+    from epp.request.queueing import Queueing
     from epp.request.regions import Regions
     from epp.request.tracing import Tracing
     from epp.types import RequestInfo
@@ -73,6 +75,8 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 1.05
 #: Longest wait at the end for the collector of spans.
 FLUSH_S = 2.0
+#: Part of the drain after which what still waits is refused.
+_REFUSE_AT = 0.8
 _ALONE = Host()
 
 
@@ -120,6 +124,7 @@ class App:
             block_bytes=config.prefix.block_bytes,
             on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
         )
+        self._queueing = self._build_queueing()
         admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
         self._regions = regions = self._build_regions(hasher)
         self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
@@ -133,6 +138,7 @@ class App:
             recorder=self._recorder,
             clock=clock,
             admission=admission,
+            queueing=self._queueing,
             tokenizers=self._tokenizers,
             relays=self._relays,
             regions=regions,
@@ -171,6 +177,8 @@ class App:
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
+        if self._queueing is not None:
+            self.metrics.show("queue", QueueState(self._queueing.binding, self._clock.mono_s, pool))
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
@@ -203,6 +211,15 @@ class App:
             max_connections=most,
             also=host.http,
         )
+
+    def _build_queueing(self) -> Queueing | None:
+        settings = self._config.queue
+        if not settings.enabled:
+            return None
+        from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
+
+        binding = LateBinding(self.scheduler, settings)
+        return Queueing(binding, settings.ttl_s, self._clock, self.metrics)
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -524,6 +541,8 @@ class App:
         left_s = config.drain_s if drain_s is None else drain_s
         accept_s = min(config.drain_accept_s, left_s)
         await asyncio.sleep(accept_s)
+        if self._queueing is not None:  # what waits is let go, and refused in time for its clients to hear
+            asyncio.get_running_loop().call_later(_REFUSE_AT * (left_s - accept_s), self._queueing.shut)
         await self._grpc.stop(left_s - accept_s)
         await self._first_tokens.stop()
         self.director.outcomes.close()

@@ -32,29 +32,30 @@ class Room:
     """Places by slot."""
 
     def __init__(self) -> None:
-        self._largest: Floats = np.zeros(0, np.float64)  # NaN before anything waited
+        #: Largest batch by slot, NaN before anything waited. Not to be written.
+        self.largest: Floats = np.zeros(0, np.float64)
         self._seen_s: Floats = np.zeros(0, np.float64)
 
     def resize(self, capacity: int) -> None:
         """Make room for slots below ``capacity``."""
-        self._largest = grown(self._largest, capacity, math.nan)
+        self.largest = grown(self.largest, capacity, math.nan)
         self._seen_s = grown(self._seen_s, capacity, 0.0)
 
     def forget(self, slot: int) -> None:
         """Forget the slot's engine."""
-        self._largest[slot] = math.nan
+        self.largest[slot] = math.nan
 
     def observe(self, slot: int, sample: EngineSample, now_s: float) -> None:
         """Take what an engine says; nothing of one that does not tell its batch and its queue."""
         if sample.running is None or sample.waiting is None:
             return
-        running, largest = sample.running, float(self._largest[slot])
+        running, largest = sample.running, float(self.largest[slot])
         if sample.waiting > 0.0:
             left = math.exp(-max(now_s - self._seen_s[slot], 0.0) / _FADING_S)
             faded = running + (largest - running) * left if largest > running else running  # NaN is not
-            self._largest[slot] = max(faded, 1.0)
+            self.largest[slot] = max(faded, 1.0)
         elif running > largest:
-            self._largest[slot] = running
+            self.largest[slot] = running
         self._seen_s[slot] = now_s
 
     def places(self, rows: Rows, promised: Floats) -> Floats:
@@ -64,5 +65,5 @@ class Room:
             rows: the slots.
             promised: unfinished requests of each (`Datastore.promised`).
         """
-        largest = self._largest[rows]
+        largest = self.largest[rows]
         return np.where(np.isnan(largest), UNLIMITED, np.maximum(BATCHES * largest - promised, 0.0))

@@ -36,6 +36,7 @@ from epp_lab.progress import progress
 from epp_lab.sim.oracle import ORACLES
 from epp_lab.sim.scenario import PickerOptions, RegionMode, WindowOptions
 from epp_lab.workloads.registry import WORKLOADS, workload_named
+from epp_lab.workloads.tenants import Tenancy
 
 if TYPE_CHECKING:
     import argparse
@@ -106,6 +107,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a fleet of regions: `nearest` knows its own engines alone, `regions` forwards, `global` is "
         "one picker that sees all (%(default)s)",
     )
+    add(
+        "--queue",
+        type=listed(("on", "off")),
+        default="off",
+        metavar="on,off",
+        help="let requests wait (%(default)s)",
+    )
+    add = parser.add_argument_group("tenants", "that share the load; their queue is fair").add_argument
+    add(
+        "--tenants",
+        type=number_from(1),
+        default=1,
+        metavar="N",
+        help="each half as large as the one before it",
+    )
+    add(
+        "--high-share",
+        type=number_from(0, float),
+        default=0.0,
+        help="share of sessions of priority 1 (%(default)s)",
+    )
+    add(
+        "--deadline-ms",
+        type=lambda text: tuple(map(number_from(0, float), text.split(":"))),
+        default="0:0",
+        metavar="LEAST:MOST",
+        help="times to first token that requests ask for, drawn between these",
+    )
     add = parser.add_argument_group("live").add_argument
     add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
     add("--model", default="default", help="model name sent to gateways (%(default)s)")
@@ -152,7 +181,8 @@ def cells_of(arguments: argparse.Namespace) -> list[PlanCell]:
         EppError: unknown workload.
     """
     cells = []
-    stretch = {"from_s": arguments.from_s, "until_s": arguments.seconds}
+    tenancy = Tenancy(arguments.tenants, arguments.high_share, arguments.deadline_ms)
+    stretch = {"from_s": arguments.from_s, "until_s": arguments.seconds, "tenancy": tenancy}
     names = [name.strip() for name in (arguments.workload or "").split(",") if name.strip()]
     for name in names:
         workload = workload_named(name)
@@ -226,11 +256,13 @@ def _simulated(arguments: argparse.Namespace) -> dict[str, Any]:
                     p,
                     pickers=pickers,
                     regions=regions,
+                    queue=queue == "on",
                     weights=found[p.name].weights if p.name in found else p.weights,
                 )
                 for p in policies
                 for pickers in arguments.pickers
                 for regions in arguments.regions
+                for queue in arguments.queue
             ]
             for found in tuned
         ]

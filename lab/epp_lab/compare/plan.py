@@ -17,6 +17,7 @@ from epp_lab.compare.files import load_trace
 from epp_lab.compare.trace import TraceRequest, select
 from epp_lab.sim.scenario import WindowOptions
 from epp_lab.workloads.registry import workload_named
+from epp_lab.workloads.tenants import Tenancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -86,6 +87,7 @@ class Source:
         until_s: only so long a stretch from there; 0 for all.
         part: of that stretch of a trace: ``all``, ``tune`` or ``judge`` (disjoint).
         rate: of a workload: so many times as many users, each as before.
+        tenancy: who shares it.
     """
 
     workload: str = ""
@@ -96,6 +98,7 @@ class Source:
     until_s: float = 0.0
     part: str = "all"
     rate: float = 1.0
+    tenancy: Tenancy = field(default_factory=Tenancy)
 
     def requests(self, seed: int) -> tuple[TraceRequest, ...]:
         """Return the load for a seed, in time order; the last ones are remembered, for the next policy.
@@ -125,7 +128,7 @@ def _load(source: Source, seed: int) -> tuple[TraceRequest, ...]:
             requests = part_of(requests, source.part)
     if not requests:
         raise EppError(f"{source.workload or source.trace}: no request is left to replay")
-    return requests
+    return requests if source.tenancy == Tenancy() else source.tenancy.apply(requests)
 
 
 def part_of(requests: tuple[TraceRequest, ...], part: str) -> tuple[TraceRequest, ...]:

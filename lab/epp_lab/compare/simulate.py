@@ -48,6 +48,7 @@ class PolicyChoice:
         params: parameters that differ from its defaults.
         pickers: how many pickers run it.
         regions: how they cooperate, of a fleet of regions (`PickerOptions.regions`).
+        queue: requests may wait in the picker.
     """
 
     name: str
@@ -55,11 +56,13 @@ class PolicyChoice:
     params: Mapping[str, object] = field(default_factory=dict)
     pickers: int = 1
     regions: RegionMode = "regions"
+    queue: bool = False
 
     @property
     def label(self) -> str:
-        """The policy, and its pickers where they are several, or do not forward."""
+        """The policy, its pickers where they are several or do not forward, and its queue if it has one."""
         name = self.name if self.pickers == 1 else f"{self.name}, {self.pickers} pickers"
+        name = f"{name}, queue" if self.queue else name
         return name if self.regions == "regions" else f"{name}, {self.regions}"
 
 
@@ -87,6 +90,7 @@ def run_task(cell: PlanCell, fleet: FleetSpec, policy: PolicyChoice, seed: int) 
     requests = cell.source.requests(seed)
     pickers = replace(cell.reports.pickers, count=policy.pickers, regions=policy.regions)
     options = replace(cell.reports, time_scale=cell.pace, max_in_flight=cell.max_in_flight, pickers=pickers)
+    options = options.with_queue() if policy.queue else options
     weights, lesson = policy.weights, None
     if fleet.regions is not None and policy.name in (HILLCLIMB, *LEARNERS):
         raise EppError(f"{policy.name}: does not run on a fleet of regions")

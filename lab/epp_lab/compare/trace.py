@@ -43,6 +43,9 @@ class TraceRequest:
         turn_starts: token offsets at which a new message starts, rising; the system message comes before the
             first, then user and assistant alternate, the last is the user's. Empty when not known.
         region: where it comes from, of a fleet with `epp_lab.sim.scenario.Regions`; empty to draw it.
+        tenant: whose it is where tenants share a queue (`epp.schedule.queue`).
+        priority: its band there.
+        deadline_ms: time to first token that it asks for, 0 for none.
     """
 
     at_ms: Milliseconds
@@ -56,6 +59,9 @@ class TraceRequest:
     think_ms: Milliseconds = 0.0
     turn_starts: tuple[int, ...] = ()
     region: str = ""
+    tenant: str = ""
+    priority: int = 0
+    deadline_ms: Milliseconds = 0.0
 
 
 def in_time_order(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:

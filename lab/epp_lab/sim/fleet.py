@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 
 from epp.apis.usage import Usage
-from epp.errors import NoEndpointError
+from epp.errors import NoEndpointError, NotAdmittedError
 from epp.keyed_uniform import keyed_uniform
 from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
+from epp.schedule.late_binding import LateBinding
+from epp.schedule.queue import Waiter
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
 from epp.schedule.weights import WeightBook
 from epp.signals.metrics_text import EngineSample
@@ -220,6 +222,7 @@ class Flight:
 
     def __init__(self, sim: FleetSim, index: int, intended_ms: float) -> None:
         self._sim, self._index, self._intended_ms = sim, index, intended_ms
+        self.index = index
         request, now_ms = sim.requests[index], sim.loop.now_ms
         self._result = SimResult(
             index=index,
@@ -241,6 +244,7 @@ class Flight:
 
     def start(self, decision: Decision) -> None:
         """Go to the picked endpoint."""
+        self._result.queued_ms = self._sim.loop.now_ms - self._intended_ms - self._result.slip_ms
         self._result.decision_id = decision.id
         self._result.believed_cached_tokens = round(float(decision.snapshot.cached_tokens[decision.chosen]))
         names = decision.snapshot.endpoints
@@ -501,6 +505,9 @@ class FleetSim:
         for event in sorted(spec.events, key=lambda event: event.at_s):
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
+        self._queues = [self._build_queue(scheduler) for scheduler in self._pickers.all]
+        self._waiting: dict[int, Flight] = {}
+        self._due_ms: dict[LateBinding, float] = {}
         self._client = self._build_client()
 
     def run(self) -> WindowResult:
@@ -616,13 +623,64 @@ class FleetSim:
 
     def _submit(self, decision_id: str, request: RequestInfo, flight: Flight) -> None:
         now_s, self._next_id = self.loop.now_ms / 1e3, decision_id
+        scheduler = self._pickers.of(decision_id)
+        queue = self._queues[self._pickers.all.index(scheduler)]
         try:
-            decision = self._pickers.of(decision_id).decide(request, now_s, ZERO_WALL_S + now_s)
+            if queue is None:
+                decision = scheduler.decide(request, now_s, ZERO_WALL_S + now_s)
+            else:
+                asked = self.requests[flight.index]
+                found = queue.decide(
+                    msgspec.structs.replace(request, decision_id=decision_id, priority=asked.priority),
+                    now_s,
+                    ZERO_WALL_S + now_s,
+                    flow=asked.tenant,
+                    ttft_slo_s=asked.deadline_ms / 1e3,
+                    held_bytes=request.body_bytes,
+                )
+                if isinstance(found, Waiter):
+                    self._waiting[id(found)] = flight
+                    self._wake(queue)
+                    return
+                decision = found
         except NoEndpointError as error:
             flight.refused(error.rule)
             return
+        except NotAdmittedError as error:
+            flight.refused(str(error))
+            return
         self.decided(decision)
         flight.start(decision)
+
+    def _build_queue(self, scheduler: Scheduler) -> LateBinding | None:
+        if not self.options.config.queue.enabled:
+            return None
+        queue = LateBinding(scheduler, self.options.config.queue)
+        queue.on_ready = lambda: self.loop.at(self.loop.now_ms, Rank.ARRIVAL, self._poll, queue)
+        return queue
+
+    def _wake(self, queue: LateBinding) -> None:
+        """Look again when something is due."""
+        due_ms = max(queue.due_s * 1e3 + 1e-3, self.loop.now_ms)  # past it, whatever rounding does
+        if due_ms < self._due_ms.get(queue, inf):
+            self._due_ms[queue] = due_ms
+            self.loop.at(due_ms, Rank.ARRIVAL, self._is_due, queue, due_ms)
+
+    def _is_due(self, queue: LateBinding, due_ms: float) -> None:
+        if self._due_ms.get(queue) == due_ms:  # otherwise something nearer came in between
+            del self._due_ms[queue]
+            self._poll(queue)
+
+    def _poll(self, queue: LateBinding) -> None:
+        now_s = self.loop.now_ms / 1e3
+        for waiter in queue.poll(now_s, ZERO_WALL_S + now_s):
+            flight = self._waiting.pop(id(waiter))
+            if waiter.decision is None:
+                flight.refused(str(waiter.refusal))
+            else:
+                self.decided(waiter.decision)
+                flight.start(waiter.decision)
+        self._wake(queue)
 
     def _happen(self, event: Event) -> None:
         replica = self.replicas[event.address]

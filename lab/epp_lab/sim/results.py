@@ -43,6 +43,7 @@ class SimResult:
         network_ms: from sending to the replica's socket: distance, handshake and upload.
         region: where it came from, of a fleet with regions.
         refused: peer regions that did not serve it.
+        queued_ms: how long it waited in the picker's queue.
     """
 
     index: int
@@ -64,6 +65,7 @@ class SimResult:
     network_ms: float = 0.0
     region: str = field(default="", repr=False)
     refused: int = field(default=0, repr=False)
+    queued_ms: float = field(default=0.0, repr=False)
 
     @property
     def ok(self) -> bool:

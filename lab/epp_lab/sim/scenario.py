@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping  # noqa: TC003  # fleets are read from files by their annotations
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
+
+from msgspec import structs
 
 from epp.config.schema import Config
 from epp_lab.sim.engine_class import ENGINE_CLASSES, EngineClass
@@ -171,6 +173,11 @@ class WindowOptions:
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
     pickers: PickerOptions = field(default_factory=PickerOptions)
+
+    def with_queue(self) -> WindowOptions:
+        """Return the same with requests that may wait in the picker."""
+        queue = structs.replace(self.config.queue, enabled=True)
+        return replace(self, config=structs.replace(self.config, queue=queue))
 
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(@(?P<rtt>\d+(\.\d+)?))?(\*(?P<count>[1-9]\d*))?")

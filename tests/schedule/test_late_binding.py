@@ -1,0 +1,175 @@
+"""What waits in the picker, what for, and what lets it go: conversations with the queue and its scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from epp.config.schema import QueueSection
+from epp.errors import NotAdmittedError
+from epp.schedule.decision import Decision
+from epp.schedule.late_binding import LateBinding
+from epp.schedule.queue import Waiter
+from epp.signals.metrics_text import EngineSample
+from epp.types import Endpoint, RequestInfo
+from tests.kit.records import picker_of
+
+FIRST, SECOND = "10.0.0.1:80", "10.0.0.2:80"
+#: Takes an H100 four seconds.
+LONG = 100_000
+
+
+@dataclass
+class Conversation:
+    """A queue before two engines, on a clock that is set by hand."""
+
+    section: QueueSection = field(default_factory=QueueSection)
+    engines: tuple[str, ...] = (FIRST, SECOND)
+    now_s: float = 0.0
+    woken: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler = picker_of("gorgo-ms", pool=[])
+        self.pool(*self.engines)
+        self.binding = LateBinding(self.scheduler, self.section)
+        self.binding.on_ready = self._woken
+
+    def _woken(self) -> None:
+        self.woken += 1
+
+    def pool(self, *engines: str) -> None:
+        self.scheduler.set_pool([Endpoint(one, engine_class="h100") for one in engines], self.now_s)
+
+    def ask(
+        self,
+        name: str,
+        tokens: int = 1_000,
+        *,
+        blocks: range = range(0),
+        priority: int = 0,
+        slo_s: float = 0.0,
+    ) -> Decision | Waiter:
+        request = RequestInfo(
+            decision_id=name,
+            prompt_tokens=tokens,
+            blocks=list(blocks),
+            block_tokens=1_000.0,
+            priority=priority,
+            api="chat",
+        )
+        return self.binding.decide(request, self.now_s, 0.0, flow="", ttft_slo_s=slo_s, held_bytes=10)
+
+    def fill(self) -> None:
+        """Give each engine four long prompts, reserved by its name."""
+        for slot, engine in enumerate((FIRST, SECOND)):
+            self.scheduler.datastore.ledger.reserve(engine, slot, LONG, LONG, self.now_s, sequences=4)
+
+    def poll(self) -> list[Waiter]:
+        return self.binding.poll(self.now_s, 0.0)
+
+
+def where(found: Decision | Waiter | None) -> str:
+    if isinstance(found, Waiter):
+        found = found.decision
+    assert found is not None
+    return found.endpoint
+
+
+def test_while_there_is_room_nothing_waits_and_the_policy_decides() -> None:
+    talk = Conversation()
+    found = [talk.ask(f"r{n}") for n in range(10)]
+    assert {where(one) for one in found} == {FIRST, SECOND}
+
+
+def test_who_finds_no_room_waits_and_goes_to_the_engine_that_answers_first() -> None:
+    talk = Conversation()
+    talk.fill()
+    waits = talk.ask("c")
+    assert isinstance(waits, Waiter)
+    assert talk.poll() == []
+    talk.scheduler.datastore.ledger.first_token(SECOND, 1.0)
+    assert talk.woken == 1
+    assert talk.poll() == [waits]
+    assert where(waits) == SECOND
+
+
+def test_who_is_warm_at_a_busy_engine_waits_for_it_and_takes_another_when_its_patience_is_over() -> None:
+    talk = Conversation()
+    home = where(talk.ask("warm", 50_000, blocks=range(50)))
+    talk.scheduler.end("warm", "completed", 0.0)
+    talk.fill()
+    waits = talk.ask("again", 50_500, blocks=range(50))
+    assert isinstance(waits, Waiter)
+    other = SECOND if home == FIRST else FIRST
+    talk.scheduler.datastore.ledger.end(other)
+    assert talk.poll() == []
+    talk.now_s = talk.binding.due_s
+    assert talk.now_s == pytest.approx(4.0 * 50_000 * 0.04e-3)
+    assert [where(one) for one in talk.poll()] == [other]
+
+
+def test_a_higher_band_has_room_where_a_lower_one_waits() -> None:
+    talk = Conversation()
+    talk.fill()
+    for n in range(20):
+        assert isinstance(talk.ask(f"low{n}"), Waiter)
+    for slot, name in enumerate((FIRST, SECOND)):
+        talk.scheduler.datastore.ledger.end(name)
+        talk.scheduler.datastore.ledger.reserve(name, slot, 14_000, 14_000, 0.0)
+    assert talk.poll() == []
+    assert isinstance(talk.ask("high", priority=1), Decision)
+
+
+def test_who_cannot_be_in_time_any_more_is_dropped() -> None:
+    talk = Conversation()
+    talk.fill()
+    late = talk.ask("late", slo_s=2.0)
+    assert isinstance(late, Waiter)
+    assert 1.0 < talk.binding.due_s < 2.0
+    talk.now_s = talk.binding.due_s
+    assert talk.poll() == [late]
+    assert isinstance(late.refusal, NotAdmittedError)
+
+
+def test_an_empty_pool_holds_requests_until_an_engine_comes() -> None:
+    talk = Conversation(engines=())
+    waits = talk.ask("first")
+    assert isinstance(waits, Waiter)
+    assert talk.poll() == []
+    talk.now_s = 5.0
+    talk.pool(FIRST)
+    assert talk.poll() == [waits]
+    assert where(waits) == FIRST
+
+
+def test_who_leaves_the_queue_takes_nothing_and_who_leaves_after_gives_back() -> None:
+    talk = Conversation()
+    talk.fill()
+    gone, bound = talk.ask("gone"), talk.ask("bound")
+    assert isinstance(gone, Waiter)
+    assert isinstance(bound, Waiter)
+    talk.binding.leave(gone, 0.0)
+    talk.scheduler.datastore.ledger.end(FIRST)
+    assert talk.poll() == [bound]
+    talk.binding.leave(bound, 0.0)
+    assert talk.scheduler.in_flight == 0
+
+
+def test_what_waits_at_an_engine_from_elsewhere_counts_until_its_word_is_old() -> None:
+    talk = Conversation()
+    for slot in (0, 1):
+        talk.scheduler.datastore.engine.update(slot, EngineSample("vllm", 1.0, 100.0, 0.1, 1000), 0.0)
+    assert isinstance(talk.ask("early"), Waiter)
+    talk.now_s = 3.0
+    assert isinstance(talk.ask("later"), Decision)
+
+
+def test_a_request_that_waits_takes_eight_bytes_a_block() -> None:
+    talk = Conversation()
+    talk.fill()
+    waits = talk.ask("c", blocks=range(1))
+    assert isinstance(waits, Waiter)
+    assert waits.request.blocks.itemsize == 8  # type: ignore[attr-defined]
+    assert replace(waits.request, blocks=[0]).blocks == [0]
