@@ -506,7 +506,7 @@ class FleetSim:
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
         self._queues = [self._build_queue(scheduler) for scheduler in self._pickers.all]
-        self._waiting: dict[int, Flight] = {}
+        self._in_queue: dict[int, Flight] = {}
         self._due_ms: dict[LateBinding, float] = {}
         self._client = self._build_client()
 
@@ -639,7 +639,7 @@ class FleetSim:
                     held_bytes=request.body_bytes,
                 )
                 if isinstance(found, Waiter):
-                    self._waiting[id(found)] = flight
+                    self._in_queue[id(found)] = flight
                     self._wake(queue)
                     return
                 decision = found
@@ -674,7 +674,7 @@ class FleetSim:
     def _poll(self, queue: LateBinding) -> None:
         now_s = self.loop.now_ms / 1e3
         for waiter in queue.poll(now_s, ZERO_WALL_S + now_s):
-            flight = self._waiting.pop(id(waiter))
+            flight = self._in_queue.pop(id(waiter))
             if waiter.decision is None:
                 flight.refused(str(waiter.refusal))
             else:
