@@ -115,15 +115,7 @@ class App:
         self._recorder, self._index = self._build_recorder(hasher), index_of(config.prefix, hasher)
         counter, optional = EstimateCounter(), OptionalParts()
         self.scheduler = self._build_picker(source, hasher, counter, optional)
-        models = load_models(config.tokens, base, source)
-        served = ServedTokenizers(models, config.tokens, clock.mono_s)
-        self._tokenizers = Tokenizers(
-            models,
-            config.tokens.budget_ms,
-            optional=optional,
-            block_bytes=config.prefix.block_bytes,
-            on_estimate=lambda reason: self.metrics.value("epp_token_estimates_total", reason).inc(),
-        )
+        self._tokenizers, served = self._build_tokenizers(optional)
         self._queueing = self._build_queueing()
         admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
         self._regions = regions = self._build_regions(hasher)
@@ -211,6 +203,18 @@ class App:
             max_connections=most,
             also=host.http,
         )
+
+    def _build_tokenizers(self, optional: OptionalParts) -> tuple[Tokenizers, ServedTokenizers]:
+        config, metrics = self._config, self.metrics
+        models = load_models(config.tokens, self._base, self._source)
+        tokenizers = Tokenizers(
+            models,
+            config.tokens.budget_ms,
+            optional=optional,
+            block_bytes=config.prefix.block_bytes,
+            on_estimate=lambda reason: metrics.value("epp_token_estimates_total", reason).inc(),
+        )
+        return tokenizers, ServedTokenizers(models, config.tokens, self._clock.mono_s)
 
     def _build_queueing(self) -> Queueing | None:
         settings = self._config.queue

@@ -94,6 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=number_from(1), default=2, help="processes (%(default)s)")
     add("--out", type=Path, default=Path("report"), help="folder for the output (%(default)s)")
     add("--list", action="store_true", help="list workloads, fleets and policies, and stop")
+    _add_pickers_and_tenants(parser)
+    add = parser.add_argument_group("live").add_argument
+    add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
+    add("--model", default="default", help="model name sent to gateways (%(default)s)")
+    add_api_key(add)
+
+
+def _add_pickers_and_tenants(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("pickers", "that serve the same fleet").add_argument
     add("--pickers", type=counts, default="1", metavar="N,..", help="how many (%(default)s)")
     add("--share", choices=("none", "index", "all"), default="all", help="what they share (%(default)s)")
@@ -135,10 +143,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEAST:MOST",
         help="times to first token that requests ask for, drawn between these",
     )
-    add = parser.add_argument_group("live").add_argument
-    add("--over-http", action="append", metavar="[NAME=]URL", help="drive this gateway; repeat to compare")
-    add("--model", default="default", help="model name sent to gateways (%(default)s)")
-    add_api_key(add)
 
 
 def run(arguments: argparse.Namespace) -> int:
