@@ -138,11 +138,14 @@ def test_what_needs_none_works(base: Path, lab: Path, tmp_path: Path) -> None:
     for words in (
         *(f"{command} --help" for command in {*commands(base, lab)} - {*commands(base)}),
         "lab compare --list",
-        "lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random,mooncake",
         "bench core --rounds 1 --sizes 200 --endpoints 3",
     ):
         done = called(base, tmp_path, "epp", *words.split(), lab=lab)
         assert (done.returncode, done.stderr) == (0, ""), words
+    compared = "lab compare --workload demo --seconds 3 --warmup 0 --seeds 1 --policy random,mooncake"
+    done = called(base, tmp_path, "epp", *compared.split(), lab=lab)
+    # What it tells on the way is one line a policy.
+    assert (done.returncode, [line[:13] for line in done.stderr.splitlines()]) == (0, ["demo, seed 1:"] * 2)
 
 
 @pytest.mark.timeout(2 * INSTALL_S)

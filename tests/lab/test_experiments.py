@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Netwo
 from epp_lab.tuner.settings import Stages, TunerSettings
 from epp_lab.workloads.mooncake_chat import MooncakeChat
 from epp_lab.workloads.tool_agent import ToolAgent
+from tests.lab.test_page import drawn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,8 +109,10 @@ def test_laars_gains_and_figures_are_of_its_runs() -> None:
     ]
     gains = ["75 % [75, 75]", "88 % [88, 88]", "75 % [75, 75]", "50 % [50, 50]", "75 % [75, 75]"]
     assert f"| 64K | {' | '.join([*gains, gains[3]])} |" in laar.gains(runs)
-    figures = [ET.fromstring(text) for text in laar.plots(runs)]  # noqa: S314  # ours
-    points = [len(figure.findall(".//{*}circle")) for figure in figures]
+    points = [
+        sum(len(series["points"][0]) for chart in drawn(text) for series in chart["series"])
+        for text in laar.plots(runs)
+    ]
     assert points == [5 * 15, 5 * 5, 5 * 15, 6 * 15]
 
 
