@@ -100,7 +100,10 @@ def lb_endpoint(endpoint: Endpoint, plaintext: str) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": {"address": address, "hostname": peer_name(endpoint)}}
     if endpoint.draining:
         found["health_status"] = "DRAINING"
-    place = {"path": endpoint.base_path, "host": join_address(peer_name(endpoint), port)}
+    name = peer_name(endpoint)
+    # A front that matches the host exactly knows it without its scheme's own port, as clients send it.
+    named = name if port == (443 if endpoint.tls else 80) and ":" not in name else join_address(name, port)
+    place = {"path": endpoint.base_path, "host": named}
     metadata = {PLACE: place} if endpoint.base_path else {}
     if socket := socket_name(endpoint) or plaintext:
         metadata["envoy.transport_socket_match"] = {TLS_MATCH: socket}

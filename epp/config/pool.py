@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from epp.config.address import normalise_address
-from epp.config.section import MetricsPath, Section
+from epp.config.section import BasePath, MetricsPath, Section
 from epp.config.strict import salvage
 from epp.errors import ConfigError, gather, raise_all
 from epp.types import MAX_MODEL_CHARS, MAX_RTT_MS, Endpoint
@@ -51,7 +51,7 @@ class EndpointSpec(Section, frozen=True, omit_defaults=True):
     """
 
     address: str
-    base_path: MetricsPath = ""
+    base_path: BasePath = ""
     tls: bool = False
     server_name: str = ""
     region: str = ""

@@ -32,6 +32,11 @@ MetricsPath = Annotated[
     str,
     msgspec.Meta(pattern=r"^(/[!-~]*)?$", extra={"fix": "a path without blanks, from / on, e.g. /metrics"}),
 ]
+#: What stands before an engine's paths; nothing where it is empty.
+BasePath = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^(/[!-~]*[^/?#])?$", extra={"fix": "a path that ends without a /, e.g. /llm"}),
+]
 #: Longest wait for engines that are asked for their models; what Envoy is rendered for.
 MAX_MODEL_WAIT_S = 5.0
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]

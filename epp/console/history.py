@@ -142,7 +142,8 @@ class History:
                 self._count([(QUEUED, round(waiting[slot]))], endpoint.address)
         cells, self._cells = self._cells, defaultdict(int)
         await in_daemon_thread(self._close, cells)
-        if len(self._rows["replica"]) > MOST["replica"]:
+        # Names of those that are gone make room; of a fleet that is larger the rest is `OTHER`.
+        if len(self._rows["replica"]) > MOST["replica"] > len(self._datastore):
             self._begin()
 
     def _close(self, cells: _Cells) -> None:

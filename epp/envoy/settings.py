@@ -242,6 +242,9 @@ class EnvoySettings:
             )
         if self.rewrites_paths and (self.relayed or self.variant is Variant.ORIGINAL_DST):
             raise ConfigError("endpoints", "base_path", "neither relays nor original-dst can have it")
+        if self.rewrites_paths and self.health_check_path:
+            fix = "leave health checks to the picker's probes"
+            raise ConfigError("endpoints", "base_path", "Envoy's own health checks know no such path", fix)
         if self.variant is not Variant.ORIGINAL_DST and self.destination_patterns:
             raise ConfigError(
                 "envoy", "destination_patterns", "only the original-dst variant takes them", "remove it"

@@ -133,7 +133,7 @@ def target_of(address: str, spec: EndpointSpec, scrape: Scrape, relays: Relays |
         bearer_token_file=spec.bearer_token_file or scrape.bearer_token_file,
         engine_names=frozenset(endpoint.served_name(name) for name in endpoint.models),
         metrics_paths=(path,) if path else METRICS_PATHS,
-        insecure=scrape.insecure,
+        insecure=scrape.insecure and not spec.ca_file,
         base_path=spec.base_path,
     )
     if relays is None or spec.region not in relays.regions:

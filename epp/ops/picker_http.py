@@ -31,14 +31,24 @@ def newest_up() -> str:
     Raises:
         EppError: none runs.
     """
-    found = Path(tempfile.gettempdir()).glob(f"{UP_FOLDER}*/{UP_READY}")
-    for ready in sorted(found, key=os.path.getmtime, reverse=True):
-        with ready.with_name(UP_LOCK).open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return f"http://{json.loads(ready.read_bytes())['http']}"
+    found: list[tuple[float, str]] = []
+    for ready in Path(tempfile.gettempdir()).glob(f"{UP_FOLDER}*/{UP_READY}"):
+        # Another user's folder is passed over, and one that goes meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            if ready.parent.stat().st_uid == os.getuid() and _is_locked(ready.with_name(UP_LOCK)):
+                found.append((ready.stat().st_mtime, json.loads(ready.read_bytes())["http"]))
+    if found:
+        return f"http://{max(found)[1]}"
     raise EppError("no `epp up` runs here: name a picker by --url, or records by --records")
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextlib.contextmanager

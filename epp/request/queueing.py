@@ -11,7 +11,6 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epp.errors import NotAdmittedError
 from epp.schedule.queue import Waiter
 from epp.schedule.waiting import Wait
 
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 FAIRNESS_HEADER = "x-llm-d-inference-fairness-id"
 #: Header with the time to first token that a request asks for, in ms; it is dropped when that is past.
 TTFT_SLO_HEADER = "x-llm-d-slo-ttft-ms"
+#: While something waits, room is looked for so often, for what no change here tells: pauses that end,
+#: scrapes, what other pickers sent.
+LOOK_S = 0.25
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
 _WAITER_BYTES = 6_000
 
@@ -54,7 +56,7 @@ class Queueing:
 
         Raises:
             NoEndpointError: nobody is eligible.
-            NotAdmittedError: it found no room in time, or none to wait in.
+            NotAdmittedError: it found no room in time, or the queue is full.
         """
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
         found = self.binding.decide(
@@ -65,14 +67,19 @@ class Queueing:
             ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
             held_bytes=held_bytes,
         )
-        return await self._settled(found, held_bytes) if isinstance(found, Waiter) else found
+        return await self._settled(found, held_bytes - body_bytes) if isinstance(found, Waiter) else found
 
     async def _settled(self, waiter: Waiter, held_bytes: int) -> Decision:
         future = self._futures[waiter] = asyncio.get_running_loop().create_future()
         self._set_timer()
-        await Wait(lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._ttl_s)
+        wait = Wait(
+            lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._ttl_s
+        )
+        if await wait is None:  # nobody waits for an answer, or there is no memory to wait in
+            return self.binding.decide_now(waiter.request, self._clock.mono_s(), self._clock.wall_s())
         if waiter.decision is None:
-            raise waiter.refusal or NotAdmittedError("there is no memory to wait in", "queue-full")
+            assert waiter.refusal is not None  # noqa: S101  # it is settled
+            raise waiter.refusal
         return waiter.decision
 
     def shut(self) -> None:
@@ -105,6 +112,7 @@ class Queueing:
             self._timer = None
         if (due_s := self.binding.due_s) < math.inf:
             in_s = max(due_s - self._clock.mono_s(), 0.0) + 0.001  # the loop's clock may be a little ahead
+            in_s = min(in_s, LOOK_S)
             self._timer = asyncio.get_running_loop().call_later(in_s, self._poll)
 
 

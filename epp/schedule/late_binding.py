@@ -56,6 +56,8 @@ NO_ROOM = "room"
 FRESH_S = 2.0
 #: Rules that time may change: a pool that scales from zero, engines that return.
 _PASSING = frozenset({"pool-empty", "health"})
+#: Requests that one look lets go or puts back; the event loop has a turn before the next.
+MOST_TURNS = 64
 
 
 class Room:
@@ -147,9 +149,9 @@ class LateBinding:
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
-        self._room, self._ready = Room(scheduler.datastore), False
+        self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
-        scheduler.datastore.on_pool["queue"] = self._look
+        scheduler.datastore.on_pool["queue"] = self._pool_changed
 
     @property
     def due_s(self) -> float:
@@ -159,6 +161,10 @@ class LateBinding:
     def _changed(self, _slot: int, promised_tokens: int) -> None:
         if not promised_tokens:
             self._look()
+
+    def _pool_changed(self) -> None:
+        self._other_pool = True
+        self._look()
 
     def _look(self) -> None:
         if not self._ready and len(self.queue):
@@ -203,7 +209,8 @@ class LateBinding:
         measured = self._scheduler.measure(request, found, now_s)
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
-        if not self._room.is_open(slot, seen, self._crowd(request.priority, now_s), now_s):
+        crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
+        if not (is_peer or self._room.is_open(slot, seen, crowd, now_s)):  # at a peer its own picker queues
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
             if patience_s or not open_slots:
@@ -222,6 +229,14 @@ class LateBinding:
         )
         return decision
 
+    def decide_now(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
+        """Decide a request that cannot wait.
+
+        Raises:
+            NoEndpointError: nobody is eligible.
+        """
+        return self._scheduler.decide(request, now_s, wall_s)
+
     def poll(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Let go what has room by now, and drop what waited too long; return what is settled."""
         self._ready = False
@@ -230,6 +245,12 @@ class LateBinding:
             waiter.refusal = self._expired(waiter, now_s)
         if not len(self.queue):
             return settled
+        if self._other_pool:  # whoever waits may be served by those that came
+            self._other_pool = False
+            for waiter in self.queue.waiting():
+                self.queue.remove(waiter)
+                waiter.best = waiter.others = ANY
+                self.queue.put_back(waiter, impatient=True)
         serving = self._datastore.serving(now_s)
         is_open: dict[int, set[int]] = {}
 
@@ -238,12 +259,18 @@ class LateBinding:
                 is_open[band] = self._open(serving, band, now_s)
             return is_open[band]
 
-        while (turn := self.queue.take(open_to)) is not None:
-            slot = self._bind(turn, open_to(turn.request.priority), now_s, wall_s)
+        for _ in range(MOST_TURNS):
+            if (turn := self.queue.take(open_to)) is None:
+                return settled
+            try:
+                slot = self._bind(turn, open_to(turn.request.priority), now_s, wall_s)
+            except Exception as error:  # noqa: BLE001 - that request fails, the others do not
+                turn.refusal, slot = error, None
             if turn.settled:
                 settled.append(turn)
             if slot is not None:
                 is_open.clear()
+        self._look()
         return settled
 
     def _bind(self, waiter: Waiter, open_slots: Collection[int], now_s: float, wall_s: float) -> int | None:
@@ -266,13 +293,14 @@ class LateBinding:
                 return None
             allowed = _only(found, open_slots, self._datastore)
             if not len(allowed.slots):
+                waiter.best = waiter.others  # of which none is open: it is not taken again at once
                 self.queue.put_back(waiter, impatient=True)
                 return None
             measured = scheduler.measure(waiter.request, allowed, now_s)
             decision = scheduler.schedule(measured, now_s, wall_s)
             best = int(allowed.slots[decision.chosen])
-        waiter.decision = decision
         scheduler.reserve(decision, measured, now_s)
+        waiter.decision = decision
         self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
         return best
 
@@ -294,7 +322,7 @@ class LateBinding:
 
     def _expired(self, waiter: Waiter, now_s: float) -> Exception:
         """Say why a request is dropped, and when another may find room: after what this one waited."""
-        if waiter.others == ANY:
+        if not len(self._datastore):
             return NoEndpointError("pool-empty", "no endpoint came while the request waited")
         waited_s = now_s - waiter.came_s
         words = f"the request waited {waited_s:.1f} s for room, and its time is over"
@@ -323,8 +351,10 @@ class LateBinding:
         rate_ms, base_ms = float(seen.prefill_ms_per_token[chosen]), float(seen.prefill_base_ms[chosen])
         cached = seen.cached_tokens
         elsewhere = float(np.delete(cached, chosen).max(initial=0.0)) if len(cached) > 1 else -math.inf
-        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
         least_ms = float(seen.rtt_ms[chosen]) + base_ms + float(seen.uncached_tokens[chosen]) * rate_ms
+        if not self._settings.patience:
+            return 0.0, least_ms / 1e3
+        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
         return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +17,10 @@ from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NONE: Mapping[str, str] = {}
 FIRST, SECOND = "10.0.0.1:80", "10.0.0.2:80"
 #: Takes an H100 four seconds.
 LONG = 100_000
@@ -39,8 +44,10 @@ class Conversation:
     def _woken(self) -> None:
         self.woken += 1
 
-    def pool(self, *engines: str) -> None:
-        self.scheduler.set_pool([Endpoint(one, engine_class="h100") for one in engines], self.now_s)
+    def pool(self, *engines: str, models: Mapping[str, str] = _NONE) -> None:
+        served = {one: frozenset({models[one]}) if one in models else frozenset[str]() for one in engines}
+        pool = [Endpoint(one, engine_class="h100", models=served[one]) for one in engines]
+        self.scheduler.set_pool(pool, self.now_s)
 
     def ask(
         self,
@@ -49,6 +56,7 @@ class Conversation:
         *,
         blocks: range = range(0),
         priority: int = 0,
+        model: str = "",
         slo_s: float = 0.0,
     ) -> Decision | Waiter:
         request = RequestInfo(
@@ -57,13 +65,14 @@ class Conversation:
             blocks=list(blocks),
             block_tokens=1_000.0,
             priority=priority,
+            model=model,
             api="chat",
         )
         return self.binding.decide(request, self.now_s, 0.0, flow="", ttft_slo_s=slo_s, held_bytes=10)
 
-    def fill(self) -> None:
+    def fill(self, *engines: str) -> None:
         """Give each engine four long prompts, reserved by its name."""
-        for slot, engine in enumerate((FIRST, SECOND)):
+        for slot, engine in enumerate(engines or (FIRST, SECOND)):
             self.scheduler.datastore.ledger.reserve(engine, slot, LONG, LONG, self.now_s, sequences=4)
 
     def poll(self) -> list[Waiter]:
@@ -93,6 +102,58 @@ def test_who_finds_no_room_waits_and_goes_to_the_engine_that_answers_first() -> 
     assert talk.woken == 1
     assert talk.poll() == [waits]
     assert where(waits) == SECOND
+
+
+def test_who_waits_takes_an_engine_that_joins() -> None:
+    talk = Conversation(engines=(FIRST,))
+    talk.fill(FIRST)
+    waits = talk.ask("c")
+    assert isinstance(waits, Waiter)
+    talk.pool(FIRST, "10.0.0.3:80")
+    assert talk.poll() == [waits]
+    assert where(waits) == "10.0.0.3:80"
+
+
+def test_without_patience_the_one_engine_is_waited_for_until_the_time_to_live_is_over() -> None:
+    talk = Conversation(QueueSection(patience=0.0), engines=(FIRST,))
+    talk.fill(FIRST)
+    waits = talk.ask("c")
+    assert isinstance(waits, Waiter)
+    assert talk.binding.due_s == QueueSection().ttl_s
+    talk.now_s = talk.binding.due_s
+    assert talk.poll() == [waits]
+    assert isinstance(waits.refusal, NotAdmittedError)
+
+
+def test_who_may_go_to_none_of_the_open_engines_waits_on_and_the_look_ends() -> None:
+    talk = Conversation(engines=())
+    waits = [talk.ask(f"r{number}", 50_000, model="a") for number in range(20)]
+    talk.pool(FIRST, SECOND, models={FIRST: "a", SECOND: "b"})
+    went = talk.poll()
+    assert {where(each) for each in went if each.decision} == {FIRST}
+    assert 0 < len(went) < len(waits)
+    assert not any(each.refusal for each in waits if isinstance(each, Waiter))
+
+
+def test_a_request_that_fails_leaves_the_others_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Conversation()
+    talk.fill()
+    first, second = talk.ask("a"), talk.ask("b")
+    assert isinstance(first, Waiter)
+    assert isinstance(second, Waiter)
+    talk.scheduler.datastore.ledger.end(FIRST)
+    talk.scheduler.datastore.ledger.end(SECOND)
+    schedule, failures = talk.scheduler.schedule, [RuntimeError("broken")]
+
+    def broken(*given: Any) -> Decision:
+        if failures:
+            raise failures.pop()
+        return schedule(*given)
+
+    monkeypatch.setattr(talk.scheduler, "schedule", broken)
+    assert talk.poll() == [first, second]
+    assert isinstance(first.refusal, RuntimeError)
+    assert where(second)
 
 
 def test_who_is_warm_at_a_busy_engine_waits_for_it_and_takes_another_when_its_patience_is_over() -> None:

@@ -70,13 +70,13 @@ def spec_of(url: str) -> EndpointSpec:
     """
     problem, fix = f"{url!r} is not an engine's address", "e.g. http://127.0.0.1:8000"
     try:
-        scheme, netloc, path, *_ = parts = urlsplit(url if "://" in url else f"http://{url}")
+        scheme, netloc, path, query, _ = parts = urlsplit(url if "://" in url else f"http://{url}")
         address = normalise_address(netloc if parts.port else f"{netloc}:{_SCHEMES.get(scheme, 0)}")
     except ValueError as error:
         raise ConfigError("<arguments>", "URL", problem, fix) from error
-    if scheme not in _SCHEMES:
-        raise ConfigError("<arguments>", "URL", problem, fix)
     base_path = path.rstrip("/").removesuffix("/v1")
+    if scheme not in _SCHEMES or query or "/v1" in base_path or not re.fullmatch("[!-~]*", base_path):
+        raise ConfigError("<arguments>", "URL", problem, fix)
     return EndpointSpec(address=address, base_path=base_path, tls=scheme == "https")
 
 
