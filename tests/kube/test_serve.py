@@ -114,7 +114,9 @@ async def test_pods_serve_through_envoy_sheddable_requests_wait_and_models_are_r
         assert status == 429, body
         assert "negative priority" in json.dumps(body)
         assert await picker.metric("llm_d_epp_request_total", model_name=MODEL, priority="0") >= 6
-        assert await picker.metric("llm_d_epp_request_total", model_name=MODEL, priority="-1") == 1
+        assert await picker.metric("llm_d_epp_request_total", model_name=MODEL, priority="-1") == 2, (
+            "the refused one, too"
+        )
         assert await picker.metric("llm_d_epp_request_error_total", priority="-1") == 1
         saturation = "llm_d_epp_flow_control_pool_saturation"
         assert await picker.metric(saturation, inference_pool="pool") == 1.0, "nobody has room"
