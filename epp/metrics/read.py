@@ -45,7 +45,7 @@ class PickerState:
     """The picker as rows of source ``scheduler`` read it.
 
     Attributes:
-        scheduler: the picker.
+        scheduler: decides where requests go.
         mono_s: the time.
         pool: name of the pool, for llm-d's gauges of it.
         saturation: how saturated the pool is at an instant.

@@ -32,17 +32,19 @@ _PARAMS = "policy.params"
 
 
 @lru_cache(64)  # loading an entry point takes longer than the rest of a record's chances
+def _loaded(name: str) -> object:
+    return POLICIES[name].load() if name in POLICIES else None
+
+
 def draws(name: str) -> Callable[..., Drawn | None] | None:
     """Return `Policy.drawn` of a policy by name; None of one that draws nothing, and of an unknown one."""
-    point = POLICIES.get(name)
-    drawn: Callable[..., Drawn | None] | None = getattr(point.load(), "drawn", None) if point else None
+    drawn: Callable[..., Drawn | None] | None = getattr(_loaded(name), "drawn", None)
     return None if drawn is Policy.drawn else drawn
 
 
 def unit_of(name: str) -> str:
     """Return `Policy.unit` of a policy by name, empty for an unknown one."""
-    point = POLICIES.get(name)
-    unit: str = getattr(point.load(), "unit", "") if point else ""
+    unit: str = getattr(_loaded(name), "unit", "")
     return unit
 
 

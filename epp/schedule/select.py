@@ -84,12 +84,12 @@ def select(
     """
     if slow_start_weights is None and not upstream_models and len(costs) <= _FEW:
         return _select_few(costs.tolist(), tolerance=tolerance, fallbacks=fallbacks, seed=seed, key=key)
-    held_back: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()
     admitted_costs = costs
     if slow_start_weights is not None:
         admitted = _admit(slow_start_weights, names, seed, key)
         if not admitted.all():
-            held_back = tuple(np.flatnonzero(~admitted).tolist())
+            excluded = tuple(np.flatnonzero(~admitted).tolist())
             admitted_costs = np.where(admitted, costs, np.inf)
             costs = np.where(slow_start_weights > 0.0, costs, np.inf)  # the last fallbacks
     limit = tolerance_limit(float(admitted_costs.min()), tolerance)
@@ -106,7 +106,7 @@ def select(
         order = tuple(int(rows[index]) for index in near)
     elif fallbacks:
         order = tuple(_cheapest(admitted_costs, costs, chosen, fallbacks))
-    return Selection(chosen, order, len(tied), held_back)
+    return Selection(chosen, order, len(tied), excluded)
 
 
 def with_local(selection: Selection, costs: Floats, snapshot: Snapshot) -> Selection:

@@ -114,7 +114,7 @@ class App:
         hasher = hashers[0]
         self._recorder, self._index = self._build_recorder(hasher), index_of(config.prefix, hasher)
         counter, optional = EstimateCounter(), OptionalParts()
-        self.scheduler = self._build_picker(source, hasher, counter, optional)
+        self.scheduler = self._build_scheduler(source, hasher, counter, optional)
         self._tokenizers, served = self._build_tokenizers(optional)
         self._queueing = self._build_queueing()
         admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
@@ -326,7 +326,7 @@ class App:
     def _priority(self, objective: str) -> int:
         return self._cluster.priority(objective) if self._cluster is not None else 0
 
-    def _build_picker(
+    def _build_scheduler(
         self, source: str, hasher: BlockHasher, counter: EstimateCounter, optional: OptionalParts
     ) -> Scheduler:
         section = self._config.policy

@@ -23,7 +23,7 @@ class Live:
     """A picker as its live page sees it. Made on the picker's loop.
 
     Attributes:
-        scheduler: the picker.
+        scheduler: decides where requests go.
         recent: its newest decisions.
         clock: the time.
         link: the way to other pickers, None without any.

@@ -586,10 +586,10 @@ class FleetSim:
         )
 
     def _build_pickers(self, weights: Mapping[str, float]) -> Pickers:
-        pickers = [self._build_picker(weights) for _ in range(self.options.pickers.count)]
+        pickers = [self._build_scheduler(weights) for _ in range(self.options.pickers.count)]
         return PickerGroup(pickers, self.options.pickers, self.loop, self.seed)
 
-    def _build_picker(self, weights: Mapping[str, float]) -> Scheduler:
+    def _build_scheduler(self, weights: Mapping[str, float]) -> Scheduler:
         config, policy = self.options.config, self._policy
         index = PrefixIndex(
             capacity_tokens=config.prefix.capacity_tokens,

@@ -211,10 +211,10 @@ class RegionSim(FleetSim):
     def _build_pickers(self, weights: Mapping[str, float]) -> RegionPickers:
         names = self._regions.names
         if self._mode == "global":
-            only = self._build_picker(weights)
+            only = self._build_scheduler(weights)
             self._from_origin = FromOrigin(only.datastore, self._regions)
             return RegionPickers(dict.fromkeys(names, only), self.links, self.origins)
-        pickers = {name: self._build_picker(weights) for name in names}
+        pickers = {name: self._build_scheduler(weights) for name in names}
         self._remotes: dict[str, RemoteRegions] = {}
         self._summaries: dict[str, Summaries] = {}
         for name, scheduler in pickers.items() if self._mode == "regions" else ():
