@@ -78,12 +78,12 @@ def take(address: str, file: Path, width: int, height: int, *flags: str) -> None
 def main() -> None:
     """Take the pictures that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", choices=PAGES, default=[*PAGES], metavar="PAGE", help=", ".join(PAGES)
-    )
+    # argparse holds what stands for no names to the choices, too.
+    choices = [*PAGES, []]
+    parser.add_argument("names", nargs="*", choices=choices, metavar="PAGE", help=", ".join(PAGES))
     parser.add_argument("--sizes", type=Path, metavar="FOLDER", help="into it, at all sizes, light and dark")
     arguments = parser.parse_args()
-    for name in arguments.names:
+    for name in arguments.names or PAGES:
         page = PAGES[name]
         with tempfile.TemporaryDirectory() as scratch, page.serve(Path(scratch)) as address:
             take(address, IMAGES / f"{name}.png", page.width, page.height)
