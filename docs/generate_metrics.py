@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epp.metrics.metrics import MAX_PRIORITIES, MAX_STRANGE_MODELS
+from epp.metrics.metrics import MAX_FLOWS, MAX_PRIORITIES, MAX_STRANGE_MODELS
 from epp.metrics.table import TABLE
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Labels are bounded:
   rest are `other`. `target_model_name` equals it.
 * `priority` is that of the request's InferenceObjective, 0 without one, `other` after {MAX_PRIORITIES}
   different ones. The two `inflight` gauges have all requests under 0. `fairness_id` has llm-d's
-  default.
+  default, but for the queue: there it is the request's flow (docs/queue.md), `other` after {MAX_FLOWS}.
 * `endpoint` is an address of the pool. Its series go when it leaves; what ends later on it is counted
   as `gone`.
 * `name` and `inference_pool` are the InferencePool's, `default` without one.

@@ -17,9 +17,10 @@ import numpy as np
 
 from epp.config.plan import INCUMBENT, Switchback
 from epp.console.figures import clock_time, number, share
-from epp.console.history import CELLS
-from epp.console.why import costs_of
+from epp.console.history import CELLS, OTHER
+from epp.console.why import ANY_ENGINE, costs_of
 from epp.errors import EppError
+from epp.metrics.metrics import FAIRNESS_ID
 from epp.policies.registry import create
 from epp.schedule.second_opinion import ask, is_opinion, quiet
 from epp.signals.health import HealthState
@@ -39,12 +40,16 @@ if TYPE_CHECKING:
 
 #: Decisions that a frame shows; of the others it has sums.
 ROWS = 30
+#: Flows of the queue that are shown by name: the largest.
+MOST_FLOWS = 10
 #: Decisions asked anew between two pauses, which let the event loop have the interpreter.
 _A_TURN, _PAUSE_S = 4, 0.001
 _CACHED = NUMERIC_COLUMNS.index("cached_tokens")
 #: Figures with which one can reckon: of another picker, too.
 _Figure = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+#: What waits: priority, flow, engine that is waited for, requests, and the age of the oldest in s.
+Waiting = tuple[int, str, str, _Count, _Figure]
 _Counts = Annotated[list[_Count], msgspec.Meta(min_length=CELLS, max_length=CELLS)]
 
 
@@ -107,6 +112,7 @@ class Frame(TypedDict):
     policy: str
     unit: str
     fleet: list[_Replica]
+    queue: list[Waiting]
     decisions: Annotated[list[_Row], msgspec.Meta(max_length=ROWS)]
     past: _Past
     failures: list[tuple[str, str, str, str, _Figure, _Count]]
@@ -167,6 +173,7 @@ def frame(live: Live) -> dict[str, Any]:
         "policy": f"policy {book.policy}",
         "unit": live.scheduler.policy.unit,
         "fleet": _fleet(live.scheduler.datastore, live.clock.mono_s(), wall_s),
+        "queue": _queue(live),
         "decisions": [_row(decision) for decision in decisions],
         "past": live.history.past,
         "failures": [(*names, *last) for names, last in live.history.failures.items()],
@@ -246,6 +253,33 @@ def _standing(
         if (proven := health.standing(now_s).proven) is not None and not proven[slot]:
             return "unproven", (0.0, "it has not answered a probe lately")
     return state.value, (0.0, "") if state is HealthState.HEALTHY else health.reasons[slot]
+
+
+def _queue(live: Live) -> list[Waiting]:
+    """Show what waits, how long, and for which engines."""
+    if live.queue is None:
+        return []
+    now_s, address_of, rows = live.clock.mono_s(), live.scheduler.datastore.address_of, list[Waiting]()
+    for waiter in live.queue.waiting():
+        target = waiter.targets[-1]
+        engine = (isinstance(target, int) and address_of(target)) or ANY_ENGINE
+        age_s, flow = round(now_s - waiter.came_s, 1), waiter.flow[:64] or FAIRNESS_ID
+        rows.append((waiter.request.priority, flow, engine, 1, age_s))
+    return largest_flows(rows)
+
+
+def largest_flows(rows: Sequence[Waiting]) -> list[Waiting]:
+    """Add up what is of one flow and waits for one engine; a priority's smaller flows are one; sort it."""
+    sizes = Counter[tuple[int, str]]()
+    for band, flow, _, count, _ in rows:
+        sizes[band, flow] += count
+    largest = dict(sizes.most_common(MOST_FLOWS))
+    found = dict[tuple[int, str, str], tuple[int, float]]()
+    for band, flow, engine, count, oldest_s in rows:
+        key = band, flow if (band, flow) in largest else OTHER, engine
+        had, had_s = found.get(key, (0, 0.0))
+        found[key] = had + count, max(had_s, oldest_s)
+    return sorted(((*key, *figures) for key, figures in found.items()), key=lambda row: (-row[0], -row[3]))
 
 
 def _weights(book: WeightBook, wall_s: float) -> list[dict[str, Any]]:

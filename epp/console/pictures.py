@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from epp.console.figures import share
-from epp.console.frames import ROWS
+from epp.console.frames import ROWS, largest_flows
 from epp.console.history import FIGURES, MOST_FAILURES, figures
 from epp.policies.registry import POLICIES
 
@@ -34,10 +34,11 @@ def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
         failures[tuple(names)] = [*names, decision, at_s, before[-1] + count]
     for frame in frames:
         frame["label"] = frame["id"] + (", leads" if frame["leads"] else "")
-    pickers = [{**frame, "decisions": None, "past": None} for frame in frames]
+    pickers = [{**frame, "decisions": None, "past": None, "queue": None} for frame in frames]
     return {
         "policies": offered(),
         "pickers": pickers,
+        "queue": largest_flows([*chain(*(frame["queue"] for frame in frames))]),
         "decisions": rows[:ROWS],
         "failures": [*failures.values()][: -1 - MOST_FAILURES : -1],
     }

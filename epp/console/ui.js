@@ -115,6 +115,13 @@ new EventSource("ui/events").onmessage = ({ data, target }) => {
   target.onerror = () => (byId("state").textContent = "reconnecting", byId("state").className = "");
   each(byId("pickers"), "picker", picture.pickers);
   each(byId("links"), "link", Object.entries(picture.links).map(([id, href]) => ({ id, href })), (link, { href }) => (link.firstChild.href = href));
+  byId("waiting").hidden &&= !picture.queue.length;
+  const flows = Map.groupBy(picture.queue, ([priority, flow]) => `${priority} ${flow}`);
+  each(byId("queue"), "flow", [...flows].map(([id, rows]) => ({
+    id, priority: `${rows[0][0]}`, flow: rows[0][1],
+    requests: rows.reduce((sum, row) => sum + row[3], 0).toLocaleString("en"),
+    oldest: `${Math.max(...rows.map((row) => row[4])).toFixed(1)} s`,
+    engines: rows.slice(0, 3).map((row) => `${row[2]} (${row[3]})`).join(", ") + (rows[3] ? ", …" : "") })));
   if (!byId("other").length) byId("other").append(...picture.policies.map((name) => new Option(name)));
   if (!byId("pause").checked) {
     each(byId("rows"), "row", picture.decisions, (row, { terms }) => bar(row.querySelector("div"), terms));

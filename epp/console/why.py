@@ -23,6 +23,8 @@ NO_CHANCE = 1e8
 NO_COSTS = frozenset(
     ("ttft_ms", "itl_ms", "probability", "before_exploring", "explored", "fallback", "tried", WORTH_TERM)
 )
+#: What a request waits for that waits for no engine of its own.
+ANY_ENGINE = "any engine"
 #: Terms below this share of the largest difference are not worth words.
 _LEAST_SHARE = 0.1
 
@@ -46,7 +48,17 @@ def why(record: Mapping[str, Any]) -> str:
     elif not (reason := _without_costs(record)):
         other = min(others, key=costs.__getitem__)
         reason = f"over {names[other]} because {_compared(record, other)}"
-    return f"{names[chosen]} {'would be' if record['id'] == PREVIEW else 'was'} chosen {reason}"
+    return (
+        f"{_waited(record)}{names[chosen]} {'would be' if record['id'] == PREVIEW else 'was'} chosen {reason}"
+    )
+
+
+def _waited(record: Mapping[str, Any]) -> str:
+    """Say how the request waited; empty where it did not."""
+    if (wait := record.get("wait")) is None:
+        return ""
+    engine = wait["engine"] or ANY_ENGINE
+    return f"waited {wait['waited_s']:.1f} s for {engine}, let go because {wait['reason']}; then "
 
 
 def _alone(record: Mapping[str, Any]) -> str:

@@ -55,17 +55,28 @@ def error_text(status: int, message: str, rule: str = "") -> bytes:
     return f"inference error: {name} - {words}".encode()
 
 
+#: llm-d's outcomes of requests that its flow control drops, by rule; of any other rule it is the last one.
+DROPPED = {
+    "queue-full": "RejectedCapacity",
+    "queue-ttl": "EvictedTTL",
+    "queue-deadline": "EvictedTTL",
+    "pool-empty": "EvictedNoEndpoints",
+    "client": "EvictedContextCancelled",
+    "other": "EvictedOther",
+}
+
+
 def dropped_reason(status: int, rule: str = "") -> str:
     """Value of `DROPPED_REASON`; empty for refusals that are the client's own fault.
 
     Args:
         status: HTTP status of the refusal.
         rule: what left nobody; the draining picker is ``shutting-down``, one whose memory has no room for
-            the body ``held-bodies``, the queue's time to live ``queue-ttl``.
+            the body ``held-bodies``, the queue's time to live ``queue-ttl``, a deadline ``queue-deadline``.
     """
     if rule == "shutting-down":
         return "rejected-shutting-down"
-    if rule == "queue-ttl":
+    if rule in ("queue-ttl", "queue-deadline"):
         return "rejected-ttl-expired"
     if status == 429 or rule == "held-bodies":
         return "rejected-saturated"

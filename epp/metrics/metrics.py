@@ -8,7 +8,7 @@ Each request is counted from its decision to its end. On the hot path that is tw
 `finished`, each a dictionary look-up and a handful of list increments. Names of models come from clients:
 those that the pool serves become labels, and so do the first `MAX_STRANGE_MODELS` of the others, as one model
 has some 400 series; the rest are ``other``. Priorities are those of InferenceObjectives, of which the first
-`MAX_PRIORITIES` become labels.
+`MAX_PRIORITIES` become labels, as do the first `MAX_FLOWS` flows that clients name and that come to a queue.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ FAIRNESS_ID, PRIORITY = "default-flow", "0"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_STRANGE_MODELS = 20
 MAX_PRIORITIES = 16
+MAX_FLOWS = 20
 #: Pairs of a client's name and another that it was rewritten to.
 MAX_RENAMED_MODELS = 100
 #: Endpoint of an outcome that came after its endpoint had left.
@@ -248,7 +249,8 @@ class RequestMetrics:
         self._metrics = metrics
         #: Models that are labels.
         self.models = Capped(MAX_STRANGE_MODELS)
-        self._cap_priority = Capped(MAX_PRIORITIES)
+        self._cap_priority, self._cap_flow = Capped(MAX_PRIORITIES), Capped(MAX_FLOWS)
+        self._cap_flow.keep([FAIRNESS_ID])
         self._renamed = set[tuple[str, str]]()
         self._routes: dict[tuple[tuple[str, str], int | str], _Route] = {}
         self._decisions: dict[tuple[str, Basis, str], Value] = {}
@@ -390,6 +392,11 @@ class RequestMetrics:
         for route in self._routes.values():
             if route.attempts.pop(address, None) is not None:
                 self._metrics.forget(_ATTEMPTS, endpoint_name=host, port=str(port))
+
+    def flow_labels(self, request: RequestInfo, flow: str) -> tuple[str, ...]:
+        """Name a request's flow, its priority, its model, and what that was rewritten to."""
+        priority, models = self._cap_priority(str(request.priority)), self._labels(*models_of(request))
+        return self._cap_flow(flow or FAIRNESS_ID), priority, *models
 
     def _route(self, models: tuple[str, str], priority: int) -> _Route:
         labels, shown = self._labels(*models), self._cap_priority(str(priority))

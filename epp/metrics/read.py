@@ -78,22 +78,10 @@ class QueueState:
     Attributes:
         binding: lets requests wait.
         mono_s: the time.
-        pool: name of the pool.
     """
 
     binding: LateBinding
     mono_s: Callable[[], float]
-    pool: str
-
-
-def waiting(column: int) -> Callable[[QueueState], Samples]:
-    """Read what waits by band under llm-d's labels: requests, or their bytes."""
-
-    def read(state: QueueState) -> Samples:
-        sizes = list(state.binding.queue.sizes()) or [(0, 0, 0)]
-        return [((FAIRNESS_ID, str(band), state.pool), float(its[column])) for band, *its in sizes]
-
-    return read
 
 
 def summary_ages(link: RegionLink) -> Samples:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REASONS = ("busy", "late", "template", "content", "error")
 #: Labels of a request.
 R = "model_name target_model_name fairness_id priority"
-_QUEUED = "fairness_id priority inference_pool"
+_QUEUED = "fairness_id priority model_name target_model_name inference_pool"
 _LOAD = "endpoint_name namespace producer_name fairness_id priority"
 
 # Buckets as llm-d has them (source [E]), the token typo put right.
@@ -37,6 +37,7 @@ _DURATION_S = (
     120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,
 )  # fmt: skip
 _TTFT_S = _DURATION_S[: _DURATION_S.index(120) + 1]
+_QUEUE_S = (1e-4, 5e-4, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5,
     0.6, 0.8, 1, 1.5, 2,
@@ -131,7 +132,12 @@ TABLE: tuple[Row, ...] = (
         "endpoint cause status",
         "Requests ended, by endpoint, cause and class of the status.",
     ),
-    counter("epp_refusals_total", "status rule", "Requests answered with an error, by status and rule."),
+    counter(
+        "epp_refusals_total",
+        "status rule",
+        "Requests answered with an error, by status and rule.",
+        "429 queue-full,429 queue-ttl,429 queue-deadline,503 pool-empty",
+    ),
     counter(
         "epp_usage_total",
         "known",
@@ -303,10 +309,25 @@ TABLE: tuple[Row, ...] = (
         "How saturated the pool is; from 1 on, requests of negative priority are refused.",
         lambda s: [((s.pool, "effective"), s.saturation(s.mono_s()))],
     ),
-    _of_queue(
-        "llm_d_epp_flow_control_queue_size", _QUEUED, "Requests that wait in the picker.", read.waiting(0)
+    gauge("llm_d_epp_flow_control_queue_size", _QUEUED, "Requests that wait in the picker."),
+    gauge("llm_d_epp_flow_control_queue_bytes", _QUEUED, "Bytes that they hold."),
+    histogram(
+        "llm_d_epp_flow_control_request_queue_duration_seconds",
+        f"{_QUEUED} outcome",
+        "Time in the queue by what ended it, 0 for requests that find room.",
+        _QUEUE_S,
     ),
-    _of_queue("llm_d_epp_flow_control_queue_bytes", _QUEUED, "Bytes that they hold.", read.waiting(1)),
+    counter(
+        "llm_d_epp_flow_control_requests_total",
+        "outcome priority inference_pool",
+        "Requests that the queue let go (Dispatched) or dropped, and why.",
+    ),
+    _of_queue(
+        "epp_queue_without_endpoint",
+        "",
+        "Requests that wait because the pool has no endpoint that may serve; what to scale from zero by.",
+        read.one(lambda s: s.binding.without_endpoint(s.mono_s())),
+    ),
     _of_queue(
         "epp_queue_open_engines",
         "",

@@ -38,9 +38,10 @@ _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8
 #: Columns: as many of the first ones as have room.
 _FLEET = ("endpoint", "region", "state", "running", "queued", "tokens", "prefill", "rtt", "kv")
 _DECISIONS = ("endpoint", "cost", "next", "prompt", "cached", "model", "id")
+_QUEUE = ("priority", "flow", "endpoint", "waiting", "oldest s")
 _FAILURES = ("time", "endpoint", "model", "count", "cause")
 #: Columns of words; figures stand at the right. Those of any length are folded.
-_WORDS = ("region", "endpoint", "state", "terms", "model", "replica", "id", "time", "cause")
+_WORDS = ("region", "endpoint", "state", "terms", "model", "replica", "id", "time", "cause", "flow")
 _FOLDED = ("model", "cause", "replica")
 _WINDOWS = ("last 5 minutes", "last hour")
 _BAD = _COLORS[5]
@@ -117,11 +118,12 @@ def drawn(
     weights = [" ".join(filter(None, map(each.get, fields))) for each in first["weights"]]
     labels = [first["policy"], first["label"], *(each["label"] for each in others)]
     outs = ["  ".join(map(row.get, ("id", "region", "state", "why"))) for row in first["fleet"] if row["out"]]
-    columns = _FLEET[: width // 13]
+    columns, waiting = _FLEET[: width // 13], picture["queue"]
     parts: list[Text | Table] = [
         Text("  ".join(["epp", picture.get("problem", "live"), *labels]), "bold"),
         *(Text(line, _BAD) for line in outs[:room]),
         _past(picture["past"], pressed, room),
+        *([_table("queue", _QUEUE, (map(str, row) for row in waiting[:room]))] if waiting else []),
         _table("last failures", _FAILURES, map(_failure, picture["failures"][: room // 2])),
         _table(
             "", columns, (map({**row, "endpoint": row["id"]}.get, columns) for row in first["fleet"][:room])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, whole_leg
+from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, whole_leg
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         arm=record["arm"],
         excluded={rule: tuple(names) for rule, names in record["excluded"].items()},
         params=record["params"],
+        wait=QueueWait(**record["wait"]) if "wait" in record else None,
     )
 
 

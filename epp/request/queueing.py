@@ -11,6 +11,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from epp.errors import NotAdmittedError
+from epp.llmd.words import DROPPED
+from epp.metrics.metrics import FAIRNESS_ID, PRIORITY
 from epp.schedule.queue import Waiter
 from epp.schedule.waiting import Wait
 
@@ -42,12 +45,15 @@ class Queueing:
         ttl_s: the longest wait, which the proxy is asked for.
         clock: the time.
         metrics: counted into.
+        pool: name of the pool.
     """
 
-    def __init__(self, binding: LateBinding, ttl_s: float, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, binding: LateBinding, ttl_s: float, clock: Clock, metrics: Metrics, pool: str) -> None:
         self.binding, self._ttl_s, self._clock = binding, ttl_s, clock
         self._seconds = metrics.histogram("epp_queue_seconds")
-        self._futures: dict[Waiter, asyncio.Future[bool]] = {}
+        self._metrics, self._pool = metrics, pool
+        self._hold((FAIRNESS_ID, PRIORITY, "", "", pool), 0, 0)  # there from the start
+        self._waiting: dict[Waiter, tuple[asyncio.Future[bool], tuple[str, ...]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
@@ -59,18 +65,29 @@ class Queueing:
             NotAdmittedError: it found no room in time, or the queue is full.
         """
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
-        found = self.binding.decide(
-            request,
-            self._clock.mono_s(),
-            self._clock.wall_s(),
-            flow=headers.get(FAIRNESS_HEADER, ""),
-            ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
-            held_bytes=held_bytes,
-        )
-        return await self._settled(found, held_bytes - body_bytes) if isinstance(found, Waiter) else found
+        flow = headers.get(FAIRNESS_HEADER, "")
+        labels = *self._metrics.requests.flow_labels(request, flow), self._pool
+        try:
+            found = self.binding.decide(
+                request,
+                self._clock.mono_s(),
+                self._clock.wall_s(),
+                flow=flow,
+                ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
+                held_bytes=held_bytes,
+            )
+        except NotAdmittedError as error:
+            self._count(labels, error, 0.0)
+            raise
+        if isinstance(found, Waiter):
+            return await self._settled(found, labels, held_bytes - body_bytes)
+        self._count(labels, None, 0.0)
+        return found
 
-    async def _settled(self, waiter: Waiter, held_bytes: int) -> Decision:
-        future = self._futures[waiter] = asyncio.get_running_loop().create_future()
+    async def _settled(self, waiter: Waiter, labels: tuple[str, ...], held_bytes: int) -> Decision:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = future, labels
+        self._hold(labels, 1, waiter.held_bytes)
         self._set_timer()
         wait = Wait(
             lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._ttl_s
@@ -92,19 +109,40 @@ class Queueing:
     def _leave(self, waiter: Waiter) -> None:
         self.binding.leave(waiter, self._clock.mono_s())
         waiter.decision = None
-        self._futures.pop(waiter, None)
+        self._end(waiter)
 
     def _poll(self) -> None:
         self._settle(self.binding.poll(self._clock.mono_s(), self._clock.wall_s()))
         self._set_timer()
 
     def _settle(self, waiters: list[Waiter]) -> None:
-        now_s = self._clock.mono_s()
         for waiter in waiters:
-            self._seconds.observe(now_s - waiter.came_s)
-            future = self._futures.pop(waiter, None)
+            future = self._end(waiter)
             if future is not None and not future.done():
                 future.set_result(True)
+
+    def _end(self, waiter: Waiter) -> asyncio.Future[bool] | None:
+        """Count the end of a wait, once; return what its request waits on."""
+        future, labels = self._waiting.pop(waiter, (None, ()))
+        if future is not None:
+            waited_s = self._clock.mono_s() - waiter.came_s
+            self._seconds.observe(waited_s)
+            self._hold(labels, -1, -waiter.held_bytes)
+            self._count(labels, waiter.refusal, waited_s)
+        return future
+
+    def _hold(self, labels: tuple[str, ...], requests: int, held_bytes: int) -> None:
+        """Count requests that begin to wait, negative where they end."""
+        self._metrics.value("llm_d_epp_flow_control_queue_size", *labels).value += requests
+        self._metrics.value("llm_d_epp_flow_control_queue_bytes", *labels).value += held_bytes
+
+    def _count(self, labels: tuple[str, ...], error: Exception | None, waited_s: float) -> None:
+        """Count a request that is let go or dropped, as llm-d does: also those that did not wait."""
+        outcome = "Dispatched" if error is None else DROPPED.get(getattr(error, "rule", ""), DROPPED["other"])
+        seconds = "llm_d_epp_flow_control_request_queue_duration_seconds"
+        self._metrics.histogram(seconds, *labels, outcome).observe(waited_s)
+        total = self._metrics.value("llm_d_epp_flow_control_requests_total", outcome, labels[1], self._pool)
+        total.value += 1.0
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -95,6 +95,20 @@ class Leg(Struct, frozen=True):
     expected: Duration
 
 
+class QueueWait(Struct, frozen=True):
+    """How a request waited in the picker.
+
+    Attributes:
+        waited_s: how long.
+        engine: address of the engine that served it best when it came, ``""`` for any.
+        reason: what ended the wait: a clause for people.
+    """
+
+    waited_s: float
+    engine: str
+    reason: str
+
+
 class Decision(Struct, frozen=True):
     """Where a request goes, with everything that this was made from.
 
@@ -118,6 +132,7 @@ class Decision(Struct, frozen=True):
         excluded: endpoints removed before pricing, by rule.
         params: the policy's parameters that differ from their defaults.
         bound: no endpoint that is not named may serve the request; not recorded.
+        wait: its time in the queue, None where it did not wait.
     """
 
     at_wall_s: float
@@ -138,6 +153,7 @@ class Decision(Struct, frozen=True):
     excluded: Mapping[str, tuple[str, ...]] = {}
     params: Mapping[str, object] = {}
     bound: bool = False
+    wait: QueueWait | None = None
 
     @property
     def id(self) -> str:
@@ -265,6 +281,7 @@ def to_record(
         ),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
+        **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,
     }

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.errors import NoEndpointError, NotAdmittedError
+from epp.schedule.decision import QueueWait
 from epp.schedule.filters import Candidates
 from epp.schedule.queue import ANY, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
@@ -216,6 +217,7 @@ class LateBinding:
             if patience_s or not open_slots:
                 waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
+                waiter.wanted = decision.endpoint if patience_s else ""
                 waiter.expires_s = min(expires_s, deadline_s - least_s)
                 self.queue.put(waiter)
                 return waiter
@@ -299,6 +301,9 @@ class LateBinding:
             measured = scheduler.measure(waiter.request, allowed, now_s)
             decision = scheduler.schedule(measured, now_s, wall_s)
             best = int(allowed.slots[decision.chosen])
+        decision = replace(
+            decision, wait=QueueWait(now_s - waiter.came_s, waiter.wanted, _let_go_by(waiter, best))
+        )
         scheduler.reserve(decision, measured, now_s)
         waiter.decision = decision
         self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
@@ -325,8 +330,13 @@ class LateBinding:
         if not len(self._datastore):
             return NoEndpointError("pool-empty", "no endpoint came while the request waited")
         waited_s = now_s - waiter.came_s
+        late = waiter.expires_s < waiter.came_s + self._settings.ttl_s
         words = f"the request waited {waited_s:.1f} s for room, and its time is over"
-        return NotAdmittedError(words, "queue-ttl", math.ceil(waited_s))
+        return NotAdmittedError(words, "queue-deadline" if late else "queue-ttl", math.ceil(waited_s))
+
+    def without_endpoint(self, now_s: float) -> int:
+        """Count the requests that wait because no endpoint may serve any."""
+        return 0 if len(self._datastore.serving(now_s)) else len(self.queue)
 
     def open_engines(self, now_s: float) -> int:
         """Count the engines that have room for the lowest band that waits."""
@@ -356,6 +366,16 @@ class LateBinding:
             return 0.0, least_ms / 1e3
         saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
         return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
+
+
+def _let_go_by(waiter: Waiter, slot: int) -> str:
+    """Say what ended the wait of a request that goes to an engine."""
+    if slot == waiter.best:
+        return "its engine had room"
+    if waiter.best == ANY:
+        return "the pool's endpoints changed"
+    own = isinstance(waiter.best, int)
+    return "its patience was over" if own and waiter.impatient else "an engine had room"
 
 
 def _packed(request: RequestInfo) -> RequestInfo:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from epp.errors import NotAdmittedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from epp.config.schema import QueueSection
     from epp.schedule.decision import Decision
@@ -48,6 +48,7 @@ class Waiter:
         expires_s: when it is dropped: its time to live is over, or its deadline cannot be met any more.
         decision: where it goes.
         refusal: why it goes nowhere.
+        wanted: address of its best engine when it came, ``""`` for any.
     """
 
     request: RequestInfo
@@ -61,6 +62,7 @@ class Waiter:
     expires_s: float
     decision: Decision | None = None
     refusal: Exception | None = None
+    wanted: str = ""
     number: int = 0
     impatient: bool = False
 
@@ -223,10 +225,6 @@ class RequestQueue:
     def ahead_of(self, priority: int) -> int:
         """Count what waits in a band and those above it."""
         return sum(band.requests for other, band in self._bands.items() if other >= priority)
-
-    def sizes(self) -> Iterator[tuple[int, int, int]]:
-        """Count requests and bytes that wait, by band."""
-        return ((band, its.requests, its.held_bytes) for band, its in self._bands.items())
 
     def put(self, waiter: Waiter) -> None:
         """Let a request wait.

@@ -161,16 +161,19 @@ class App:
         self._build_listeners()
         self._show_state(admission, served)
 
+    @property
+    def _inference_pool(self) -> str:
+        kubernetes = self._config.pool.kubernetes
+        return (kubernetes.pool_name if kubernetes else "") or "default"
+
     def _show_state(self, admission: AdmissionController, served: ServedTokenizers) -> None:
         """Let Prometheus read the state of the parts."""
-        kubernetes = self._config.pool.kubernetes
-        pool = kubernetes.pool_name if kubernetes and kubernetes.pool_name else "default"
-        state = PickerState(self.scheduler, self._clock.mono_s, pool, admission.saturation)
+        state = PickerState(self.scheduler, self._clock.mono_s, self._inference_pool, admission.saturation)
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
-            self.metrics.show("queue", QueueState(self._queueing.binding, self._clock.mono_s, pool))
+            self.metrics.show("queue", QueueState(self._queueing.binding, self._clock.mono_s))
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
@@ -223,7 +226,7 @@ class App:
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
         binding = LateBinding(self.scheduler, settings)
-        return Queueing(binding, settings.ttl_s, self._clock, self.metrics)
+        return Queueing(binding, settings.ttl_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:
         config = self._config
@@ -508,7 +511,8 @@ class App:
         history = self.metrics.requests.history = History(self.scheduler.datastore, self._clock)
         self._keep("keep the last hour", history.run)
         links, recent, peers = self._config.listen.links, self.director.recent, self._peers
-        return Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
+        queue = None if self._queueing is None else self._queueing.binding.queue
+        return Live(self.scheduler, recent, self._clock, peers, self._learning, history, links, queue)
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task that a fault, such as one that another picker's messages bring about, does not end."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from epp.console.history import History
     from epp.feeds.learned import Learning
     from epp.request.recent import RecentDecisions
+    from epp.schedule.queue import RequestQueue
     from epp.schedule.scheduler import Scheduler
 
 
@@ -30,6 +31,7 @@ class Live:
         learning: its learned policies, None without any.
         history: its last hour.
         links: titles and addresses of what an operator reads beside the page.
+        queue: what waits, None where nothing does.
         loop: the picker's.
         asking: opinions that are being made, by policy.
         one_opinion: held while one is: each takes a thread for seconds.
@@ -42,6 +44,7 @@ class Live:
     learning: Learning | None
     history: History
     links: Mapping[str, str]
+    queue: RequestQueue | None = None
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -10,6 +10,7 @@ import pytest
 
 from epp.apis.failure import AnswerFailure
 from epp.apis.usage import NO_USAGE, Usage
+from epp.console.frames import MOST_FLOWS
 from epp.console.history import BUCKET_S, FIGURES, MOST_BYTES, WINDOWS, History
 from epp.console.pictures import merged, past
 from epp.prefix_cache.index import PrefixIndex
@@ -213,10 +214,26 @@ async def test_more_than_fits_is_a_shorter_hour(monkeypatch: pytest.MonkeyPatch)
     assert figures([frame(history)], "model", "chat", 1)["req/s"] == 0.1
 
 
+def test_the_largest_flows_of_all_pickers_are_shown_and_the_rest_by_priority() -> None:
+    small = [(0, f"t{number:02}", "any engine", 1, float(number)) for number in range(12)]
+    frames: list[dict[str, Any]] = [
+        {"id": "p", "leads": False, "decisions": [], "failures": [], "queue": queue}
+        for queue in (
+            [(0, "big", "a:1", 3, 2.0), *small],
+            [(0, "big", "a:1", 2, 7.0), (1, "t00", "b:1", 2, 1.0)],
+        )
+    ]
+    shown = merged(frames)["queue"]
+    assert shown[:2] == [(1, "t00", "b:1", 2, 1.0), (0, "big", "a:1", 5, 7.0)]
+    assert shown[2] == (0, "other", "any engine", 4, 11.0)
+    assert sum(row[3] for row in shown) == 5 + 2 + 12
+    assert len({row[:2] for row in shown}) == MOST_FLOWS + 1
+
+
 def test_failures_of_one_kind_at_several_pickers_are_one() -> None:
     names = ("chat", "a:1", "status 500")
     frames: list[dict[str, Any]] = [
-        {"id": "p", "leads": False, "decisions": [], "failures": [(*names, "d-1", at_s, count)]}
+        {"id": "p", "leads": False, "decisions": [], "queue": [], "failures": [(*names, "d-1", at_s, count)]}
         for at_s, count in ((2.0, 3), (1.0, 4))
     ]
     frames[0]["failures"].append(("chat", "", "refused with 429: saturated", "", 1.5, 1))

@@ -127,6 +127,13 @@ def test_who_alone_was_left_is_told_with_the_filter_that_left_it(
     assert why(found) == f"{A} was chosen because {words}"
 
 
+def test_what_waited_is_told_first() -> None:
+    wait = {"waited_s": 1.83, "engine": C, "reason": "its patience was over"}
+    told = why(record(terms={"waiting": [0.0]}, wait=wait))
+    assert told.startswith(f"waited 1.8 s for {C}, let go because its patience was over; then {A} was chosen")
+    assert why(record(wait=wait | {"engine": ""})).startswith("waited 1.8 s for any engine, let go because")
+
+
 def test_a_preview_says_what_would_be() -> None:
     assert why(record(id=PREVIEW)).startswith(f"{A} would be chosen over {B} because")
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 import signal
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientTimeout
+from rich.console import Console
 
-from epp.request.queueing import TTFT_SLO_HEADER
+from epp.ops.top import drawn
+from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
+from tests.kit.browser import chromium
 from tests.kit.engines import Engine, EngineServing
+from tests.kit.events import pictures
 from tests.kit.replicas import CHAT, chat_body
 from tests.kit.waiting import until
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 #: Four of these take any engine seconds: there is no room beside them.
 LONG = "a word or two " * 5_000
 SIZE = "llm_d_epp_flow_control_queue_size"
+ENDS = "llm_d_epp_flow_control_requests_total"
 REASON = "x-llm-d-request-dropped-reason"
 
 
@@ -83,12 +91,51 @@ async def test_a_request_waits_until_the_engine_has_answered_what_is_before_it(t
         assert await serving.picker.metric("epp_queue_seconds_count") == 1
 
 
+async def test_the_page_shows_who_waits_for_what_and_explains_why_it_was_let_go(tmp_path: Path) -> None:
+    async with full(tmp_path) as (serving, engine), chromium(tmp_path) as page:
+        await page.open(f"http://{serving.picker.http}/ui")
+        await page.until("document.getElementById('state')?.textContent === 'live'")
+        assert await page.look("document.getElementById('waiting').hidden"), "nothing has waited yet"
+        waiting = [
+            asyncio.ensure_future(serving.chat(f"hello {number}", headers={FAIRNESS_HEADER: "team-a"}))
+            for number in range(2)
+        ]
+        await waits(serving, 2)
+        assert await serving.picker.metric(SIZE, fairness_id="team-a", priority="0") == 2
+        await page.until("document.querySelector('#queue td:nth-child(3)')?.textContent === '2'")
+        shown = await page.look("document.querySelector('#queue tr').innerText")
+        assert shown.startswith("team-a")
+        assert shown.endswith("any engine (2)")
+        for width in (400, 1280, 2200):
+            sizes = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            await page.call("Emulation.setDeviceMetricsOverride", **sizes)
+            assert await page.look("document.documentElement.scrollWidth") == width
+        async with pictures(serving.picker.http) as heard:
+            printed = Console(width=160, file=io.StringIO(), record=True)
+            printed.print(drawn(await anext(heard), Counter(), 160, 50))
+            assert "team-a any engine" in printed.export_text()
+        engine.free.set()
+        assert [(await each)[0] for each in waiting] == [200, 200]
+        await page.until("document.getElementById('queue').children.length === 0")
+        url = f"http://{serving.picker.http}/decisions/newest"
+        async with serving.http.get(url, params={"explained": ""}) as answer:
+            why = (await answer.json())["words"][1]
+        assert re.match(r"waited \d+\.\d s for any engine, let go because an engine had room; then ", why)
+        duration = "llm_d_epp_flow_control_request_queue_duration_seconds_count"
+        assert await serving.picker.metric(duration, fairness_id="team-a", outcome="Dispatched") == 2
+        assert await serving.picker.metric(duration, fairness_id="default-flow", outcome="Dispatched") == 4
+
+
 async def test_who_waits_too_long_is_told_when_to_come_again(tmp_path: Path) -> None:
     async with full(tmp_path, ttl_s=1.0) as (serving, _):
         answer = await asked(serving)
         assert answer.status == 429
         assert answer.headers["retry-after"] in {"1", "2"}
         assert answer.headers[REASON] == "rejected-ttl-expired"
+        assert await serving.picker.metric("epp_refusals_total", rule="queue-ttl") == 1
+        assert await serving.picker.metric(ENDS, outcome="EvictedTTL", priority="0") == 1
+        async with pictures(serving.picker.http) as heard:
+            assert [row[2] for row in (await anext(heard))["failures"]] == ["refused with 429: queue-ttl"]
 
 
 async def test_who_cannot_be_answered_in_time_is_told_at_once(tmp_path: Path) -> None:
@@ -103,6 +150,7 @@ async def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
         await waits(serving)
         answer = await asked(serving)
         assert (answer.status, answer.headers[REASON]) == (429, "rejected-saturated")
+        assert await serving.picker.metric(ENDS, outcome="RejectedCapacity") == 1
         engine.free.set()
         assert (await first)[0] == 200
 
@@ -115,6 +163,7 @@ async def test_a_client_that_leaves_waits_no_more(tmp_path: Path) -> None:
         await waits(serving)
         leaving.cancel()
         await waits(serving, 0)
+        assert await serving.picker.metric(ENDS, outcome="EvictedContextCancelled") == 1
 
 
 async def test_a_picker_that_drains_lets_go_what_waits(tmp_path: Path) -> None:

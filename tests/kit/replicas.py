@@ -79,17 +79,20 @@ def chat_body(*turns: str, stream: bool = False, **fields: Any) -> dict[str, Any
 
 
 def metric(text: str, name: str, labels: Mapping[str, str] | None = None) -> float:
-    """One sample of a Prometheus exposition.
+    """The sum of the samples of a Prometheus exposition that have a name and labels.
 
     Raises:
-        KeyError: no sample has that name and those labels.
+        KeyError: there are none.
     """
+    samples = []
     for line in text.splitlines():
         head, _, value = line.rpartition(" ")
         found, _, found_labels = head.partition("{")
         if found == name and all(f'{key}="{want}"' in found_labels for key, want in (labels or {}).items()):
-            return float(value)
-    raise KeyError(name)
+            samples.append(float(value))
+    if not samples:
+        raise KeyError(name)
+    return sum(samples)
 
 
 async def post(

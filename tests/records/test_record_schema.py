@@ -20,7 +20,7 @@ from epp.records.files import read_records
 from epp.records.schema import decision_of, join
 from epp.records.verdicts import AnswerVerdict
 from epp.records.verify import verify
-from epp.schedule.decision import Outcome, rerun, to_record
+from epp.schedule.decision import Outcome, QueueWait, rerun, to_record
 from epp.types import NUMERIC_COLUMNS
 from tests.kit.fleets import fleet_view, with_unknown
 from tests.kit.records import decided, record_all, recorder_to, through_json
@@ -89,10 +89,13 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
     params = {"scorers": {"lru": {"type": "no-hit-lru-scorer"}}, "scorer_weights": {"lru": 1.0}}
     forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2}
     decision, prompt = decided(1, prefix="forwarded")[0]
-    decision = replace(decision, request=replace(decision.request, **forwarded))
+    wait = QueueWait(1.8, "a:1", "its patience was over")
+    decision = replace(decision, request=replace(decision.request, **forwarded), wait=wait)
     assert {
         name: getattr(decision_of(through_json(decision)).request, name) for name in forwarded
     } == forwarded
+    assert decision_of(through_json(decision)).wait == wait
+    assert verify([through_json(decision)]).identical == 1
     record_all(
         tmp_path,
         [(decision, prompt), *decided(2), *decided(1, "llm-d-profile", prefix="llm-d", params=params)],
@@ -108,7 +111,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
             kind = record["kind"]
             for name, value in record.items():
                 keys.add(f"{kind}.{name}")
-                if name in ("request", "signals"):
+                if name in ("request", "signals", "wait"):
                     keys |= {f"{kind}.{name}.{inner}" for inner in value}
     assert keys == documented
 

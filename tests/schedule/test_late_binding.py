@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from epp.config.schema import QueueSection
 from epp.errors import NotAdmittedError
-from epp.schedule.decision import Decision
+from epp.schedule.decision import Decision, QueueWait
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
 from epp.signals.metrics_text import EngineSample
@@ -171,6 +171,43 @@ def test_who_is_warm_at_a_busy_engine_waits_for_it_and_takes_another_when_its_pa
     assert [where(one) for one in talk.poll()] == [other]
 
 
+def test_a_decision_says_how_long_it_waited_for_which_engine_and_why_it_was_let_go() -> None:
+    def let_go(talk: Conversation, tokens: int, ended: str) -> tuple[QueueWait | None, float]:
+        """Fill the engines but for what ``ended`` stands for: the home of 'warm', or the other one."""
+        home = where(talk.ask("warm", 50_000, blocks=range(50)))
+        talk.scheduler.end("warm", "completed", talk.now_s)
+        talk.fill()
+        waits = talk.ask("again", tokens, blocks=range(tokens // 1_000))
+        assert isinstance(waits, Waiter)
+        talk.scheduler.datastore.ledger.end(home if ended == "home" else SECOND if home == FIRST else FIRST)
+        if ended == "other":
+            talk.now_s = talk.binding.due_s
+        elif ended == "pool":
+            talk.pool(FIRST, SECOND, "10.0.0.3:80")
+        talk.now_s += 0.5
+        assert talk.poll() == [waits]
+        assert waits.decision is not None
+        assert waits.wanted in ("", home)
+        wait = waits.decision.wait
+        return wait and replace(wait, engine="home" if wait.engine else ""), talk.now_s
+
+    for tokens, ended, engine, reason in (
+        (50_500, "home", "home", "its engine had room"),
+        (50_500, "other", "home", "its patience was over"),
+        (50_500, "pool", "home", "the pool's endpoints changed"),
+        (900, "home", "", "an engine had room"),
+    ):
+        wait, waited_s = let_go(Conversation(), tokens, ended)
+        assert wait == QueueWait(waited_s, engine, reason)
+    assert talk_at_once().wait is None
+
+
+def talk_at_once() -> Decision:
+    found = Conversation().ask("at once")
+    assert isinstance(found, Decision)
+    return found
+
+
 def test_a_higher_band_has_room_where_a_lower_one_waits() -> None:
     talk = Conversation()
     talk.fill()
@@ -192,6 +229,7 @@ def test_who_cannot_be_in_time_any_more_is_dropped() -> None:
     talk.now_s = talk.binding.due_s
     assert talk.poll() == [late]
     assert isinstance(late.refusal, NotAdmittedError)
+    assert late.refusal.rule == "queue-deadline"
 
 
 def test_an_empty_pool_holds_requests_until_an_engine_comes() -> None:
@@ -199,8 +237,10 @@ def test_an_empty_pool_holds_requests_until_an_engine_comes() -> None:
     waits = talk.ask("first")
     assert isinstance(waits, Waiter)
     assert talk.poll() == []
+    assert talk.binding.without_endpoint(0.0) == 1
     talk.now_s = 5.0
     talk.pool(FIRST)
+    assert talk.binding.without_endpoint(5.0) == 0
     assert talk.poll() == [waits]
     assert where(waits) == FIRST
 

@@ -12,7 +12,7 @@ import pytest
 from docs.generate_metrics import PAGE, page
 from epp.apis.usage import Usage
 from epp.config.plan import Plan, Switchback, render_plan
-from epp.metrics.metrics import GONE, MAX_STRANGE_MODELS, Metrics
+from epp.metrics.metrics import GONE, MAX_FLOWS, MAX_STRANGE_MODELS, Metrics
 from epp.metrics.read import PickerState
 from epp.metrics.table import TABLE
 from epp.schedule.decision import Outcome
@@ -138,6 +138,16 @@ def test_models_that_clients_invent_do_not_become_labels_without_end() -> None:
     assert "xxxxx" not in page
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == 10_001, "none is lost"
     assert len(page) < 1_500_000
+
+
+def test_flows_that_clients_invent_do_not_become_labels_without_end() -> None:
+    flow_labels, request = Bench().metrics.requests.flow_labels, asked(model="m", priority=2)
+    flows = {flow_labels(request, f"tenant-{number}") for number in range(100)}
+    assert len(flows) == MAX_FLOWS + 1
+    assert ("other", "2", "m", "m") in flows
+    assert flow_labels(request, "") == ("default-flow", "2", "m", "m"), (
+        "llm-d's name, also when it comes late"
+    )
 
 
 def test_an_endpoint_that_leaves_takes_its_series_along() -> None:
