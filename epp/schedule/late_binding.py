@@ -301,9 +301,8 @@ class LateBinding:
             measured = scheduler.measure(waiter.request, allowed, now_s)
             decision = scheduler.schedule(measured, now_s, wall_s)
             best = int(allowed.slots[decision.chosen])
-        decision = replace(
-            decision, wait=QueueWait(now_s - waiter.came_s, waiter.wanted, _let_go_by(waiter, best))
-        )
+        wait = QueueWait(now_s - waiter.came_s, waiter.wanted, _let_go_by(waiter, decision.endpoint))
+        decision = replace(decision, wait=wait)
         scheduler.reserve(decision, measured, now_s)
         waiter.decision = decision
         self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
@@ -368,14 +367,14 @@ class LateBinding:
         return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
 
 
-def _let_go_by(waiter: Waiter, slot: int) -> str:
+def _let_go_by(waiter: Waiter, engine: str) -> str:
     """Say what ended the wait of a request that goes to an engine."""
-    if slot == waiter.best:
+    if engine == waiter.wanted:
         return "its engine had room"
     if waiter.best == ANY:
-        return "the pool's endpoints changed"
-    own = isinstance(waiter.best, int)
-    return "its patience was over" if own and waiter.impatient else "an engine had room"
+        return "an engine joined or had room"
+    over = waiter.impatient and isinstance(waiter.best, int)
+    return "its patience was over" if over else "an engine had room"
 
 
 def _packed(request: RequestInfo) -> RequestInfo:

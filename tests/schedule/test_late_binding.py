@@ -171,41 +171,35 @@ def test_who_is_warm_at_a_busy_engine_waits_for_it_and_takes_another_when_its_pa
     assert [where(one) for one in talk.poll()] == [other]
 
 
-def test_a_decision_says_how_long_it_waited_for_which_engine_and_why_it_was_let_go() -> None:
-    def let_go(talk: Conversation, tokens: int, ended: str) -> tuple[QueueWait | None, float]:
-        """Fill the engines but for what ``ended`` stands for: the home of 'warm', or the other one."""
-        home = where(talk.ask("warm", 50_000, blocks=range(50)))
-        talk.scheduler.end("warm", "completed", talk.now_s)
-        talk.fill()
-        waits = talk.ask("again", tokens, blocks=range(tokens // 1_000))
-        assert isinstance(waits, Waiter)
-        talk.scheduler.datastore.ledger.end(home if ended == "home" else SECOND if home == FIRST else FIRST)
-        if ended == "other":
-            talk.now_s = talk.binding.due_s
-        elif ended == "pool":
-            talk.pool(FIRST, SECOND, "10.0.0.3:80")
-        talk.now_s += 0.5
-        assert talk.poll() == [waits]
-        assert waits.decision is not None
-        assert waits.wanted in ("", home)
-        wait = waits.decision.wait
-        return wait and replace(wait, engine="home" if wait.engine else ""), talk.now_s
-
-    for tokens, ended, engine, reason in (
+@pytest.mark.parametrize(
+    ("tokens", "room", "engine", "reason"),
+    [
         (50_500, "home", "home", "its engine had room"),
         (50_500, "other", "home", "its patience was over"),
-        (50_500, "pool", "home", "the pool's endpoints changed"),
+        (50_500, "new", "home", "an engine joined or had room"),
         (900, "home", "", "an engine had room"),
-    ):
-        wait, waited_s = let_go(Conversation(), tokens, ended)
-        assert wait == QueueWait(waited_s, engine, reason)
-    assert talk_at_once().wait is None
-
-
-def talk_at_once() -> Decision:
-    found = Conversation().ask("at once")
-    assert isinstance(found, Decision)
-    return found
+    ],
+)
+def test_a_decision_says_how_long_it_waited_for_which_engine_and_why_it_was_let_go(
+    tokens: int, room: str, engine: str, reason: str
+) -> None:
+    talk = Conversation()
+    warm = talk.ask("warm", 50_000, blocks=range(50))
+    assert isinstance(warm, Decision)
+    assert warm.wait is None
+    engines = {"home": warm.endpoint, "other": SECOND if warm.endpoint == FIRST else FIRST}
+    talk.scheduler.end("warm", "completed", 0.0)
+    talk.fill()
+    waits = talk.ask("again", tokens, blocks=range(tokens // 1_000))
+    assert isinstance(waits, Waiter)
+    if room == "new":
+        talk.pool(FIRST, SECOND, "10.0.0.3:80")
+    else:
+        talk.scheduler.datastore.ledger.end(engines[room])
+    talk.now_s = talk.binding.due_s if room == "other" else 0.5
+    assert talk.poll() == [waits]
+    assert waits.decision is not None
+    assert waits.decision.wait == QueueWait(talk.now_s, engines.get(engine, ""), reason)
 
 
 def test_a_higher_band_has_room_where_a_lower_one_waits() -> None:
