@@ -257,10 +257,8 @@ def _standing(
 
 def _queue(live: Live) -> list[Waiting]:
     """Show what waits, how long, and for which engines."""
-    if live.queue is None:
-        return []
     now_s, address_of, rows = live.clock.mono_s(), live.scheduler.datastore.address_of, list[Waiting]()
-    for waiter in live.queue.waiting():
+    for waiter in live.waiting():
         target = waiter.targets[-1]
         engine = (isinstance(target, int) and address_of(target)) or ANY_ENGINE
         age_s, flow = round(now_s - waiter.came_s, 1), waiter.flow[:64] or FAIRNESS_ID

@@ -266,7 +266,7 @@ def to_record(
         "rtt_sources": _rtt_sources(snapshot),
         "shares": None if decision.slow_start_weights is None else decision.slow_start_weights.tolist(),
         "held_back": decision.slow_start_excluded,
-        "terms": {name: column.tolist() for name, column in decision.ranking.terms.items()},
+        "terms": _lists(decision.ranking.terms),
         "costs": decision.ranking.costs.tolist(),
         "least_first_token_ms": decision.ranking.least_first_token_ms,
         "chosen": decision.chosen,
@@ -274,17 +274,17 @@ def to_record(
         "tied": decision.tied,
         "probabilities": _probabilities(decision),
         "excluded": dict(decision.excluded),
-        **(
-            {"extra": {name: column.tolist() for name, column in snapshot.extra.items()}}
-            if snapshot.extra
-            else {}
-        ),
+        **({"extra": _lists(snapshot.extra)} if snapshot.extra else {}),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
         **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,
     }
+
+
+def _lists(columns: Mapping[str, Floats]) -> dict[str, list[float]]:
+    return {name: column.tolist() for name, column in columns.items()}
 
 
 def _rtt_sources(snapshot: Snapshot) -> dict[str, list[int]]:

@@ -329,7 +329,7 @@ class LateBinding:
         if not len(self._datastore):
             return NoEndpointError("pool-empty", "no endpoint came while the request waited")
         waited_s = now_s - waiter.came_s
-        late = waiter.expires_s < waiter.came_s + self._settings.ttl_s
+        late = waiter.deadline_s < waiter.came_s + self._settings.ttl_s
         words = f"the request waited {waited_s:.1f} s for room, and its time is over"
         return NotAdmittedError(words, "queue-deadline" if late else "queue-ttl", math.ceil(waited_s))
 

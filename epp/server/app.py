@@ -511,8 +511,10 @@ class App:
         history = self.metrics.requests.history = History(self.scheduler.datastore, self._clock)
         self._keep("keep the last hour", history.run)
         links, recent, peers = self._config.listen.links, self.director.recent, self._peers
-        queue = None if self._queueing is None else self._queueing.binding.queue
-        return Live(self.scheduler, recent, self._clock, peers, self._learning, history, links, queue)
+        live = Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
+        if self._queueing is not None:
+            live.waiting = self._queueing.binding.queue.waiting
+        return live
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task that a fault, such as one that another picker's messages bring about, does not end."""

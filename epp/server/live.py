@@ -8,14 +8,14 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from epp.clock import Clock
     from epp.cluster.link import Link
     from epp.console.history import History
     from epp.feeds.learned import Learning
     from epp.request.recent import RecentDecisions
-    from epp.schedule.queue import RequestQueue
+    from epp.schedule.queue import Waiter
     from epp.schedule.scheduler import Scheduler
 
 
@@ -31,7 +31,7 @@ class Live:
         learning: its learned policies, None without any.
         history: its last hour.
         links: titles and addresses of what an operator reads beside the page.
-        queue: what waits, None where nothing does.
+        waiting: lists the requests that wait.
         loop: the picker's.
         asking: opinions that are being made, by policy.
         one_opinion: held while one is: each takes a thread for seconds.
@@ -44,7 +44,7 @@ class Live:
     learning: Learning | None
     history: History
     links: Mapping[str, str]
-    queue: RequestQueue | None = None
+    waiting: Callable[[], list[Waiter]] = list
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     asking: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     one_opinion: asyncio.Lock = field(default_factory=asyncio.Lock)
