@@ -237,6 +237,7 @@ class RequestInfo(Struct, frozen=True):
         stores: the engine is to store its response.
         origin_region: region whose picker forwarded the request first, ``""`` for a client's own.
         origin_decision: that picker's decision.
+        came_s: when it came first, of one that comes back because an engine refused it; 0 for any other.
     """
 
     decision_id: str = ""
@@ -280,6 +281,7 @@ class RequestInfo(Struct, frozen=True):
     stores: bool = False
     origin_region: str = ""
     origin_decision: str = ""
+    came_s: float = 0.0
 
     @property
     def tells_hits(self) -> bool:

@@ -16,3 +16,6 @@ BOUND_HEADER = "x-epp-bound"
 RETRY_ON_HEADER, MAX_RETRIES_HEADER = "x-envoy-retry-on", "x-envoy-max-retries"
 #: The same on their way to a relay, which is the Envoy that retries then.
 RELAYED = {RETRY_ON_HEADER: "x-epp-retry-on", MAX_RETRIES_HEADER: "x-epp-max-retries"}
+#: Field of a decision's metadata by which Envoy brings a refused request back, and the header that tells of
+#: the refusal.
+PUT_BACK_KEY, REFUSED_HEADER = "put_back", "x-epp-refused"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import betterproto2
 
 _PLACE_LUA = Path(__file__).with_name("place.lua")
+_PUT_BACK_LUA = Path(__file__).with_name("put_back.lua")
 PICKER = "picker"
 NOWHERE = "nowhere"
 """Names of clusters; `NOWHERE` has no hosts and answers 503."""
@@ -134,13 +135,14 @@ def _attempt_filters(settings: EnvoySettings) -> list[api.hcm.HttpFilter]:
     if settings.rewrites_paths:
         given |= {f"x-epp-{name}": f"%UPSTREAM_METADATA({PLACE}:{name})%" for name in ("path", "host")}
         placing.append(api.lua_filter("epp.place", _PLACE_LUA.read_text(), "place"))
-    if not given:
-        return []
     mutation, changes = api.mutation_rules.HeaderMutation, []
     for name, value in given.items():
         changes += [mutation(remove=name), mutation(append=api.set_header(name, value))]
+    filters = [api.request_mutations(changes), *placing] if changes else []
+    if settings.puts_back:
+        filters.append(api.lua_filter("epp.put_back", _PUT_BACK_LUA.read_text(), "put_back"))
     codec = api.http_filter("envoy.filters.http.upstream_codec", api.upstream_codec.UpstreamCodec())
-    return [api.request_mutations(changes), *placing, codec]
+    return [*filters, codec] if filters else []
 
 
 def tcp_keepalive() -> api.core.TcpKeepalive:

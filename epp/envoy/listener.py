@@ -11,7 +11,7 @@ from epp.apis.paths import LEAVES, SHUT_WORDS, OpenPaths
 from epp.config.eds import REPLICAS, known_as
 from epp.config.federation import FORWARD_HEADER, HOP_HEADER, PEER_HEADER
 from epp.config.relays import UNSERVED_HEADER
-from epp.config.retries import BOUND_HEADER, NO_MODEL, REFUSALS
+from epp.config.retries import BOUND_HEADER, NO_MODEL, REFUSALS, REFUSED_HEADER
 from epp.envoy import messages as api
 from epp.envoy.access_log import access_logs, attempt_logs
 from epp.envoy.clusters import BOUND_KEY, DESTINATION_KEY, DESTINATION_NAMESPACE, NOWHERE
@@ -131,7 +131,12 @@ def route_configuration(
                 # Removed first: what an upstream calls so is not ours.
                 response_headers_to_remove=_engines_headers(settings),
                 response_headers_to_add=decision_headers(settings),
-                request_headers_to_remove=[*ASKED, *forward_names(settings)[2:]],
+                request_headers_to_remove=[
+                    *ASKED,
+                    *forward_names(settings)[2:],
+                    # Of one that came back.
+                    *([REFUSED_HEADER, "x-envoy-original-url"] if settings.puts_back else []),
+                ],
             )
         ],
         validate_clusters=True,
@@ -201,6 +206,10 @@ def to_replicas(
         retry: in place of the settings' retries.
         metadata: what hosts must have that are not named.
     """
+    # Back to the picker, once: `put_back.lua` makes a redirect of a refusal; engines hardly use that status.
+    put_back = api.route.InternalRedirectPolicy(
+        redirect_response_codes=[308], response_headers_to_copy=[REFUSED_HEADER]
+    )
     return api.route.Route(
         name=cluster,
         match=match,
@@ -212,6 +221,7 @@ def to_replicas(
             idle_timeout=api.seconds(settings.stream_idle_timeout_s),
             retry_policy=retry or _retry_policy(settings),
             metadata_match=metadata,
+            internal_redirect_policy=put_back if settings.puts_back else None,
         ),
     )
 

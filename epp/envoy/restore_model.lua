@@ -165,11 +165,16 @@ end
 function envoy_on_response(handle)
   -- Only ext_proc writes this namespace; a client's header cannot.
   local ours = handle:streamInfo():dynamicMetadata():get(DECISION_NAMESPACE)
-  local model = ours and ours["model_public"]
+  local headers, model = handle:headers(), ours and ours["model_public"]
+  local refused = ours and ours["put_back"] and headers:get("x-epp-refused")
+  if refused then -- a redirect that could not be followed (`put_back.lua`): the client gets the refusal
+    headers:replace(":status", refused:match("^%S+ %S+ (%d%d%d)") or "503")
+    headers:remove("x-epp-refused")
+    headers:remove("location")
+  end
   if not model then
     return
   end
-  local headers = handle:headers()
   local events = framing(headers)
   if events == nil then
     return

@@ -204,6 +204,14 @@ class EnvoySettings:
         return self.variant is not Variant.FULL_DUPLEX
 
     @property
+    def puts_back(self) -> bool:
+        """Whether a request that an engine refuses may come back to the picker, where it waits for another.
+
+        In full duplex an engine may refuse what is still being sent, which cannot be sent again.
+        """
+        return self.queue_wait_s > 0 and self.variant is not Variant.FULL_DUPLEX and self.relays is None
+
+    @property
     def socket_names(self) -> list[str]:
         """Name the transport sockets of endpoints with TLS.
 

@@ -351,7 +351,10 @@ def decode(entry: HTTPAccessLogEntry) -> Report:
     e2e_ms, sent_ms = _ms(common, "duration"), _ms(common, "time_to_first_upstream_tx_byte")
     connect_ms, fresh_ms = _tag_ms(common, "connect_us"), _tag_ms(common, "fresh_us")
     return Report(
-        decision_id=_text(ours, DECISION_KEY),
+        # One that an engine refused has come back to the picker, with the refusal and before this entry.
+        decision_id=""
+        if response.response_code_details == "internal_redirect"
+        else _text(ours, DECISION_KEY),
         status=status,
         cause=Termination.FAILED_ANSWER
         if failure is not None and status < FIRST_ERROR

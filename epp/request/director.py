@@ -176,9 +176,10 @@ class Director:
         self.outcomes.on_outcome["core"] = self._ended
         self.outcomes.on_no_model["core"] = partial(self._refuse_model, certain=False)
         self._retries = Retries(
-            self.outcomes.retry_budget,
+            self.outcomes,
             relayed=relays is not None,
             peers=() if regions is None else regions.peers,
+            queued=queueing is not None,
         )
 
     def configure(self, config: Config) -> None:
@@ -233,12 +234,13 @@ class Director:
         """
         if (reply := self._reply_alone(request)) is not None:
             return reply
-        parsed, models = None, ("", "")
+        parsed, models, hop = None, ("", ""), None
         try:
-            parsed = self.rewrite(request, self.parse(request))
-            await self._wait_for_model(parsed)
-            asked, hop = self._describe(request, parsed, await self._count(parsed))
-            models, parsed = models_of(parsed), None  # nothing of it is held while a request waits
+            if (asked := self._retries.returned(request)) is None:
+                parsed = self.rewrite(request, self.parse(request))
+                await self._wait_for_model(parsed)
+                asked, hop = self._describe(request, parsed, await self._count(parsed))
+            models, parsed = models_of(asked), None  # nothing of it is held while a request waits
             decision = await self._decide(asked, request)
         except ClientError as error:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
@@ -249,7 +251,9 @@ class Director:
         except NoEndpointError as error:
             return self._refuse_by(request, error, models_of(parsed) if parsed else models)
         self._note(decision, since_s=since_s)
-        return self._answer(request, decision, hop, since_s)
+        pick = self._answer(request, decision, hop, since_s)
+        self._retries.put_back_once(pick, request, decision, since_s)
+        return pick
 
     async def _decide(self, asked: RequestInfo, request: HttpRequest) -> Decision:
         """Admit, locate, measure, schedule and reserve; waits where there is a queue and no room.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from epp.schedule.decision import Decision, Outcome
     from epp.schedule.scheduler import Scheduler
     from epp.signals.duration import Duration
+    from epp.types import RequestInfo
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,17 @@ class Outcomes:
         else:
             _remember(self._finished, decision_id, self._judge_stream(outcome))
             self._publish(_as_streamed(outcome))
+
+    def put_back(self, decision_id: str, status: int, retry_after: str) -> RequestInfo | None:
+        """End a request that an engine refused and that comes back; return what it was taken for."""
+        scheduler, now_s = self._scheduler, self._clock.mono_s()
+        request, ended = scheduler.request_of(decision_id), self._waiting.get(decision_id)
+        ended = ended or scheduler.end(decision_id, "", now_s, report_follows=True)
+        if ended is not None:
+            self._waiting[decision_id] = replace(ended, cause="put-back", status=status)
+            self.answered(decision_id, ended.where, status, retry_after)
+            self._settle(decision_id)
+        return request
 
     def attempted(self, attempt: Attempt) -> None:
         """Charge an attempt that was refused or failed to its own endpoint, and move the request to the next.
@@ -394,6 +406,8 @@ class Outcomes:
             log.warning("endpoint %s is ejected: requests on it failed, the last: %s", address, how)
 
     def _publish(self, outcome: Outcome) -> None:
+        if outcome.came_back and outcome.status in REFUSALS:
+            self.retry_budget.in_vain(self._clock.mono_s())
         self._metrics.requests.finished(outcome)
         if self._recorder is not None:
             self._recorder.record(outcome, self._clock.wall_s())

@@ -2,16 +2,24 @@
 
 An engine's refusal is retried as often as the list has further endpoints, so that none is asked twice and the
 last refusal reaches the client. The innermost Envoy does it: behind relays each of them.
+
+Where requests wait in the picker, Envoy instead sends a refused one through its filters again, once
+(`epp/envoy/put_back.lua`), with a header that tells of the refusal.
 """
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from epp.config.retries import (
     MAX_LISTED,
     MAX_RETRIES,
     MAX_RETRIES_HEADER,
+    PUT_BACK_KEY,
+    REFUSED_HEADER,
     RELAYED,
     RETRY_ON_HEADER,
 )
@@ -21,8 +29,10 @@ from epp.types import PEER_CLASS
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from epp.extproc.types import Destination, HttpRequest
+    from epp.request.outcomes import Outcomes
     from epp.schedule.decision import Decision
-    from epp.signals.retry_budget import RetryBudget
+    from epp.types import RequestInfo
 
 #: Rules that keep endpoints out for a while, which serve the same as the others.
 _FOR_A_WHILE = ("health", "retry-after")
@@ -32,13 +42,16 @@ class Retries:
     """Says of each decision what may follow the first attempt.
 
     Args:
-        budget: of retries in vain.
+        outcomes: with the budget of retries in vain; told of requests that come back.
         relayed: endpoints are reached through relays.
         peers: endpoints that stand for peer regions.
+        queued: requests wait in the picker.
     """
 
-    def __init__(self, budget: RetryBudget, *, relayed: bool, peers: Collection[str]) -> None:
-        self._budget, self._relayed, self._peers = budget, relayed, peers
+    def __init__(self, outcomes: Outcomes, *, relayed: bool, peers: Collection[str], queued: bool) -> None:
+        self._outcomes, self._relayed, self._peers = outcomes, relayed, peers
+        self._budget, self._secret = outcomes.retry_budget, token_hex(16)
+        self._puts_back = queued and not relayed and not peers
 
     def headers(self, decision: Decision) -> dict[str, str]:
         """Name the request headers that allow Envoy to retry an engine's refusal; none where it may not.
@@ -60,6 +73,34 @@ class Retries:
         if self._relayed:
             return {RELAYED[name]: value for name, value in found.items()}
         return found | {DECISION_HEADER: decision.id}
+
+    def put_back_once(
+        self, pick: Destination, request: HttpRequest, decision: Decision, came_s: float
+    ) -> None:
+        """Let Envoy send a request back if it is refused, where it holds all of it, for the first time.
+
+        Args:
+            pick: what Envoy is told; changed.
+            request: as it came.
+            decision: of it.
+            came_s: when it came.
+        """
+        if not self._puts_back:
+            return
+        # One that came back still has the id of its first decision.
+        pick.proxy_headers = {**pick.proxy_headers, DECISION_HEADER: decision.id}
+        if request.whole and self._budget.allows and not decision.request.came_s:
+            scheme, host = request.headers.get(":scheme"), request.headers.get(":authority")
+            pick.metadata[PUT_BACK_KEY] = f"{self._secret} {came_s} {scheme}://{host}{request.path}"
+
+    def returned(self, request: HttpRequest) -> RequestInfo | None:
+        """Return what a request was taken for that comes back; None for any other."""
+        secret, *told = request.headers.get(REFUSED_HEADER, "").split(" ", 3)
+        if secret != self._secret:
+            return None
+        came_s, status, retry_after = told
+        known = self._outcomes.put_back(request.headers.get(DECISION_HEADER, ""), int(status), retry_after)
+        return known and replace(known, decision_id="", came_s=float(came_s))
 
     def last_resort(self, decision: Decision) -> list[str]:
         """List endpoints that serve the same but are ejected or paused: better than none if others are dead.

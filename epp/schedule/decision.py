@@ -349,6 +349,7 @@ class Outcome(Struct, frozen=True):
         answers: how many it got, of one length where nothing else is told; recorded where there are several.
         failure: what the engine said where it failed the request, in an answer of any status.
         model: what the answer calls the model, ``""`` where it does not say. Not recorded.
+        came_back: an engine had refused it before. Not recorded.
     """
 
     id: str
@@ -372,6 +373,7 @@ class Outcome(Struct, frozen=True):
     answers: int = 1
     failure: AnswerFailure | None = None
     model: str = ""
+    came_back: bool = False
 
     @property
     def empty(self) -> bool:

@@ -133,6 +133,7 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
         answers=entry.request.answers,
         failure=entry.failure,
         model=entry.model,
+        came_back=bool(entry.request.came_s),
         sources=sources,
     )
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)

@@ -57,6 +57,9 @@ NO_ROOM = "room"
 FRESH_S = 2.0
 #: Rules that time may change: a pool that scales from zero, engines that return.
 _PASSING = frozenset({"pool-empty", "health"})
+#: What a request waits for whose model no engine of the pool serves yet: another look is worth its time once
+#: the pool has changed.
+_NOT_YET = frozenset({-1})
 #: Requests that one look lets go or puts back; the event loop has a turn before the next.
 MOST_TURNS = 64
 
@@ -89,7 +92,7 @@ class Room:
         self._heard_s = grown(self._heard_s, capacity, -math.inf)
 
     def open(self, slots: Slots, crowd: _Crowd, now_s: float) -> set[int]:
-        """Return those of the slots that have room beside what waits."""
+        """Return those of the slots that have room beside what waits, and are not left alone."""
         datastore = self._datastore
         self._grow(datastore.ledger.block.shape[1])
         sent, rates = datastore.in_flight_tokens(slots), datastore.rates.block()[:, slots]
@@ -99,7 +102,7 @@ class Room:
         room = crowd.leaves_room(
             pending_ms, rates[0], unanswered, sent[RUNNING], datastore.room.largest[slots]
         )
-        return set(slots[room].tolist())
+        return set(slots[room].tolist()).difference(datastore.retry_after.until_s(now_s) or ())
 
     def is_open(self, slot: int, seen: Signals[float], crowd: _Crowd, now_s: float) -> bool:
         """Tell the same of one slot, by its signals."""
@@ -109,7 +112,8 @@ class Room:
         pending_ms = seen.pending_uncached_tokens * seen.prefill_ms_per_token + foreign * FOREIGN_MS
         largest = float(self._datastore.room.largest[slot])
         running, base_ms = seen.running_requests, seen.prefill_base_ms
-        return bool(crowd.leaves_room(pending_ms, base_ms, unanswered, running, largest))
+        free = not self._datastore.retry_after.left_s(slot, now_s)
+        return free and bool(crowd.leaves_room(pending_ms, base_ms, unanswered, running, largest))
 
 
 class _Crowd(NamedTuple):
@@ -189,7 +193,7 @@ class LateBinding:
             now_s: the instant.
             wall_s: the same as Unix time.
             flow: whose it is.
-            ttft_slo_s: when its first token is due from now on, 0 for no such time.
+            ttft_slo_s: when its first token is due from its arrival on, 0 for no such time.
             held_bytes: what it keeps in memory while it waits.
 
         Raises:
@@ -197,9 +201,12 @@ class LateBinding:
             NotAdmittedError: the queue is full.
         """
         self._asked_s[request.priority] = now_s
-        deadline_s = now_s + ttft_slo_s if ttft_slo_s else math.inf
-        expires_s = now_s + self._settings.ttl_s
-        waiter = Waiter(request, flow, held_bytes, now_s, ANY, ANY, 0.0, deadline_s, expires_s)
+        came_s = request.came_s or now_s
+        deadline_s = came_s + ttft_slo_s if ttft_slo_s else math.inf
+        expires_s = came_s + self._settings.ttl_s
+        waiter = Waiter(request, flow, held_bytes, came_s, ANY, ANY, 0.0, deadline_s, expires_s)
+        if request.came_s:  # its flow was served nothing
+            self.queue.served(request.priority, flow, -waiter.tokens)
         try:
             found = self._scheduler.locate(request, now_s)
         except NoEndpointError as error:
@@ -215,7 +222,7 @@ class LateBinding:
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
             if patience_s or not open_slots:
-                waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
+                waiter.request, waiter.others = _packed(measured.request), self._others(found, now_s)
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
                 waiter.wanted = decision.endpoint if patience_s else ""
                 waiter.expires_s = min(expires_s, deadline_s - least_s)
@@ -281,13 +288,17 @@ class LateBinding:
         try:
             found = scheduler.locate(waiter.request, now_s)
         except NoEndpointError as error:
-            waiter.refusal = error
+            if error.rule == "model":
+                waiter.best = waiter.others = _NOT_YET
+                self.queue.put_back(waiter, impatient=True)
+            else:
+                waiter.refusal = error
             return None
         measured = scheduler.measure(waiter.request, found, now_s)
         decision = scheduler.schedule(measured, now_s, wall_s)
         best = int(found.slots[decision.chosen])
         if best not in open_slots:
-            waiter.others = frozenset(found.slots.tolist())
+            waiter.others = self._others(found, now_s)
             patience_s, _ = self._patience_s(measured, decision)
             if best != waiter.best and patience_s:  # its prefix has come there while it waited
                 waiter.best, waiter.patience_s = best, now_s - waiter.came_s + patience_s
@@ -326,7 +337,7 @@ class LateBinding:
 
     def _expired(self, waiter: Waiter, now_s: float) -> Exception:
         """Say why a request is dropped, and when another may find room: after what this one waited."""
-        if not len(self._datastore):
+        if not len(self._datastore) or waiter.best == _NOT_YET:
             return NoEndpointError("pool-empty", "no endpoint came while the request waited")
         waited_s = now_s - waiter.came_s
         late = waiter.deadline_s < waiter.came_s + self._settings.ttl_s
@@ -341,6 +352,10 @@ class LateBinding:
         """Count the engines that have room for the lowest band that waits."""
         bands = self.queue.bands
         return len(self._open(self._datastore.serving(now_s), bands[-1] if bands else 0, now_s))
+
+    def _others(self, found: Candidates, now_s: float) -> frozenset[int]:
+        """Return the slots of all that may serve a request, and of engines whose pause will end."""
+        return frozenset(found.slots.tolist()).union(self._datastore.retry_after.until_s(now_s) or ())
 
     def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that are open to a band."""
@@ -359,7 +374,7 @@ class LateBinding:
         seen, chosen = measured.seen, decision.chosen
         rate_ms, base_ms = float(seen.prefill_ms_per_token[chosen]), float(seen.prefill_base_ms[chosen])
         cached = seen.cached_tokens
-        elsewhere = float(np.delete(cached, chosen).max(initial=0.0)) if len(cached) > 1 else -math.inf
+        elsewhere = float(np.delete(cached, chosen).max(initial=0.0))
         least_ms = float(seen.rtt_ms[chosen]) + base_ms + float(seen.uncached_tokens[chosen]) * rate_ms
         if not self._settings.patience:
             return 0.0, least_ms / 1e3

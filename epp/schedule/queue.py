@@ -84,12 +84,17 @@ class Waiter:
     def place(self, target: Target) -> _Place:
         """Say when its turn is among its flow's requests for a target.
 
-        Where it is not served best, it stands behind whoever came until its patience was over: a long queue
-        keeps caches as warm as a short one.
+        One that an engine refused is the first. Where a request is not served best, it stands behind whoever
+        came until its patience was over: a long queue keeps caches as warm as a short one.
         """
         late_s = 0.0 if target == self.best else self.patience_s
         dateless = math.isinf(self.deadline_s)
-        return dateless, (self.came_s if dateless else self.deadline_s) + late_s, self.number, self
+        return (
+            -1 if self.request.came_s else dateless,
+            (self.came_s if dateless else self.deadline_s) + late_s,
+            self.number,
+            self,
+        )
 
     @property
     def due_s(self) -> float:
@@ -101,7 +106,7 @@ class Waiter:
         )
 
 
-_Place = tuple[bool, float, int, Waiter]
+_Place = tuple[int, float, int, Waiter]
 
 
 @dataclass(slots=True, eq=False)

@@ -491,6 +491,11 @@ class Scheduler:
         if slot is not None and current:
             datastore.stored.store(slot, key_of(response_id), now_s)
 
+    def request_of(self, decision_id: str) -> RequestInfo | None:
+        """Return what a request was taken for, until it is settled."""
+        entry = self._known(decision_id)
+        return None if entry is None else entry.request
+
     def _known(self, decision_id: str) -> InFlight | None:
         return self._in_flight.get(decision_id) or self._ended.get(decision_id)
 

@@ -41,6 +41,7 @@ def entry(
     *,
     flags: tuple[str, ...] = (),
     status: int | None = 200,
+    details: str = "via_upstream",
     served: str = "10.0.0.1",
     seen: dict[str, object] | None = None,
     ours: dict[str, object] | None = None,
@@ -68,7 +69,7 @@ def entry(
         common_properties=accesslog.AccessLogCommon(**(values | common)),
         request=accesslog.HttpRequestProperties(request_body_bytes=2),
         response=accesslog.HttpResponseProperties(
-            response_code=status, response_body_bytes=309, response_code_details="via_upstream"
+            response_code=status, response_body_bytes=309, response_code_details=details
         ),
     )
 

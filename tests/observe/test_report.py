@@ -166,3 +166,7 @@ def test_the_first_byte_of_a_failed_answer_is_no_first_token_and_its_counts_are_
         assert math.isnan(told_of.ttft_ms) is not streamed
         assert (told_of.usage, told_of.cause) == (NO_USAGE, Termination.FAILED_ANSWER)
         assert told_of.failure == AnswerFailure(500, "x")
+
+
+def test_a_request_that_came_back_for_another_decision_is_told_by_itself() -> None:
+    assert report(status=308, details="internal_redirect").decision_id == ""

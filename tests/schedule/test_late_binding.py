@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.schema import QueueSection
-from epp.errors import NotAdmittedError
+from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.decision import Decision, QueueWait
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
@@ -58,6 +58,7 @@ class Conversation:
         priority: int = 0,
         model: str = "",
         slo_s: float = 0.0,
+        came_s: float = 0.0,
     ) -> Decision | Waiter:
         request = RequestInfo(
             decision_id=name,
@@ -67,6 +68,7 @@ class Conversation:
             priority=priority,
             model=model,
             api="chat",
+            came_s=came_s,
         )
         return self.binding.decide(request, self.now_s, 0.0, flow="", ttft_slo_s=slo_s, held_bytes=10)
 
@@ -112,6 +114,52 @@ def test_who_waits_takes_an_engine_that_joins() -> None:
     talk.pool(FIRST, "10.0.0.3:80")
     assert talk.poll() == [waits]
     assert where(waits) == "10.0.0.3:80"
+
+
+def test_what_an_engine_refused_is_the_first_of_its_flow_and_has_the_rest_of_its_time() -> None:
+    talk = Conversation(engines=(FIRST,), now_s=1.0)
+    talk.fill(FIRST)
+    talk.ask("early", 50_000)
+    talk.ask("dated", 50_000, slo_s=20.0)
+    talk.ask("refused", 50_000, came_s=0.5)
+    talk.scheduler.datastore.ledger.end(FIRST)
+    first = talk.poll()[0]
+    assert (first.request.decision_id, first.expires_s) == ("refused", 0.5 + QueueSection().ttl_s)
+
+
+def test_an_engine_that_is_left_alone_has_no_room_until_its_pause_is_over() -> None:
+    talk = Conversation()
+    talk.fill(FIRST)
+    talk.scheduler.datastore.retry_after.pause_for(1, 5.0, 0.0)
+    waits = talk.ask("c")
+    assert isinstance(waits, Waiter)
+    assert talk.poll() == []
+    talk.now_s = 5.0
+    assert talk.poll() == [waits]
+    assert where(waits) == SECOND
+
+
+def test_where_all_engines_are_left_alone_requests_wait_for_the_first_to_return() -> None:
+    talk = Conversation()
+    for slot, length_s in (0, 9.0), (1, 5.0):
+        talk.scheduler.datastore.retry_after.pause_for(slot, length_s, 0.0)
+    waits = [talk.ask(name) for name in "cd"]
+    talk.now_s = 5.0
+    assert talk.poll() == waits[:1], "it tries the engine, and the others wait for what comes of it"
+
+
+def test_who_waits_while_the_pool_scales_waits_on_where_engines_of_another_model_come_first() -> None:
+    talk = Conversation(engines=())
+    waits, expires = talk.ask("c", model="a"), talk.ask("d", model="never")
+    talk.pool(SECOND, models={SECOND: "b"})
+    assert talk.poll() == talk.poll() == []
+    talk.pool(FIRST, SECOND, models={FIRST: "a", SECOND: "b"})
+    assert talk.poll() == [waits]
+    assert where(waits) == FIRST
+    talk.now_s = talk.binding.due_s
+    assert talk.poll() == [expires]
+    assert isinstance(expires, Waiter)
+    assert isinstance(expires.refusal, NoEndpointError)
 
 
 def test_without_patience_the_one_engine_is_waited_for_until_the_time_to_live_is_over() -> None:

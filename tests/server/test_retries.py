@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from epp.extproc.types import HttpRequest
 from epp.request.access_log import Attempt, Termination
 from epp.signals.health import HealthState
 from epp.signals.retry_budget import RetryBudget
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epp.schedule.decision import Decision
+    from epp.types import RequestInfo
 
 QUESTION = [{"role": "user", "content": WORDS * 40}]
 
@@ -72,8 +75,6 @@ def test_refusals_are_retried_where_others_serve_the_model(
 
 
 def _request() -> Any:
-    from epp.extproc.types import HttpRequest  # noqa: PLC0415
-
     return HttpRequest("POST", "/v1/chat/completions", {}, b"{}")
 
 
@@ -152,3 +153,21 @@ def test_retries_in_vain_end_and_come_back_with_time() -> None:
     assert not budget.allows
     budget.request(130.0)
     assert budget.allows
+
+
+def test_only_what_envoy_says_brings_a_request_back(deployment: Deployment) -> None:
+    retries, decision = deployment.director._retries, deployment.decide(QUESTION)
+
+    def back(secret: str) -> RequestInfo | None:
+        told = f"{secret} 99.5 503 Wed, 21 Oct 2037 07:28:00 GMT"
+        headers = {"x-epp-decision-id": decision.id, "x-epp-refused": told}
+        return retries.returned(HttpRequest("POST", "/", headers, b""))
+
+    assert back("guessed") is None
+    assert deployment.app.scheduler.has_in_flight(decision.id)
+    first = decision.request
+    assert back(retries._secret) == replace(first, decision_id="", came_s=99.5)
+    assert back(retries._secret) is None, "it has ended"
+    assert failures(deployment, decision.endpoint) == 1.0
+    slot = deployment.slot(decision.endpoint)
+    assert deployment.datastore.retry_after.left_s(slot, deployment.clock.mono_s()) > 40.0
