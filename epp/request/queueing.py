@@ -30,6 +30,8 @@ TTFT_SLO_HEADER = "x-llm-d-slo-ttft-ms"
 #: While something waits, room is looked for so often, for what no change here tells: pauses that end,
 #: scrapes, what other pickers sent.
 LOOK_S = 0.25
+#: Characters by which flows are told apart.
+_FLOW_CHARACTERS = 128
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
 _WAITER_BYTES = 6_000
 
@@ -63,7 +65,7 @@ class Queueing:
             request,
             self._clock.mono_s(),
             self._clock.wall_s(),
-            flow=headers.get(FAIRNESS_HEADER, ""),
+            flow=headers.get(FAIRNESS_HEADER, "")[:_FLOW_CHARACTERS],
             ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
             held_bytes=held_bytes,
         )
