@@ -1,9 +1,9 @@
 """What one picker sends the others of its pool, and what it makes of what they send.
 
 Owns its message counter, the changes that wait to be sent, and what was heard of each peer. Promises are
-gauges and go out whole each second; facts of the index are added, and those of a lost message are asked for
-again. Changes wait for `BATCH_S` at most; a large promise goes at once, for others would promise the same
-endpoint meanwhile.
+gauges and go out whole each second, what waits with every message; facts of the index are added, and those
+of a lost message are asked for again. Changes wait for `BATCH_S` at most; a large promise goes at once, for
+others would promise the same endpoint meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from epp.clock import Clock
     from epp.cluster.leading import Leading
     from epp.prefix_cache.prefix import Prefix
+    from epp.schedule.late_binding import LateBinding
     from epp.signals.datastore import Datastore
 
 BATCH_S, LEAST_S, WHOLE_S = 0.05, 0.01, 1.0
@@ -157,6 +158,7 @@ class IndexSync:
         self._answers = Answers(self)
         self.counts = Counts()
         self._load, self._leading = load, leading
+        self._binding: LateBinding | None = None
         if load:
             datastore.count_peers(self._peer_load)
             datastore.ledger.on_change["sharing"] = self._in_flight_tokens
@@ -198,6 +200,10 @@ class IndexSync:
     def _stores(self, slot: int, keys: list[int]) -> IndexDelta:
         address, started_s = self._datastore.address_of(slot) or "", self._datastore.engine.started_s(slot)
         return IndexDelta(address, started_s, stored=array("Q", keys).tobytes())
+
+    def share_queue(self, binding: LateBinding) -> None:
+        """Share what waits, from now on."""
+        self._binding, binding.queue.tell = binding, self._change
 
     def share_tokens(self, tokens: HopTokens) -> None:
         """Share which hop tokens are used, from now on."""
@@ -256,6 +262,7 @@ class IndexSync:
             "used": uses,
             "ejected": dict(self._ejected),
             "paused": dict(self._paused),
+            "queue": {} if self._binding is None else self._binding.queue.state(now_s),
             "lead": self._leading.said(self._clock.wall_s()) if whole and self._leading is not None else None,
         }
         for sent in (self._changed_slots, self._ejected, self._paused):
@@ -302,7 +309,7 @@ class IndexSync:
             return
         now_s, peer = self._clock.mono_s(), self._peers.get(message.origin)
         if message.leaves:
-            self._peer_load.drop(message.origin)
+            self._drop(message.origin, now_s)
             self._peers.pop(message.origin, None)
             self._answers.forget(message.origin)
             if self._leading is not None:
@@ -333,6 +340,8 @@ class IndexSync:
                 load = {address: row for address, row in message.load.items() if slot_of(address) is not None}
                 self._peer_load.update(message.origin, load, own, whole=message.whole)
                 self._leave_alone(message, now_s)
+                if self._binding is not None:
+                    self._binding.hear(message.origin, message.queue, now_s)
         if message.changed_s:
             self.counts.staleness_s.append(max(0.0, self._clock.wall_s() - message.changed_s))
         if message.used and self._tokens is not None:
@@ -453,10 +462,16 @@ class IndexSync:
         for origin, peer in list(self._peers.items()):
             if peer.alive and now_s - peer.heard_s > SILENT_S:
                 peer.alive = False
-                self._peer_load.drop(origin)
+                self._drop(origin, now_s)
             if now_s - peer.heard_s > REMEMBERED_S:
                 del self._peers[origin]
                 self._answers.forget(origin)
+
+    def _drop(self, origin: str, now_s: float) -> None:
+        """Count what a peer has in flight and in its queue no more."""
+        self._peer_load.drop(origin)
+        if self._binding is not None:
+            self._binding.hear(origin, {}, now_s)
 
 
 def _unlike(theirs: Group, ours: Group) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from epp.prefix_cache.prefix import BlockRun, Prefix
+from epp.schedule.queue import MAX_FLOWS
 from epp.signals.linear_fit import Learned  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.signals.paths import LearnedPath  # noqa: TC001  # likewise
 from epp.wire import read
@@ -119,6 +120,7 @@ _Sequence = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 _Facts = Annotated[list[IndexDelta], msgspec.Meta(max_length=MAX_FACTS)]
 _Use = tuple[Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)], _Count]
 _Uses = Annotated[list[_Use], msgspec.Meta(max_length=MAX_USES)]
+_Flows = Annotated[dict[_Name, _Gauge], msgspec.Meta(max_length=MAX_FLOWS)]
 
 
 class Lead(msgspec.Struct, array_like=True, frozen=True):
@@ -175,6 +177,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
         used: hop tokens used since its last message, with ``last`` the newest of all: use and expiry in
             Unix ms (`epp.regions.hop`).
         paths: what its paths rest on, by region or endpoint (`epp.signals.paths.PathTable.learned`).
+        queue: what waits at the sender by priority, and what it served meanwhile
+            (`epp.schedule.queue.BandState`).
     """
 
     group: Group
@@ -195,6 +199,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True):
     lead: Lead | None = None
     paths: dict[str, LearnedPath] = {}
     used: _Uses = []
+    queue: dict[int, tuple[_Count, _Gauge, _Flows]] = {}
 
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)

@@ -33,6 +33,8 @@ TTFT_SLO_HEADER = "x-llm-d-slo-ttft-ms"
 #: While something waits, room is looked for so often, for what no change here tells: pauses that end,
 #: scrapes, what other pickers sent.
 LOOK_S = 0.25
+#: Characters by which flows are told apart.
+_FLOW_CHARACTERS = 128
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
 _WAITER_BYTES = 6_000
 
@@ -65,7 +67,7 @@ class Queueing:
             NotAdmittedError: it found no room in time, or the queue is full.
         """
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
-        flow = headers.get(FAIRNESS_HEADER, "")
+        flow = headers.get(FAIRNESS_HEADER, "")[:_FLOW_CHARACTERS]
         labels = *self._metrics.requests.flow_labels(request, flow), self._pool
         try:
             found = self.binding.decide(

@@ -4,7 +4,8 @@ Owns what room is, and what a request is worth waiting for. Room comes of what w
 of what the engine says waits there from elsewhere, and of the largest batch that it was seen to run. It is
 ample while nothing waits, so that the policy alone decides, and shrinks with what waits: what is not yet
 bound can still go where its prefix is. A request waits for the engine that the policy chose, longer the more
-prefill a miss would cost, and then for any.
+prefill a miss would cost, and then for any. Where the next turn is another picker's, an engine that has room
+is left to that one for a moment.
 
 A state machine: whoever drives it asks `decide`, and calls `poll` when `on_ready` was called or `due_s` is
 reached. What has waited is located, measured and scheduled anew when its turn has come, among the engines
@@ -28,10 +29,11 @@ from epp.signals.ledger import DECODING, PENDING, RUNNING
 from epp.signals.slots import grown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from epp.config.schema import QueueSection
     from epp.schedule.decision import Decision
+    from epp.schedule.queue import BandState
     from epp.schedule.scheduler import Measured, Scheduler
     from epp.signals.datastore import Datastore
     from epp.signals.metrics_text import EngineSample
@@ -62,6 +64,8 @@ _PASSING = frozenset({"pool-empty", "health"})
 _NOT_YET = frozenset({-1})
 #: Requests that one look lets go or puts back; the event loop has a turn before the next.
 MOST_TURNS = 64
+#: For so long an engine with room is left to other pickers: they hear of it, and take it if they can.
+YIELD_S = 0.2
 
 
 class Room:
@@ -84,8 +88,8 @@ class Room:
         self._heard_s[slot] = now_s
 
     def _unanswered(self, slot: int) -> float:
-        block = self._datastore.ledger.block
-        return float(block[RUNNING, slot] - block[DECODING, slot])
+        sent = self._datastore.in_flight_tokens(slice(slot, slot + 1))
+        return float(sent[RUNNING, 0] - sent[DECODING, 0])
 
     def _grow(self, capacity: int) -> None:
         self._foreign = grown(self._foreign, capacity, 0.0)
@@ -154,6 +158,8 @@ class LateBinding:
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
+        #: By band, engines with room that others take first, and since when.
+        self._yielded: dict[int, dict[int, float]] = {}
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -169,6 +175,12 @@ class LateBinding:
 
     def _pool_changed(self) -> None:
         self._other_pool = True
+        self._look()
+
+    def hear(self, origin: str, state: Mapping[int, BandState], now_s: float) -> None:
+        """Take what another picker tells of its queue, and look for what it tells of its load."""
+        self.queue.hear(origin, state, now_s)
+        self._asked_s |= dict.fromkeys(state, now_s)
         self._look()
 
     def _look(self) -> None:
@@ -201,6 +213,8 @@ class LateBinding:
             NotAdmittedError: the queue is full.
         """
         self._asked_s[request.priority] = now_s
+        if not len(self.queue):
+            self._yielded.clear()  # nobody has looked meanwhile
         came_s = request.came_s or now_s
         deadline_s = came_s + ttft_slo_s if ttft_slo_s else math.inf
         expires_s = came_s + self._settings.ttl_s
@@ -218,10 +232,12 @@ class LateBinding:
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
         crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
-        if not (is_peer or self._room.is_open(slot, seen, crowd, now_s)):  # at a peer its own picker queues
-            open_slots = self._open(found.slots, request.priority, now_s)
+        is_first = not self.queue.before(request.priority, (), waiter)
+        # At a peer its own picker queues.
+        if not (is_peer or (is_first and self._room.is_open(slot, seen, crowd, now_s))):
+            open_slots = self._open(found.slots, request.priority, now_s, waiter)
             patience_s, least_s = self._patience_s(measured, decision)
-            if patience_s or not open_slots:
+            if slot not in open_slots and (patience_s or not open_slots):
                 waiter.request, waiter.others = _packed(measured.request), self._others(found, now_s)
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
                 waiter.wanted = decision.endpoint if patience_s else ""
@@ -351,21 +367,31 @@ class LateBinding:
     def open_engines(self, now_s: float) -> int:
         """Count the engines that have room for the lowest band that waits."""
         bands = self.queue.bands
-        return len(self._open(self._datastore.serving(now_s), bands[-1] if bands else 0, now_s))
+        crowd = self._crowd(bands[-1] if bands else 0, now_s)
+        return len(self._room.open(self._datastore.serving(now_s), crowd, now_s))
 
     def _others(self, found: Candidates, now_s: float) -> frozenset[int]:
         """Return the slots of all that may serve a request, and of engines whose pause will end."""
         return frozenset(found.slots.tolist()).union(self._datastore.retry_after.until_s(now_s) or ())
 
-    def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
-        """Return those of the slots that are open to a band."""
-        return self._room.open(slots, self._crowd(band, now_s), now_s)
+    def _open(self, slots: Slots, band: int, now_s: float, newcomer: Waiter | None = None) -> set[int]:
+        """Return those of the slots that are open to a band, or to a newcomer to it."""
+        found = self._room.open(slots, self._crowd(band, now_s), now_s)
+        if self.queue.before(band, found, newcomer) < max(len(found), 1):
+            self._yielded.pop(band, None)
+            return found  # there is room for all that go first
+        since = self._yielded.get(band, {})
+        if found - since.keys():
+            self.queue.tell(urgent=True)
+        since = self._yielded[band] = {slot: since.get(slot, now_s) for slot in found}
+        return {slot for slot in found if now_s - since[slot] >= YIELD_S}
 
     def _crowd(self, band: int, now_s: float) -> _Crowd:
         """Count what waits in a band and those above it, for each engine."""
-        if not len(self.queue):
+        ahead = self.queue.ahead_of(band)
+        if not (ahead or len(self.queue)):
             return _NOBODY
-        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
+        each = ahead / max(len(self._datastore), 1)
         higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
         return _Crowd(0.5 ** (each / HALVING), KEPT if higher else 0.0)
 

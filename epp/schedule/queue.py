@@ -4,6 +4,7 @@ Owns order and bounds, and knows no engine: what a request waits for is a target
 A turn goes to the highest band; within it to the flow that has been served least (start-time fair queueing
 over tokens), of those with a request for a target that is open; within the flow to the earliest deadline,
 else to who came first. A flow that comes back is served as one that has had its share: nobody saves up turns.
+What other pickers tell of their queues counts, too: what waits there, and what flows were served there.
 
 Every operation takes time logarithmic in what waits, but for shifts within sorted lists.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from epp.errors import NotAdmittedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from epp.config.schema import QueueSection
     from epp.schedule.decision import Decision
@@ -30,6 +32,12 @@ Target = int | frozenset[int]
 ANY: frozenset[int] = frozenset()
 #: Flows without a request that a band remembers, beside two for each request.
 _IDLE_FLOWS = 1000
+#: Flows of a band that other pickers are told of at once.
+MAX_FLOWS = 64
+#: What waits in a band at a picker: requests, how many seconds ago the next one came, and flows, each with
+#: the tokens that it was served since the picker told before.
+BandState = tuple[int, float, dict[str, float]]
+_NONE: BandState = (0, 0.0, {})
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +122,7 @@ class _Flow:
     number: int
     served: float
     waiting: dict[Target, list[_Place]] = field(default_factory=dict)
+    untold: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +135,36 @@ class _Band:
     numbers: int = 0
     flows: dict[str, _Flow] = field(default_factory=dict)
     turns: dict[Target, list[tuple[float, int, _Flow]]] = field(default_factory=dict)
+    #: What waits at other pickers, by picker: requests, when the next one came, flows.
+    elsewhere: dict[str, tuple[int, float, list[_Flow]]] = field(default_factory=dict)
+
+    @property
+    def requests_elsewhere(self) -> int:
+        return sum(requests for requests, _, _ in self.elsewhere.values())
+
+    def state(self, now_s: float) -> BandState:
+        """Tell what waits; what was served is told once."""
+        flows = [(flow.untold, name) for name, flow in self.flows.items() if flow.waiting or flow.untold]
+        for flow in self.flows.values():
+            flow.untold = 0.0
+        turn = self.first()
+        age_s = 0.0 if turn is None else now_s - turn.came_s
+        return self.requests, age_s, {name: tokens for tokens, name in nlargest(MAX_FLOWS, flows)}
+
+    def hear(self, origin: str, state: BandState, now_s: float) -> None:
+        """Take what another picker tells."""
+        requests, age_s, charges = state
+        flows = [self.charge(name, tokens) for name, tokens in charges.items()]
+        self.elsewhere.pop(origin, None)
+        if requests:
+            self.elsewhere[origin] = requests, now_s - age_s, flows
+            self.served = max(self.served, _least(flows))
+
+    def before(self, waiter: Waiter) -> int:
+        """Count what waits at the pickers whose next request goes before this one."""
+        turn = self._flow(waiter.flow).served, waiter.came_s
+        waits = self.elsewhere.values()
+        return sum(requests for requests, came_s, flows in waits if (_least(flows), came_s) < turn)
 
     def _flow(self, name: str) -> _Flow:
         flow = self.flows.get(name)
@@ -134,7 +173,7 @@ class _Band:
                 self.flows = {name: flow for name, flow in self.flows.items() if flow.waiting}
             self.numbers += 1
             flow = self.flows[name] = _Flow(self.numbers, self.served)
-        if not flow.waiting:
+        if not (flow.waiting or any(flow in flows for _, _, flows in self.elsewhere.values())):
             flow.served = max(flow.served, self.served)
         return flow
 
@@ -161,7 +200,7 @@ class _Band:
         if not turns:
             del self.turns[target]
 
-    def charge(self, name: str, tokens: float) -> None:
+    def charge(self, name: str, tokens: float) -> _Flow:
         """Count what a flow was served."""
         flow = self._flow(name)
         for target in flow.waiting:
@@ -169,14 +208,15 @@ class _Band:
         flow.served += tokens
         for target in flow.waiting:
             insort(self.turns.setdefault(target, []), (flow.served, flow.number, flow))
+        return flow
 
-    def first(self, targets: Collection[int]) -> Waiter | None:
-        """Find whose turn it is among those with a request for an open target."""
+    def first(self, targets: Collection[int] | None = None) -> Waiter | None:
+        """Find whose turn it is among those with a request for an open target, or for any."""
         turns = self.turns
         found: tuple[float, int, _Flow] | None = None
         where: Target = 0
         for target in turns:
-            if _has(target, targets):
+            if targets is None or _has(target, targets):
                 head = turns[target][0]
                 if found is None or _comes_before(head, target, found, where):
                     found, where = head, target
@@ -184,6 +224,11 @@ class _Band:
             return None
         self.served = max(self.served, found[0])
         return found[2].waiting[where][0][3]
+
+
+def _least(flows: Iterable[_Flow]) -> float:
+    """Return what the flow was served whose turn is next."""
+    return min((flow.served for flow in flows), default=0.0)
 
 
 def _has(target: Target, slots: Collection[int]) -> bool:
@@ -205,6 +250,9 @@ class RequestQueue:
 
     Args:
         settings: bounds of each band.
+
+    Attributes:
+        tell: asks for `state` to be told to other pickers soon, with ``urgent=True`` at once.
     """
 
     def __init__(self, settings: QueueSection) -> None:
@@ -212,6 +260,7 @@ class RequestQueue:
         self._bands: dict[int, _Band] = {}
         self._due: list[tuple[float, int, Waiter]] = []
         self._numbers = 0
+        self.tell: Callable[..., None] = lambda **_: None
 
     def __len__(self) -> int:
         """Count the requests that wait."""
@@ -228,8 +277,32 @@ class RequestQueue:
         return sorted((band for band, its in self._bands.items() if its.requests), reverse=True)
 
     def ahead_of(self, priority: int) -> int:
-        """Count what waits in a band and those above it."""
-        return sum(band.requests for other, band in self._bands.items() if other >= priority)
+        """Count what waits in a band and those above it, at all pickers."""
+        bands = self._bands.items()
+        return sum(its.requests + its.requests_elsewhere for band, its in bands if band >= priority)
+
+    def before(self, priority: int, targets: Collection[int], newcomer: Waiter | None) -> int:
+        """Count what goes first elsewhere: before a newcomer, or before the next for an open engine."""
+        found = sum(its.requests_elsewhere for band, its in self._bands.items() if band > priority)
+        if (band := self._bands.get(priority)) and (turn := newcomer or band.first(targets)):
+            found += band.before(turn)
+        return found
+
+    def state(self, now_s: float) -> dict[int, BandState]:
+        """Tell what waits here; what was served is told once."""
+        return {priority: band.state(now_s) for priority, band in self._bands.items()}
+
+    def hear(self, origin: str, state: Mapping[int, BandState], now_s: float) -> None:
+        """Take what another picker tells, nothing of one that is gone."""
+        for priority in self._bands.keys() | state.keys():
+            self._bands.setdefault(priority, _Band()).hear(origin, state.get(priority, _NONE), now_s)
+            self._forget(priority)
+
+    def _forget(self, priority: int) -> None:
+        """Forget a band, and what its flows were served, where nobody competes."""
+        band = self._bands[priority]
+        if not (band.requests or band.elsewhere):
+            del self._bands[priority]
 
     def put(self, waiter: Waiter) -> None:
         """Let a request wait.
@@ -245,6 +318,7 @@ class RequestQueue:
         self._numbers += 1
         waiter.number = self._numbers
         self._add(waiter)
+        self.tell()
 
     def _add(self, waiter: Waiter) -> None:
         band = self._bands.setdefault(waiter.request.priority, _Band())
@@ -262,13 +336,12 @@ class RequestQueue:
         band.remove(waiter)
         band.requests -= 1
         band.held_bytes -= waiter.held_bytes
-        if not band.requests:
-            del self._bands[priority]  # and with it what its flows were served: nobody competes
+        self._forget(priority)
 
     def served(self, priority: int, flow: str, tokens: float) -> None:
         """Count a request that went without waiting, where others of its band wait."""
         if band := self._bands.get(priority):
-            band.charge(flow, tokens)
+            band.charge(flow, tokens).untold += tokens
 
     def take(self, open_to: Callable[[int], Collection[int]]) -> Waiter | None:
         """Take the request whose turn it is, of those that wait for an open engine.

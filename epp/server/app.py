@@ -154,6 +154,8 @@ class App:
         self._cluster = self._build_cluster()
         self._reports: Reports = self.director.outcomes
         self._peers, self._lead = self._build_peers(hashers)
+        if self._peers is not None and self._queueing is not None:
+            self._peers.index_sync.share_queue(self._queueing.binding)
         self._restore = self._build_restore(hasher)
         self._reload = Reload(config, source, self.scheduler, self.director, admission)
         self._files = self._watched_files()

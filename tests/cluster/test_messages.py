@@ -43,7 +43,13 @@ VALUES = st.recursive(
 )
 FACTS = [*facts_of("a:1", 0.0, Prefix([BlockRun(1, 2, 2)], 2, array("Q", range(9)), 64.0))]
 MESSAGE = Message(
-    Group("pool", "gorgo", "key"), "a", 7, facts=FACTS, lead=Lead(3, "b", 1.7e9), changed_s=1.7e9
+    Group("pool", "gorgo", "key"),
+    "a",
+    7,
+    facts=FACTS,
+    lead=Lead(3, "b", 1.7e9),
+    changed_s=1.7e9,
+    queue={0: (1, 0.5, {"a": 9.0})},
 )
 SUMMARY = summary.Summary(
     "eu", "key", "a", 3, 1.7e9, 2, 1.0, (1.0,) * 5, (1.0, 1.0, 0.5, 1.0), (1.0,) * 4, 1.0, bytes(8)

@@ -26,6 +26,7 @@ from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
 from tests.kit.picker import PickerProcess, Serving, until_seen
 from tests.kit.records import ended, recorded
+from tests.kit.replicas import quick_config
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -147,6 +148,23 @@ async def test_two_pickers_find_each_others_prefixes(tmp_path: Path, nats: Nats)
             assert answer.status == 404
         await pair.one.picker.stop()
         await pair.two.picker.until_metric("epp_cluster_peers", lambda value: value == 0)
+
+
+async def test_a_newcomer_lets_those_go_first_who_wait_at_another_picker(tmp_path: Path, nats: Nats) -> None:
+    settings: dict[str, Any] = {"queue": {"enabled": True, "ttl_s": 300.0}, "envoy": {"queue_wait_s": 300.0}}
+    first = {**settings, "replicas": [quick_config()]}
+    async with Pair(tmp_path, nats.url, first=first, **settings) as pair:
+        await pair.meet()
+        assert await cached(pair.two) == 0
+        assert await pair.two.picker.metric("epp_queue_seconds_count") == 0
+        pair.one.write_pool([])  # so that its requests wait, while the other's engine has room
+        await pair.one.picker.until_metric("llm_d_epp_ready_endpoints", lambda value: value == 0)
+        waits = asyncio.ensure_future(pair.one.chat())
+        await pair.one.picker.until_metric("llm_d_epp_flow_control_queue_size", lambda value: value == 1)
+        await told(pair.two)
+        assert (await pair.two.chat())[0] == 200
+        assert await pair.two.picker.metric("epp_queue_seconds_count") == 1
+        waits.cancel()
 
 
 async def test_one_page_shows_the_pickers_of_a_cluster(tmp_path: Path, nats: Nats) -> None:

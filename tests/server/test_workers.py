@@ -13,11 +13,15 @@ import pytest
 
 from epp.cluster.host_link import HostLink, Mailbox
 from epp.cluster.messages import Group
+from epp.config.schema import QueueSection
 from epp.errors import EppError
 from epp.records.schema import join
 from epp.request.routed_reports import RoutedReports
 from epp.rpc.connection_balancer import ConnectionBalancer, WorkerBoard
+from epp.schedule.late_binding import LateBinding
+from epp.server.process import SystemClock
 from epp.server.siblings import merged
+from epp.types import RequestInfo
 from tests.kit.clock import ManualClock
 from tests.kit.picker import CONFIG, PickerProcess, Serving
 from tests.kit.records import picker_of, recorded
@@ -218,6 +222,26 @@ async def test_mail_waits_for_a_busy_worker_and_is_dropped_without_one(tmp_path:
         box.listen()
     await until(lambda: len(got) == len(sent))
     assert got == sent
+    for box in boxes:
+        box.close()
+
+
+async def test_workers_count_what_waits_at_each_other(tmp_path: Path) -> None:
+    clock, group, bindings, running = SystemClock(), Group("p", "gorgo", "k"), list[LateBinding](), []
+    boxes = [Mailbox(tmp_path, index, 2) for index in range(2)]
+    for box in boxes:
+        scheduler = picker_of(prefix=str(box.index), pool=[])
+        link = HostLink(box, group, scheduler.datastore, clock)
+        bindings.append(LateBinding(scheduler, QueueSection()))
+        link.index_sync.share_queue(bindings[-1])
+        box.listen()
+        running.append(asyncio.ensure_future(link.run()))
+    bindings[0].decide(RequestInfo(), clock.mono_s(), 0.0, flow="a", ttft_slo_s=0.0, held_bytes=10)
+    await until(lambda: bindings[1].queue.ahead_of(0) == 1)
+    for task in running:
+        task.cancel()
+        await asyncio.wait([task])
+    await until(lambda: bindings[1].queue.ahead_of(0) == 0)
     for box in boxes:
         box.close()
 

@@ -506,6 +506,8 @@ class FleetSim:
             self.loop.at(self.start_ms + event.at_s * 1e3, Rank.FLEET, self._happen, event)
         self.loop.at(_EXPIRE_EVERY_MS, Rank.SIGNAL, self._expire)
         self._queues = [self._build_queue(scheduler) for scheduler in self._pickers.all]
+        if isinstance(self._pickers, PickerGroup):
+            self._pickers.share_queues(self._queues)
         self._in_queue: dict[int, Flight] = {}
         self._due_ms: dict[LateBinding, float] = {}
         self._client = self._build_client()

@@ -16,6 +16,7 @@ from epp_lab.sim.loop import Rank
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epp.schedule.late_binding import LateBinding
     from epp.schedule.scheduler import Scheduler
     from epp_lab.sim.loop import Loop
     from epp_lab.sim.scenario import PickerOptions
@@ -62,6 +63,12 @@ class PickerGroup:
         """Return the picker that decides a request: any, as by a balancer that knows nothing of them."""
         count = len(self.all)
         return self.all[int(count * keyed_uniform(self._seed, decision_id, "picker")) if count > 1 else 0]
+
+    def share_queues(self, queues: Sequence[LateBinding | None]) -> None:
+        """Let the pickers that share their load share what waits, too."""
+        for link, queue in zip(self._links.values(), queues, strict=False):
+            if queue is not None:
+                link.share_queue(queue)
 
     @property
     def sent(self) -> tuple[int, int]:
