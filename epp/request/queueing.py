@@ -47,27 +47,39 @@ class Queueing:
     def __init__(self, binding: LateBinding, ttl_s: float, clock: Clock, metrics: Metrics) -> None:
         self.binding, self._ttl_s, self._clock = binding, ttl_s, clock
         self._seconds = metrics.histogram("epp_queue_seconds")
+        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._futures: dict[Waiter, asyncio.Future[bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
-    async def decide(self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int) -> Decision:
+    async def decide(
+        self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int
+    ) -> tuple[Decision, float]:
         """Decide a request; waits where there is no room.
+
+        Returns:
+            the decision, and for how many seconds the request waited.
 
         Raises:
             NoEndpointError: nobody is eligible.
             NotAdmittedError: it found no room in time, or the queue is full.
         """
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
+        began_s = self._clock.mono_s()
         found = self.binding.decide(
             request,
-            self._clock.mono_s(),
+            began_s,
             self._clock.wall_s(),
             flow=headers.get(FAIRNESS_HEADER, ""),
             ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
             held_bytes=held_bytes,
         )
-        return await self._settled(found, held_bytes - body_bytes) if isinstance(found, Waiter) else found
+        now_s = self._clock.mono_s()
+        if isinstance(found, Waiter):
+            decision = await self._settled(found, held_bytes - body_bytes)
+            return decision, self._clock.mono_s() - now_s
+        self._schedule_seconds.observe(now_s - began_s)
+        return found, 0.0
 
     async def _settled(self, waiter: Waiter, held_bytes: int) -> Decision:
         future = self._futures[waiter] = asyncio.get_running_loop().create_future()
@@ -95,7 +107,12 @@ class Queueing:
         self._futures.pop(waiter, None)
 
     def _poll(self) -> None:
-        self._settle(self.binding.poll(self._clock.mono_s(), self._clock.wall_s()))
+        began_s = self._clock.mono_s()
+        settled = self.binding.poll(began_s, self._clock.wall_s())
+        decided = sum(waiter.decision is not None for waiter in settled)
+        for _ in range(decided):
+            self._schedule_seconds.observe((self._clock.mono_s() - began_s) / decided)
+        self._settle(settled)
         self._set_timer()
 
     def _settle(self, waiters: list[Waiter]) -> None:
