@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENGINE = "10.0.0.1:8000"
-PROCESSING, SCHEDULING = "llm_d_epp_request_processing_duration_seconds", "llm_d_epp_scheduler_e2e_duration_seconds"
+PROCESSING, SCHEDULING = (
+    "llm_d_epp_request_processing_duration_seconds",
+    "llm_d_epp_scheduler_e2e_duration_seconds",
+)
 
 
 @dataclass
