@@ -167,11 +167,16 @@ async def test_in_full_duplex_nothing_waits_unless_it_is_asked_for(tmp_path: Pat
         assert (await second)[0] == 200
 
 
-async def test_what_waits_in_full_duplex_in_a_picker_that_is_killed_may_come_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_waits_in_full_duplex_in_a_picker_that_dies_or_freezes_may_come_again(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     async with full(tmp_path, variant=Variant.FULL_DUPLEX, full_duplex=True) as (serving, engine):
         second = asyncio.ensure_future(asked(serving))
         await waits(serving)
-        await serving.picker.kill()
+        serving.picker.signal(how)
         answer = await second
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert len(engine.asked) == 4
+        if how is signal.SIGSTOP:
+            serving.picker.signal(signal.SIGCONT)
