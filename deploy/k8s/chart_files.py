@@ -31,6 +31,7 @@ _HOST, _PATTERN, _CA = "listen-host.mark", "destination-pattern-mark", "/upstrea
 _PICKERS = "pickers.mark"
 _BODY_BYTES, _HEAP_BYTES, _MESSAGE_MS = 1_111_111_111, 2_222_222_222, 333_333
 _OPEN_PATH = "/openpathmark"
+_QUEUE_WAIT_S, _QUEUE_REQUESTS = 333_333_000, 44_444_444
 _PLAIN, _TLS = Endpoint("plain.mark:1111"), Endpoint("tls.mark:2222", tls=True, server_name="name.mark")
 
 _ACTIONS = {
@@ -40,6 +41,9 @@ _ACTIONS = {
     str(_BODY_BYTES + 1): "{{ add 1 (int64 .Values.maxBodyBytes) }}",
     str(_HEAP_BYTES): "{{ int64 .Values.standalone.maxHeapBytes }}",
     f"{_MESSAGE_MS / 1000}s": '{{ include "gorgo-epp.messageTimeout" . }}',
+    f"{_QUEUE_WAIT_S + 6}s": '{{ include "gorgo-epp.longestWait" . }}',
+    str(6 * _QUEUE_REQUESTS): '{{ mul 3 (include "gorgo-epp.requests" .) }}',
+    str(2 * _QUEUE_REQUESTS): '{{ include "gorgo-epp.requests" . }}',
     _PATTERN: '{{ include "gorgo-epp.destinations" . }}',
     _CA: "{{ .Values.standalone.upstreamCa }}",
     f"|{_OPEN_PATH}": '{{ include "gorgo-epp.openPaths" . }}',
@@ -133,6 +137,8 @@ def settings(variant: Variant, endpoints: tuple[Endpoint, ...], *, shared: bool 
         first_token_path=FIRST_TOKEN,
         first_token_port=0,
         message_timeout_ms=_MESSAGE_MS,
+        queue_wait_s=_QUEUE_WAIT_S,
+        queue_requests=_QUEUE_REQUESTS,
         served_model_header=True,
         endpoint_header=True,
         max_body_bytes=_BODY_BYTES,

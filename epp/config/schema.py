@@ -94,6 +94,7 @@ class QueueSection(Section, frozen=True):
 
     Attributes:
         enabled: let requests wait. Envoy must grant the time (`ttl_s`).
+        full_duplex: let them wait in full duplex as well, where those that wait get 503 if the picker dies.
         patience: seconds that a request waits for the engine that serves it best, for each second of prefill
             that it saves there; then it takes any.
         ttl_s: longest wait of all; then it is refused with 429.
@@ -102,6 +103,7 @@ class QueueSection(Section, frozen=True):
     """
 
     enabled: bool = False
+    full_duplex: bool = False
     patience: NotNegative = 4.0
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000

@@ -42,9 +42,8 @@ FORWARD_NAMESPACE = "epp.forward"
 CONNECT_TIMEOUT_S = 2.0
 """Longest TCP (and TLS) connect to an endpoint before the next one is tried."""
 _REQUESTS = 10_000
-"""Requests in flight at once, over all endpoints; more are answered with 503."""
+"""Requests in flight at once, over all endpoints, at least; more are answered with 503."""
 _HEALTH_CHECK_S = 2.0
-_QUIET_PING_S = 30.0
 #: Percent of what comes that a host can take: of a hundred pickers one that is fit is enough.
 _ANY_HOST = 10_000
 
@@ -95,7 +94,7 @@ def _base(settings: EnvoySettings) -> api.cluster.Cluster:
         typed_extension_protocol_options=protocol(
             http1, settings.upstream_idle_timeout_s, _attempt_filters(settings)
         ),
-        circuit_breakers=limits(),
+        circuit_breakers=limits(settings.queue_requests),
         outlier_detection=outlier_detection(settings, most_percent=50, answers=True),
         preconnect_policy=api.cluster.ClusterPreconnectPolicy(
             per_upstream_preconnect_ratio=settings.preconnect_ratio
@@ -150,20 +149,24 @@ def tcp_keepalive() -> api.core.TcpKeepalive:
     return api.core.TcpKeepalive(keepalive_time=15, keepalive_interval=5, keepalive_probes=3)
 
 
-def limits() -> api.cluster.CircuitBreakers:
+def limits(waiting_requests: int = 0) -> api.cluster.CircuitBreakers:
     """Envoy's defaults (1,024 requests and connections, 3 retries) are for short requests.
+
+    Requests that wait in the picker have a stream each there, beside those that are answered. If it dies all
+    of them go to the endpoints at once.
 
     HTTP/1.1 needs a connection a request, and preconnecting up to three. Retries are as many as requests:
     when an endpoint dies every request on its way there moves at once, each a bounded number of times.
     """
+    requests = max(_REQUESTS, 2 * waiting_requests)
     return api.cluster.CircuitBreakers(
         thresholds=[
             api.cluster.CircuitBreakersThresholds(
                 priority=api.core.RoutingPriority.DEFAULT,
-                max_connections=3 * _REQUESTS,
-                max_pending_requests=_REQUESTS,
-                max_requests=_REQUESTS,
-                max_retries=_REQUESTS,
+                max_connections=3 * requests,
+                max_pending_requests=requests,
+                max_requests=requests,
+                max_retries=requests,
                 track_remaining=True,
             )
         ]
@@ -360,14 +363,12 @@ def _endpoint_tls(settings: EnvoySettings) -> TlsFiles:
 def picker(settings: EnvoySettings) -> api.cluster.Cluster:
     """The picker's gRPC listener: few connections, many long streams, pings that notice a frozen process."""
     duplex, others = settings.variant is Variant.FULL_DUPLEX, settings.fallback_pickers
-    # Elsewhere the message timeout finds a frozen picker; a ping then only keeps middleboxes awake.
-    ping = api.seconds(settings.picker_keepalive_s if duplex or others else _QUIET_PING_S)
+    # Elsewhere the message timeout finds a frozen picker, but for requests to which it has granted more time.
+    ping = api.seconds(settings.picker_keepalive_s if duplex else settings.stall_limit_s / 2)
     http2 = api.core.Http2ProtocolOptions(
         # A stream lasts as long as its response. More of them open further connections.
         max_concurrent_streams=1000,
-        connection_keepalive=api.core.KeepaliveSettings(
-            interval=ping, timeout=api.seconds(settings.picker_keepalive_s)
-        ),
+        connection_keepalive=api.core.KeepaliveSettings(interval=ping, timeout=ping),
     )
     host, port = settings.picker_host, settings.picker_port
     assignment = api.single_host(PICKER, api.socket_address(host, port))
@@ -379,7 +380,7 @@ def picker(settings: EnvoySettings) -> api.cluster.Cluster:
         typed_extension_protocol_options=protocol(
             api.upstream_http.HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=http2)
         ),
-        circuit_breakers=limits(),
+        circuit_breakers=limits(settings.queue_requests),
         upstream_connection_options=api.cluster.UpstreamConnectionOptions(tcp_keepalive=tcp_keepalive()),
         load_assignment=assignment,
     )

@@ -100,6 +100,7 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
     """
     by_route = settings.variant is Variant.ORIGINAL_DST or settings.federation is not None
     namespaces = api.ext_proc.MetadataOptionsMetadataNamespaces
+    unavailable = api.envoy_type.HttpStatus(code=api.envoy_type.StatusCode(503))
     return api.ext_proc.ExternalProcessor(
         stat_prefix=PICKER,
         grpc_service=picker_service(settings),
@@ -111,9 +112,11 @@ def external_processor(settings: EnvoySettings) -> api.ext_proc.ExternalProcesso
         message_timeout=api.ms(settings.message_timeout_ms),
         # Who served, after a pick whose first endpoint could not be reached.
         response_attributes=["upstream.address"] if settings.variant is Variant.FULL_DUPLEX else [],
-        # The picker asks for more time where it must ask engines first, or lets a request wait.
-        max_message_timeout=api.ms((max(MAX_MODEL_WAIT_S, settings.queue_wait_s) + 1.0) * 1e3),
+        # The picker asks for more time where it must ask engines first, then lets a request wait, or both.
+        max_message_timeout=api.ms((MAX_MODEL_WAIT_S + settings.queue_wait_s + 1.0) * 1e3),
         failure_mode_allow=True,
+        # Of requests whose body has begun: clients may try again.
+        status_on_error=unavailable if settings.variant is Variant.FULL_DUPLEX else None,
         # The destination decides the route of original-dst and between regions; a cached route is older.
         route_cache_action=api.ext_proc.ExternalProcessorRouteCacheAction.CLEAR
         if by_route

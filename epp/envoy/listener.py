@@ -77,7 +77,7 @@ def connection_manager(
         http_filters=http_filters(settings, observers, attempt_logs(settings)),
         route_config=route_configuration(settings, routes),
         access_log=access_logs(settings),
-        local_reply_config=local_replies(),
+        local_reply_config=local_replies(retry_after=settings.variant is Variant.FULL_DUPLEX),
         use_remote_address=True,
         preserve_external_request_id=True,
         normalize_path=True,

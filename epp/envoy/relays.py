@@ -58,6 +58,7 @@ def relay_cluster(settings: EnvoySettings, relays: Relays) -> api.cluster.Cluste
     cluster = warm_cluster(
         REPLICAS, assignment_of(settings, relays), relays, RELAY_NAME, http=http2(), check=check
     )
+    cluster.circuit_breakers = limits(settings.queue_requests)
     # TCP and TLS together, so two round trips and perhaps a lost packet's repeat.
     cluster.connect_timeout = api.seconds(CONNECT_TIMEOUT_S)
     cluster.load_balancing_policy = override_host(

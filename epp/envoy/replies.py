@@ -37,11 +37,12 @@ def long_patterns() -> api.bootstrap.LayeredRuntime:
     return api.bootstrap.LayeredRuntime.from_dict({"layers": [layer]})
 
 
-def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
+def local_replies(*, unserved: bool = False, retry_after: bool = False) -> api.hcm.LocalReplyConfig:
     """Word them; the first mapper that matches is the last.
 
     Args:
         unserved: mark answers to requests that no endpoint has seen, for a tier before this one.
+        retry_after: ask clients that get 503 to come again in a second.
     """
     families: dict[ErrorBody, list[str]] = {}
     for parser in PARSERS:
@@ -58,7 +59,11 @@ def local_replies(*, unserved: bool = False) -> api.hcm.LocalReplyConfig:
             unreached = {"response_flag_filter": {"flags": list(_UNREACHED_FLAGS)}}
             mark = [api.set_header(UNSERVED_HEADER, "true").to_dict()]
             mappers.append(_mapper(words, 503, unreached, *of_path) | {"headers_to_add": mark})
-        mappers += [_mapper(words, status, status_is(op, status), *of_path) for op, status in _STATUSES]
+        for op, status in _STATUSES:
+            mapper = _mapper(words, status, status_is(op, status), *of_path)
+            if status == 503 and retry_after:
+                mapper["headers_to_add"] = [api.set_header("retry-after", "1").to_dict()]
+            mappers.append(mapper)
     return api.hcm.LocalReplyConfig.from_dict({"mappers": mappers})
 
 

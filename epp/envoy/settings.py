@@ -93,9 +93,12 @@ class EnvoySettings:
         message_timeout_ms: longest wait for one answer of the picker, so what a hung picker costs a request.
             Envoy applies no such limit in full duplex.
         queue_wait_s: longest wait that the picker may ask for where requests wait in it.
-        picker_keepalive_s: how long an HTTP/2 ping to the picker may go unanswered before the connection is
-            given up; in full duplex, and with other pickers to fall back to, also how often a ping and a
-            health check go to it (elsewhere a ping every 30 s).
+        queue_requests: requests of one priority that may wait in it; circuit breakers have room for twice as
+            many.
+        stall_limit_s: longest time for which the picker may stand still: then requests that wait there go on
+            without it. Not in full duplex.
+        picker_keepalive_s: in full duplex, how often an HTTP/2 ping goes to the picker, and how long it may
+            go unanswered; there, and with other pickers to fall back to, the same of health checks.
         max_body_bytes: longest request body; more is answered with 413.
         max_heap_bytes: memory at which Envoy sheds load. Size it as `max_body_bytes` times the number of long
             requests that wait for their first byte at one moment.
@@ -149,7 +152,9 @@ class EnvoySettings:
     picker_tls: TlsFiles | None = None
     fallback_pickers: tuple[tuple[str, int], ...] = ()
     message_timeout_ms: int = MESSAGE_TIMEOUT_MS
-    queue_wait_s: float = 0.0
+    queue_wait_s: float = 30.0
+    queue_requests: int = 5000
+    stall_limit_s: float = 5.0
     picker_keepalive_s: float = 1.0
     max_body_bytes: int = 32 * MIB
     max_heap_bytes: int = 4096 * MIB

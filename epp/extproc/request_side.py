@@ -508,7 +508,8 @@ class RequestSide:
         if metadata:  # its fields may still change
             metadata = {namespace: dict(fields) for namespace, fields in metadata.items()}
         method, path = headers.get(":method", ""), headers.get(":path", "")
-        return HttpRequest(method, path, headers, body, metadata, whole)
+        full_duplex = self._modes.request is BodyMode.FULL_DUPLEX_STREAMED
+        return HttpRequest(method, path, headers, body, metadata, whole, full_duplex)
 
     def _take_body(self) -> bytes:
         self.body = bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)

@@ -63,6 +63,8 @@ class HttpRequest(Struct, frozen=True):
         metadata: ``metadata_context.filter_metadata`` as plain values, namespace -> fields.
         whole: whether `body` is all there is; False when it was not waited for, or when it may have been cut
             off at a buffer's limit.
+        full_duplex: whether Envoy keeps nothing of the body that it has shown, so that it cannot go on
+            without an answer.
     """
 
     method: str
@@ -71,6 +73,7 @@ class HttpRequest(Struct, frozen=True):
     body: bytes | None
     metadata: Mapping[str, Mapping[str, object]] = {}
     whole: bool = True
+    full_duplex: bool = False
 
 
 class BodyRewriter(Protocol):

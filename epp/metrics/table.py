@@ -96,7 +96,7 @@ TABLE: tuple[Row, ...] = (
     histogram(
         _REQUEST("processing_duration_seconds"),
         "",
-        "Time from the whole request to the decision: parse, count tokens, price, reserve.",
+        "Time from the whole request to the decision, less its wait for room: parse, count, price, reserve.",
         _PICK_S,
     ),
     histogram(

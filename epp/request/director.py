@@ -160,7 +160,7 @@ class Director:
         self.tokenizers = tokenizers
         self._headers_read, self._session_tokens = scheduler.headers_read, scheduler.session_tokens
         self._admission, self._priority = admission, admission.priority
-        self._queueing = queueing
+        self._queueing, self._queue = queueing, config.queue
         self._relays, self.tracing = relays, tracing
         self.resolver = Resolver()
         self.model_lists = ModelLists()
@@ -238,7 +238,7 @@ class Director:
         try:
             if (asked := self._retries.returned(request)) is None:
                 parsed = self.rewrite(request, self.parse(request))
-                await self._wait_for_model(parsed)
+                await self._wait_for_model(parsed, request)
                 asked, hop = self._describe(request, parsed, await self._count(parsed))
             models, parsed = models_of(asked), None  # nothing of it is held while a request waits
             decision = await self._decide(asked, request)
@@ -263,12 +263,17 @@ class Director:
             NoEndpointError: nobody is eligible.
         """
         began_s = self._clock.mono_s()
-        if self._queueing is not None and (asked.api or asked.opaque):
-            return await self._queueing.decide(asked, request.headers, len(request.body or b""))
+        queueing = self._queueing_of(request)
+        if queueing is not None and (asked.api or asked.opaque):
+            return await queueing.decide(asked, request.headers, len(request.body or b""))
         await self._admission.admit(asked, began_s)
         decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
         self._schedule_seconds.observe(self._clock.mono_s() - began_s)
         return decision
+
+    def _queueing_of(self, request: HttpRequest) -> Queueing | None:
+        """Return what lets a request wait for room, None where it may not wait."""
+        return None if request.full_duplex and not self._queue.full_duplex else self._queueing
 
     def _reply_alone(self, request: HttpRequest) -> LocalReply | None:
         """Answer what no engine is needed for: a path that is not open, a question for models."""
@@ -346,15 +351,19 @@ class Director:
             raise ClientError(400, "you must provide a model parameter", "model")
         return self._as_model(request, parsed, only)
 
-    async def _wait_for_model(self, parsed: ParsedRequest | None) -> None:
-        """Wait while engines are asked for a model that none is known to serve (`ModelLists.wait_for`)."""
+    async def _wait_for_model(self, parsed: ParsedRequest | None, request: HttpRequest) -> None:
+        """Wait while engines are asked for a model that none is known to serve (`ModelLists.wait_for`).
+
+        The proxy grants time once: it is asked for that of a wait for room, too.
+        """
         if parsed is None or self.scheduler.filters.serves(parsed.model):
             return
         listed = self.model_lists.wait_for(parsed.model)
         if listed is not None:
             wait_s, held_bytes = self._model_wait_s, len(parsed.canonical)
             start = partial(asyncio.wait, (listed,), timeout=wait_s)
-            await Wait(start, listed.cancel, held_bytes=held_bytes, longest_s=wait_s)
+            longest_s = wait_s + (self._queue.ttl_s if self._queueing_of(request) else 0.0)
+            await Wait(start, listed.cancel, held_bytes=held_bytes, longest_s=longest_s)
             listed.cancel()
 
     async def _count(self, parsed: ParsedRequest | None) -> TokenCount | None:
@@ -401,7 +410,8 @@ class Director:
 
     def _note(self, decision: Decision, *, since_s: float) -> None:
         """Let metrics, records and observers have a decision."""
-        self._decision_seconds.observe(self._clock.mono_s() - since_s)
+        waited_s = decision.wait.waited_s if decision.wait else 0.0  # of a request that came back, also before
+        self._decision_seconds.observe(max(self._clock.mono_s() - since_s - waited_s, 0.0))
         self._metrics.requests.decided(decision)
         self.leases.decided(decision)
         self.recent.add(decision)

@@ -56,6 +56,7 @@ class Queueing:
         self._metrics, self._pool = metrics, pool
         self._hold((FAIRNESS_ID, PRIORITY, "", "", pool), 0, 0)  # there from the start
         self._waiting: dict[Waiter, tuple[asyncio.Future[bool], tuple[str, ...]]] = {}
+        self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
@@ -69,10 +70,11 @@ class Queueing:
         held_bytes = body_bytes + _WAITER_BYTES + 8 * len(request.blocks)
         flow = headers.get(FAIRNESS_HEADER, "")[:_FLOW_CHARACTERS]
         labels = *self._metrics.requests.flow_labels(request, flow), self._pool
+        began_s = self._clock.mono_s()
         try:
             found = self.binding.decide(
                 request,
-                self._clock.mono_s(),
+                began_s,
                 self._clock.wall_s(),
                 flow=flow,
                 ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
@@ -83,6 +85,7 @@ class Queueing:
             raise
         if isinstance(found, Waiter):
             return await self._settled(found, labels, held_bytes - body_bytes)
+        self._schedule_seconds.observe(self._clock.mono_s() - began_s)
         self._count(labels, None, 0.0)
         return found
 
@@ -114,7 +117,12 @@ class Queueing:
         self._end(waiter)
 
     def _poll(self) -> None:
-        self._settle(self.binding.poll(self._clock.mono_s(), self._clock.wall_s()))
+        began_s = self._clock.mono_s()
+        settled = self.binding.poll(began_s, self._clock.wall_s())
+        decided = sum(waiter.decision is not None for waiter in settled)
+        for _ in range(decided):
+            self._schedule_seconds.observe((self._clock.mono_s() - began_s) / decided)
+        self._settle(settled)
         self._set_timer()
 
     def _settle(self, waiters: list[Waiter]) -> None:

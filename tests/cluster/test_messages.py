@@ -128,6 +128,7 @@ FRAME = {
     "failures": [("chat", "a:1", "status 500", "d-1", 1.0, 1)],
     "weights": [],
     "words": [],
+    "queue": [(1, "tenant", "a:1", 2, 0.5)],
 }
 
 

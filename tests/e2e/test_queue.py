@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from aiohttp import ClientTimeout
 from rich.console import Console
 
+from epp.envoy.settings import Variant
 from epp.ops.top import drawn
 from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
 from tests.kit.browser import chromium
@@ -55,12 +57,18 @@ class Busy(Engine):
 
 
 @asynccontextmanager
-async def full(folder: Path, **queue: float) -> AsyncIterator[tuple[EngineServing, Busy]]:
+async def full(
+    folder: Path, *, variant: Variant = Variant.STANDALONE, drain_s: float = 60.0, **queue: float
+) -> AsyncIterator[tuple[EngineServing, Busy]]:
     """A picker with a queue, and one engine that has long prompts to read."""
     engine = Busy()
-    section = {"enabled": True, "ttl_s": 60.0, **queue}
-    envoy = {"queue_wait_s": 60.0}
-    async with EngineServing(folder, [engine], queue=section, envoy=envoy, drain_s=60) as serving:
+    options: dict[str, Any] = {
+        "queue": {"enabled": True, "ttl_s": 60.0, **queue},
+        "envoy": {"queue_wait_s": 60.0, "stall_limit_s": 1.0},
+        "variant": variant,
+        "drain_s": drain_s,
+    }
+    async with EngineServing(folder, [engine], **options) as serving:
         long = [asyncio.ensure_future(serving.chat(f"{n} {LONG}")) for n in range(4)]
         await until(lambda: len(engine.asked) == 4)
         try:
@@ -178,10 +186,49 @@ async def test_a_picker_that_drains_lets_go_what_waits(tmp_path: Path) -> None:
         assert (await second)[0] == 200
 
 
-async def test_what_waits_in_a_picker_that_is_killed_goes_on_by_envoys_fallback(tmp_path: Path) -> None:
+async def test_what_still_waits_near_the_end_of_a_drain_is_refused(tmp_path: Path) -> None:
+    async with full(tmp_path, drain_s=3.0) as (serving, _):
+        second = asyncio.ensure_future(asked(serving))
+        await waits(serving)
+        serving.picker.signal(signal.SIGTERM)
+        answer = await second
+        assert (answer.status, answer.headers[REASON]) == (503, "rejected-shutting-down")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_waits_in_a_picker_that_dies_or_freezes_goes_on_by_envoys_fallback(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     async with full(tmp_path) as (serving, engine):
         second = asyncio.ensure_future(serving.chat("hello"))
         await waits(serving)
-        await serving.picker.kill()
+        serving.picker.signal(how)
+        await until(lambda: len(engine.asked) == 5)
         engine.free.set()
         assert (await second)[0] == 200
+        if how is signal.SIGSTOP:
+            serving.picker.signal(signal.SIGCONT)
+
+
+async def test_in_full_duplex_nothing_waits_unless_it_is_asked_for(tmp_path: Path) -> None:
+    async with full(tmp_path, variant=Variant.FULL_DUPLEX) as (serving, engine):
+        second = asyncio.ensure_future(serving.chat("hello"))
+        await until(lambda: len(engine.asked) == 5)
+        await waits(serving, 0)
+        engine.free.set()
+        assert (await second)[0] == 200
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_waits_in_full_duplex_in_a_picker_that_dies_or_freezes_may_come_again(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    async with full(tmp_path, variant=Variant.FULL_DUPLEX, full_duplex=True) as (serving, engine):
+        second = asyncio.ensure_future(asked(serving))
+        await waits(serving)
+        serving.picker.signal(how)
+        answer = await second
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert len(engine.asked) == 4
+        if how is signal.SIGSTOP:
+            serving.picker.signal(signal.SIGCONT)

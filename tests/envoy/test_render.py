@@ -9,7 +9,12 @@ import pytest
 import yaml
 
 from epp.cli import main
+from epp.config.eds import REPLICAS
+from epp.config.listen import Listen
+from epp.config.schema import Config, QueueSection
 from epp.envoy.bootstrap import bootstrap, tree_of
+from epp.envoy.clusters import PICKER
+from epp.envoy.command import settings_from_config
 from epp.envoy.examples import EDS_PATH, ENDPOINTS, FOLDER, examples
 from epp.envoy.prepared import prepared
 from epp.envoy.process import find_envoy, version_of
@@ -156,6 +161,30 @@ def test_contradictions_are_refused(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         render(EnvoySettings(**({"endpoints": ENDPOINTS} | changes)))
     assert caught.value.key == key
+
+
+def test_the_usual_envoy_is_that_of_the_usual_configuration() -> None:
+    """And so is filled in, not rendered."""
+    usual = EnvoySettings(endpoints=(), first_token_host="127.0.0.1")
+    assert settings_from_config(Config(), ()) == usual
+
+
+@pytest.mark.parametrize(("max_requests", "wanted"), [(5_000, 10_000), (20_000, 40_000)])
+def test_an_envoy_lets_as_many_requests_wait_as_long_as_the_picker_does(
+    max_requests: int, wanted: int
+) -> None:
+    queue = QueueSection(max_requests=max_requests, ttl_s=60.0)
+    listen = Listen(stall_limit_s=8.0)
+    text = render(settings_from_config(Config(queue=queue, listen=listen), ENDPOINTS))
+    assert "max_message_timeout: 66s" in text
+    clusters = {each["name"]: each for each in yaml.safe_load(text)["static_resources"]["clusters"]}
+    for name in (REPLICAS, PICKER):
+        (limits,) = clusters[name]["circuit_breakers"]["thresholds"]
+        assert (limits["max_requests"], limits["max_pending_requests"]) == (wanted, wanted)
+        assert limits["max_connections"] == 3 * wanted
+    (options,) = clusters[PICKER]["typed_extension_protocol_options"].values()
+    ping = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    assert ping == {"interval": "4s", "timeout": "4s"}, "found within the limit"
 
 
 def config_folder(folder: Path) -> Path:

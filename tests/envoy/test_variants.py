@@ -35,7 +35,7 @@ async def until_back(rig: Rig) -> None:
 
 async def until_settled(rig: Rig) -> Answer:
     """Full duplex notices a dead picker by its health check; until then a request with a body fails."""
-    while (answer := await rig.ask()).status == 500:
+    while (answer := await rig.ask()).status == 503:
         assert rig.settings.variant is Variant.FULL_DUPLEX
         await asyncio.sleep(0.02)
     return answer

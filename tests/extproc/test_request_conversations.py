@@ -73,7 +73,7 @@ def test_duplex_answers_headers_before_the_body_and_neither_before_the_pick() ->
     talk = opened(DUPLEX, expect=[])
     talk.send(request_body(b'{"a"'), expect=[])
     talk.send(request_body(b":1}", end=True))
-    assert talk.asked() == HttpRequest("POST", POST[":path"], POST, b'{"a":1}')
+    assert talk.asked() == HttpRequest("POST", POST[":path"], POST, b'{"a":1}', full_duplex=True)
     outputs = talk.pick(expect=["request_headers", "request_body"])
     assert carries_pick(reply_of(outputs, "request_headers"))
     assert streamed(outputs, "request_body") == (b'{"a":1}', [True])

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from epp.config.federation import Federation
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
-from epp.config.schema import Config, Nats, Prefix
+from epp.config.schema import Config, Nats, Prefix, QueueSection
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.envoy_dump import Envoy
@@ -166,6 +166,41 @@ MISTAKES: list[tuple[Any, str, Severity]] = [
     (lambda d: d.route.pop("request_body_buffer_limit"), "no limit on buffered", Severity.ADVICE),
     (lambda d: d.admin.update(address="0.0.0.0"), "admin interface listens on 0.0.0.0", Severity.WARNING),
 ]
+
+
+WAITS = QueueSection(enabled=True)  # 30 s, and 3 s for engines' models
+ASKED_FOR = QueueSection(enabled=True, full_duplex=True)
+DUPLEX = {"request_body_mode": "FULL_DUPLEX_STREAMED"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "queue", "words"),
+    [
+        (lambda _: None, WAITS, ["and Envoy grants 0 s (max_message_timeout)"]),
+        (lambda d: d.ext_proc.update(max_message_timeout="33s"), WAITS, ["and Envoy grants 33 s"]),
+        (lambda d: d.ext_proc.update(max_message_timeout="36s"), WAITS, []),
+        (lambda d: d.mode.update(DUPLEX), WAITS, ["requests do not wait for room"]),
+        (lambda d: d.mode.update(DUPLEX), ASKED_FOR, []),
+        (
+            lambda d: (d.mode.update(DUPLEX), d.route["route"].update(idle_timeout="15s")),
+            ASKED_FOR,
+            ["route replicas ends one that is idle for 15 s"],
+        ),
+        (
+            lambda d: (d.mode.update(DUPLEX), d.manager.update(stream_idle_timeout="0s")),
+            QueueSection(enabled=True, full_duplex=True, ttl_s=600.0),
+            [],
+        ),
+    ],
+)
+def test_an_envoy_that_does_not_let_requests_wait_is_found(
+    spoil: Any, queue: QueueSection, words: list[str]
+) -> None:
+    dump = Dump()
+    spoil(dump)
+    found = dump.found(config=config(queue=queue))
+    assert len(found) == len(words)
+    assert all(word in finding.what for word, finding in zip(words, found, strict=True))
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:

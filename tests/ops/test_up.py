@@ -21,6 +21,7 @@ from aiohttp import web
 
 from epp.cli import main
 from epp.config.address import join_address
+from epp.config.load import parse_config
 from epp.config.schema import Scrape
 from epp.envoy.child import Child
 from epp.errors import EppError
@@ -205,6 +206,7 @@ async def test_the_files_that_it_writes_serve_alike_from_any_folder(
         before = (folder / "envoy.yaml").read_text()
         assert main(render[1:]) == 0
         assert (folder / "envoy.yaml").read_text() == before
+        assert parse_config((folder / "epp.yaml").read_bytes(), "epp.yaml").queue.enabled
         assert (folder / "key").stat().st_mode & 0o777 == 0o600
         ready = tmp_path / "ready.json"
         async with Child("serve", [*serve[1:], "--ready-file", str(ready)], tmp_path) as picker:

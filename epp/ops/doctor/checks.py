@@ -44,6 +44,7 @@ _BY_AREA: dict[str, tuple[Callable[[Context], Findings], ...]] = {
         envoy.modes,
         envoy.failures,
         envoy.message_timeout,
+        envoy.waits,
         envoy.metadata,
         envoy.reporting,
         envoy.route_timeouts,

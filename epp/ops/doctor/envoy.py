@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MESSAGE_TIMEOUT_S = 0.2
 #: Default of a route's timeout, which counts to the end of the answer, and one that is too short for that.
 ROUTE_TIMEOUT_S, SHORT_S = 15.0, 120.0
+#: Default of a connection manager's `stream_idle_timeout`, which counts what a request waits in the picker.
+IDLE_TIMEOUT_S = 300.0
 #: Default of Envoy's circuit breakers.
 DEFAULT_REQUESTS = 1024
 _RETRIED = {"connect-failure", "5xx", "gateway-error", "reset", "reset-before-request"}
@@ -110,6 +112,40 @@ def message_timeout(context: Context) -> Findings:
                 "a long prompt on a busy machine goes on unpicked",
                 "set message_timeout to about 0.25s",
             )
+
+
+def waits(context: Context) -> Findings:
+    """Check that requests can wait in the picker for as long as its configuration says."""
+    config = context.config
+    if not config.queue.enabled:
+        return
+    longest_s = config.queue.ttl_s + config.request.model_wait_s
+    what = f"requests may wait {longest_s:g} s in the picker (queue.ttl_s and request.model_wait_s)"
+    for asked in context.envoy.asked:
+        full_duplex = asked.mode.get("request_body_mode") == "FULL_DUPLEX_STREAMED"
+        granted_s = seconds(asked.ext_proc.get("max_message_timeout"), 0.0)
+        if full_duplex and not config.queue.full_duplex:
+            yield advice(
+                "requests do not wait for room: this Envoy asks in full duplex",
+                "they go to engines that have none, and queue there",
+                "set queue.full_duplex: true, and know that what waits fails with the picker",
+            )
+            continue
+        if not full_duplex and granted_s <= longest_s:
+            yield error(
+                f"{what}, and Envoy grants {granted_s:g} s (max_message_timeout)",
+                "it goes on without a pick when its message timeout is over",
+                f"set max_message_timeout to more than {longest_s:g}s, or lower queue.ttl_s",
+            )
+        for name, route, _ in asked.routes:
+            idle = at(route, "route.idle_timeout", asked.manager.get("stream_idle_timeout"))
+            idle_s = seconds(idle, IDLE_TIMEOUT_S)
+            if 0.0 < idle_s <= longest_s:
+                yield error(
+                    f"{what}, and route {name} ends one that is idle for {idle_s:g} s",
+                    "Envoy answers 504 to what still waits then",
+                    f"set idle_timeout of the route to more than {longest_s:g}s, or lower queue.ttl_s",
+                )
 
 
 def metadata(context: Context) -> Findings:

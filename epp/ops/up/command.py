@@ -146,6 +146,7 @@ def _wanted(arguments: argparse.Namespace, claims: ExitStack) -> Wanted:
         "pool": {"file": "endpoints.yaml"},
         "listen": listen,
         "request": {"tell_endpoint": True},
+        "queue": {"enabled": True},
         **({"scrape": scrape} if scrape else {}),
         **({"records": {"folder": str(arguments.record.absolute())}} if arguments.record else {}),
     }

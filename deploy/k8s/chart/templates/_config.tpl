@@ -21,7 +21,7 @@
 {{- /* Other Envoys wait no longer when they are asked to. */ -}}
 {{- $_ := set $request "model_wait_s" 0.1 -}}
 {{- end -}}
-{{- $config := dict "listen" $listen "request" $request -}}
+{{- $config := dict "listen" $listen "request" $request "queue" (dict "enabled" .Values.standalone.enabled) -}}
 {{- $e := .Values.endpoints -}}
 {{- $kubernetes := dict "namespace" .Release.Namespace "watch_nodes" $e.regionFromNodeLabel -}}
 {{- if eq $e.from "inferencePool" -}}
@@ -103,6 +103,16 @@
 {{- define "gorgo-epp.messageTimeout" -}}
 {{- $ms := max 250 (add 200 (ceil (dig "tokens" "budget_ms" 50 .Values.config))) -}}
 {{- printf "%d.%03ds" (div $ms 1000) (mod $ms 1000) -}}
+{{- end -}}
+
+{{/* How much longer Envoy waits where the picker asks for it: for engines' models, and then for room. */}}
+{{- define "gorgo-epp.longestWait" -}}
+{{- printf "%ds" (add 6 (ceil (dig "queue" "ttl_s" 30 .Values.config))) -}}
+{{- end -}}
+
+{{/* Requests in flight at once: twice as many as may wait. */}}
+{{- define "gorgo-epp.requests" -}}
+{{- max 10000 (mul 2 (dig "queue" "max_requests" 5000 .Values.config)) -}}
 {{- end -}}
 
 {{/* Patterns of the paths that the configuration opens beside those of APIs. */}}

@@ -1,0 +1,94 @@
+"""Requests that wait in a picker without a socket: what it asks the proxy for, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epp.extproc.types import Destination, HttpRequest
+from epp.schedule.waiting import Wait, in_time
+from epp.types import Endpoint
+from tests.kit.apps import app_of
+from tests.kit.clock import ManualClock
+from tests.kit.replicas import metric
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+ENGINE = "10.0.0.1:8000"
+PROCESSING, SCHEDULING = (
+    "llm_d_epp_request_processing_duration_seconds",
+    "llm_d_epp_scheduler_e2e_duration_seconds",
+)
+
+
+@dataclass
+class Waiting:
+    """A picker with a queue, before one engine that has long prompts to read."""
+
+    folder: Path
+    queue: dict[str, Any] = field(default_factory=dict)
+    models: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.clock = ManualClock(100.0)
+        self.app = app_of(self.folder, self.clock, queue={"enabled": True, **self.queue})
+        self.scheduler = self.app.scheduler
+        self.scheduler.set_pool([Endpoint(ENGINE, models=self.models)], self.clock.mono_s())
+        self.scheduler.datastore.ledger.reserve("long", 0, 200_000, 200_000, self.clock.mono_s(), sequences=4)
+
+    def ask(self, *, full_duplex: bool = False) -> Any:
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+        request = HttpRequest("POST", "/v1/chat/completions", {}, body, full_duplex=full_duplex)
+        return self.app.director.direct(request, since_s=self.clock.mono_s())
+
+    async def total(self, name: str) -> tuple[float, float]:
+        """How often and how long, by a histogram."""
+        text = (await self.app.metrics.page()).decode()
+        return metric(text, f"{name}_count"), metric(text, f"{name}_sum")
+
+
+async def test_what_a_request_waits_is_no_time_of_the_pickers(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    asked = asyncio.ensure_future(in_time(waiting.ask()))
+    await asyncio.sleep(0)
+    waiting.clock.advance(5.0)
+    waiting.scheduler.datastore.ledger.end("long")
+    assert isinstance(await asked, Destination)
+    assert await waiting.total("epp_queue_seconds") == (1, 5.0)
+    assert await waiting.total(PROCESSING) == (1, 0.0)
+    assert await waiting.total(SCHEDULING) == (1, 0.0)
+
+
+@pytest.mark.parametrize(("asks", "waits"), [({}, False), ({"full_duplex": True}, True)])
+async def test_in_full_duplex_requests_wait_only_where_the_configuration_asks_for_it(
+    tmp_path: Path, asks: dict[str, Any], waits: bool
+) -> None:
+    answer = first_step(Waiting(tmp_path, asks).ask(full_duplex=True))
+    assert isinstance(answer, Wait if waits else Destination)
+
+
+async def test_the_first_wait_asks_for_the_time_of_those_that_may_follow(tmp_path: Path) -> None:
+    """A proxy grants more time once."""
+    waiting = Waiting(tmp_path, {"ttl_s": 20.0}, models=frozenset({"another"}))
+    waiting.app.director.model_lists.engines[ENGINE] = asyncio.Event().wait
+    for full_duplex, longest_s in ((False, 3.0 + 20.0), (True, 3.0)):
+        wait = first_step(waiting.ask(full_duplex=full_duplex))
+        assert isinstance(wait, Wait)
+        assert wait.longest_s == longest_s
+
+
+def first_step(steps: Coroutine[Wait[Any], Any, Any]) -> object:
+    """What a request waits for, or its answer."""
+    try:
+        wait = steps.send(None)
+    except StopIteration as ended:
+        return ended.value
+    wait.cancel()
+    steps.close()
+    return wait
