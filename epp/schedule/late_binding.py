@@ -21,6 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.errors import NoEndpointError, NotAdmittedError
+from epp.schedule.admission import is_below_limit
 from epp.schedule.filters import Candidates
 from epp.schedule.queue import ANY, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
@@ -138,17 +139,21 @@ class LateBinding:
     Args:
         scheduler: decides where.
         settings: how long requests wait.
+        saturation: measures the pool, for limits of it.
 
     Attributes:
         queue: what waits.
         on_ready: called, once until the next `poll`, when something may have room.
     """
 
-    def __init__(self, scheduler: Scheduler, settings: QueueSection) -> None:
+    def __init__(
+        self, scheduler: Scheduler, settings: QueueSection, saturation: Callable[[float], float]
+    ) -> None:
         self.queue = RequestQueue(settings)
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
+        self._saturation, self._looks = saturation, 0
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -196,13 +201,15 @@ class LateBinding:
             NotAdmittedError: the queue is full.
         """
         self._asked_s[request.priority] = now_s
-        deadline_s = now_s + ttft_slo_s if ttft_slo_s else math.inf
-        expires_s = now_s + self._settings.ttl_s
-        waiter = Waiter(request, flow, held_bytes, now_s, ANY, ANY, 0.0, deadline_s, expires_s)
+        self._looks += 1
+        settings, band = self._settings, self._settings.of(request.priority)
+        deadline_s = now_s + ttft_slo_s if ttft_slo_s and band.ordering == "slo-deadline" else math.inf
+        ttl_s = band.ttl_s if len(self._datastore) else settings.empty_ttl_s or band.ttl_s
+        waiter = Waiter(request, flow, held_bytes, now_s, ANY, ANY, 0.0, deadline_s, now_s + ttl_s)
         try:
             found = self._scheduler.locate(request, now_s)
         except NoEndpointError as error:
-            if error.rule not in _PASSING:
+            if error.rule not in _PASSING or self.queue.is_full(waiter):
                 raise
             self.queue.put(waiter)
             return waiter
@@ -210,22 +217,25 @@ class LateBinding:
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
         crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
-        if not (is_peer or self._room.is_open(slot, seen, crowd, now_s)):  # at a peer its own picker queues
+        if settings.limits or not (is_peer or self._room.is_open(slot, seen, crowd, now_s)):
+            # at a peer its own picker queues
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
-            if patience_s or not open_slots:
+            behind = settings.limits and self.queue.ahead_of(request.priority)
+            if patience_s or not open_slots or behind:
                 waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
-                waiter.expires_s = min(expires_s, deadline_s - least_s)
+                if not settings.limits:
+                    waiter.expires_s = min(waiter.expires_s, deadline_s - least_s)
                 self.queue.put(waiter)
                 return waiter
-            measured = self._scheduler.measure(
-                measured.request, _only(found, open_slots, self._datastore), now_s
-            )
-            decision = self._scheduler.schedule(measured, now_s, wall_s)
+            if len(open_slots) < len(found.slots):
+                allowed = _only(found, open_slots, self._datastore)
+                measured = self._scheduler.measure(measured.request, allowed, now_s)
+                decision = self._scheduler.schedule(measured, now_s, wall_s)
         self._scheduler.reserve(decision, measured, now_s)
         self.queue.served(
-            request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens
+            request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens, now_s
         )
         return decision
 
@@ -260,6 +270,7 @@ class LateBinding:
             return is_open[band]
 
         for _ in range(MOST_TURNS):
+            self._looks += 1
             if (turn := self.queue.take(open_to)) is None:
                 return settled
             try:
@@ -301,7 +312,7 @@ class LateBinding:
             best = int(allowed.slots[decision.chosen])
         scheduler.reserve(decision, measured, now_s)
         waiter.decision = decision
-        self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
+        self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens, now_s)
         return best
 
     def leave(self, waiter: Waiter, now_s: float) -> None:
@@ -335,7 +346,11 @@ class LateBinding:
 
     def _open(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that are open to a band."""
-        return self._room.open(slots, self._crowd(band, now_s), now_s)
+        if (limits := self._settings.limits) is None:
+            return self._room.open(slots, self._crowd(band, now_s), now_s)
+        bands = {0, band, *self._asked_s, *(its.priority for its in self._settings.bands)}
+        below = is_below_limit(self._saturation(now_s), limits, band, bands, self._looks)
+        return set(slots.tolist()) if below else set()
 
     def _crowd(self, band: int, now_s: float) -> _Crowd:
         """Count what waits in a band and those above it, for each engine."""

@@ -34,11 +34,12 @@ class Conversation:
     engines: tuple[str, ...] = (FIRST, SECOND)
     now_s: float = 0.0
     woken: int = 0
+    saturated: float = 0.0
 
     def __post_init__(self) -> None:
         self.scheduler = picker_of("gorgo-ms", pool=[])
         self.pool(*self.engines)
-        self.binding = LateBinding(self.scheduler, self.section)
+        self.binding = LateBinding(self.scheduler, self.section, lambda _: self.saturated)
         self.binding.on_ready = self._woken
 
     def _woken(self) -> None:

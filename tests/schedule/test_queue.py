@@ -47,7 +47,7 @@ def taken(made: RequestQueue, open_slots: Collection[int] = BOTH) -> list[str]:
     """Name what is taken, in order, each charged to its flow."""
     names = []
     while (one := made.take(lambda _: open_slots)) is not None:
-        made.served(one.request.priority, one.flow, one.tokens)
+        made.served(one.request.priority, one.flow, one.tokens, one.came_s)
         names.append(one.request.decision_id)
     return names
 
@@ -71,7 +71,7 @@ def test_a_flow_that_comes_late_has_saved_up_no_turns() -> None:
     for _ in range(3):
         one = made.take(lambda _: BOTH)
         assert one is not None
-        made.served(0, "a", one.tokens)
+        made.served(0, "a", one.tokens, 0.0)
     for n in range(3):
         made.put(waiter(f"b{n}", flow="b"))
     assert taken(made) == ["b0", "a3", "b1", "a4", "b2", "a5"]
@@ -79,7 +79,7 @@ def test_a_flow_that_comes_late_has_saved_up_no_turns() -> None:
 
 def test_what_goes_without_waiting_counts_as_a_turn() -> None:
     made = queue(waiter("a", flow="a"), waiter("b", flow="b"))
-    made.served(0, "a", 1_000.0)
+    made.served(0, "a", 1_000.0, 0.0)
     assert taken(made) == ["b", "a"]
 
 
@@ -145,5 +145,5 @@ def test_who_leaves_frees_its_place() -> None:
 def test_flows_without_requests_are_forgotten() -> None:
     made = queue(waiter("stays"))
     for n in range(5_000):
-        made.served(0, f"flow{n}", 10.0)
+        made.served(0, f"flow{n}", 10.0, 0.0)
     assert len(made._bands[0].flows) < 1_100
