@@ -22,7 +22,7 @@ flowControl:
   maxBytes: 10Gi
   maxRequests: 1k
   defaultRequestTTL: 20s
-  noEndpointRequestTTL: 2m
+  noEndpointRequestTTL: 1s
   defaultNegativePriorityBand: {{maxRequests: "1"}}
   priorityBands:
   - {{priority: 9, maxRequests: 500, maxBytes: 1M, fairnessPolicyRef: round-robin-fairness-policy, orderingPolicyRef: deadlines}}

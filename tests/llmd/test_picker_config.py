@@ -241,13 +241,13 @@ def test_flow_control_s_bands_limits_and_detector_become_the_queue_s() -> None:
     made = read(BANDS).config
     plain = {"fairness": "global-strict", "ordering": "fcfs", "ttl_s": 20.0}
     assert made.queue == QueueSection(
-        enabled=True, patience=0.0, **plain, empty_ttl_s=120.0, total_requests=1000, total_bytes=10 * 2**30,
+        enabled=True, patience=0.0, **plain, empty_ttl_s=1.0, total_requests=1000, total_bytes=10 * 2**30,
         bands=[QueueBand(priority=9, fairness="round-robin", ordering="slo-deadline", ttl_s=20.0,
                          max_requests=500, max_bytes=10**6)],
         negative=BandSettings(**plain, max_requests=1),
         limits=Limits(policy="priority-holdback", min_ceiling=0.5),
     )  # fmt: skip
-    assert made.queue.longest_s == 120.0
+    assert made.queue.longest_s == 20.0
     assert made.saturation.running_requests == 2
     made = read(PROGRAMS).config
     assert (made.queue.of(7).fairness, made.queue.las_half_life_seconds) == ("program-aware", 30.0)
