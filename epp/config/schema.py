@@ -93,12 +93,12 @@ class BandSettings(Section, frozen=True):
     """How the requests of one priority wait.
 
     Attributes:
-        fairness: whose turn it is among the flows of a priority. `tokens`: that of the one that was served the
-            fewest, counted while any waits. `program-aware`: likewise, by what it was served lately and by how
-            long its first request waits. `round-robin`: each in turn, by name. `global-strict`: they are one.
+        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest tokens
+            while others waited. `program-aware`: the one that was served the fewest lately, and whose first
+            request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
         las_weight_service: what the service counts for `program-aware`.
         las_weight_head_wait: what the wait counts.
-        las_half_life_seconds: after this time half as much of what was served counts; 0 for never.
+        half_life_s: after this time half as much of what was served counts; 0 for never.
         ordering: of a flow's requests. `slo-deadline`: by `x-llm-d-slo-ttft-ms`, then by arrival. `fcfs`: by
             arrival, and deadlines count for nothing. `edf`: by the end of `ttl_s`, which is the same.
         ttl_s: longest wait; then it is refused with 429.
@@ -109,7 +109,7 @@ class BandSettings(Section, frozen=True):
     fairness: Literal["tokens", "program-aware", "round-robin", "global-strict"] = "tokens"
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
-    las_half_life_seconds: NotNegative = 60.0
+    half_life_s: NotNegative = 60.0
     ordering: Literal["slo-deadline", "fcfs", "edf"] = "slo-deadline"
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000
@@ -120,7 +120,7 @@ class QueueBand(BandSettings, frozen=True, kw_only=True):
     """A priority that waits by settings of its own.
 
     Attributes:
-        priority: which.
+        priority: the priority that waits by these settings.
     """
 
     priority: int
@@ -130,16 +130,18 @@ class Limits(Section, frozen=True):
     """A priority is served while the pool's saturation (`saturation`) is below its limit. Source [E].
 
     Attributes:
-        policy: how limits are made. `static-usage-limit`: one for all. `priority-holdback`: lower ones for lower
-            priorities. `soft-reflective-ceiling`: the highest priority is served up to 1, the lower ones in
-            fewer looks the fuller the pool is.
+        policy: how limits are made. `static-usage-limit`: one for all. `priority-holdback`: lower ones for
+            lower priorities. `soft-reflective-ceiling`: the highest priority is served up to 1, and the lower
+            ones in fewer looks the fuller the pool is.
         threshold: the static limit.
         min_ceiling: limit of the lowest priority, of 0, those that `bands` name and those that came.
         max_ceiling: limit of the highest.
         domain: limits of those between: by `rank` in equal steps, or by the priority's `value`.
     """
 
-    policy: Literal["static-usage-limit", "priority-holdback", "soft-reflective-ceiling"] = "static-usage-limit"
+    policy: Literal["static-usage-limit", "priority-holdback", "soft-reflective-ceiling"] = (
+        "static-usage-limit"
+    )
     threshold: NotNegative = 1.0
     min_ceiling: Share = 0.0
     max_ceiling: Share = 1.0

@@ -1,7 +1,7 @@
 """llm-d's flow control: what its section and its policies mean in our section `queue`. Source [E].
 
-Its dispatch is kept: while the pool's saturation is below a priority's limit the first request is scheduled as if
-it had just come. So no request waits for the engine that serves it best (`patience`).
+Its dispatch is kept: while the pool's saturation is below a priority's limit the first request is scheduled
+as if it had just come. So no request waits for the engine that serves it best (`patience`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from epp.llmd.picker_config import FlowControl, PriorityBand
 
+#: What no time to live means here: Envoy is asked for so much.
 _A_DAY_S = 86_400.0
 
 

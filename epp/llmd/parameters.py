@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
-from epp.config.section import NotNegative, Share
+from epp.config.section import NotNegative, Share  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.llmd.flags import duration_s
 from epp.llmd.picker_config import PARSERS
 from epp.llmd.policies.filters import Filters
@@ -303,7 +303,7 @@ class _ProgramAware(Parameters, frozen=True):
     fairness: Literal["", "las"] = msgspec.field(default="las", name="strategy")
     las_weight_service: NotNegative = 0.8
     las_weight_head_wait: NotNegative = 0.2
-    las_half_life_seconds: NotNegative = 60.0
+    half_life_s: NotNegative = msgspec.field(default=60.0, name="lasHalfLifeSeconds")
 
 
 class _StaticLimit(Parameters, frozen=True):

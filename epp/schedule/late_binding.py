@@ -221,8 +221,7 @@ class LateBinding:
             # at a peer its own picker queues
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
-            behind = settings.limits and self.queue.ahead_of(request.priority)
-            if patience_s or not open_slots or behind:
+            if patience_s or not open_slots or (settings.limits and self.queue.ahead_of(request.priority)):
                 waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
                 if not settings.limits:

@@ -1,13 +1,13 @@
 """Keep requests that wait, and say whose turn it is.
 
 Owns order and bounds, and knows no engine: what a request waits for is a target, one engine or any of a set.
-A turn goes to the highest band; within it, as its settings say, to the flow that has been served least
-(start-time fair queueing over tokens, or over turns, which is round robin), of those with a request for a target
-that is open; within the flow to the earliest deadline, else to who came first. A flow that comes back is served
-as one that has had its share: nobody saves up turns, but by what they attained in the last minutes.
+A turn goes to the highest band; within it to the flow that has been served least (start-time fair queueing
+over tokens, or over turns: round robin), of those with a request for a target that is open; within the flow
+to the earliest deadline, else to who came first. A flow that comes back is served as one that has had its
+share: nobody saves up turns, except where a band counts what was served lately.
 
-Every operation takes time logarithmic in what waits, but for shifts within sorted lists, and for a look at each
-flow where turns go by attained service.
+Every operation takes time logarithmic in what waits, but for shifts within sorted lists; with that exception
+it looks at each flow.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ class _Band:
 
 def _scaled(values: Floats) -> Floats:
     """Scale to 0 for the least and 1 for the most."""
-    return (values - values.min()) / (np.ptp(values) or 1.0)
+    scaled: Floats = (values - values.min()) / (np.ptp(values) or 1.0)
+    return scaled
 
 
 def _has(target: Target, slots: Collection[int]) -> bool:
@@ -241,7 +242,7 @@ class RequestQueue:
         self._bands: dict[int, _Band] = {}
         self._due: list[tuple[float, int, Waiter]] = []
         self._numbers = 0
-        #: By flow the logarithm of what it was served, later tokens doubled for each half-life: no clock is asked.
+        #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
         self._attained: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -314,7 +315,7 @@ class RequestQueue:
         """Count a request that went: for those of its band that wait, or for what its flow attained."""
         settings = self.settings.of(priority)
         if settings.fairness == "program-aware":
-            now = math.log2(max(tokens, 1.0)) + now_s / (settings.las_half_life_seconds or math.inf)
+            now = math.log2(max(tokens, 1.0)) + now_s / (settings.half_life_s or math.inf)
             self._attained[flow] = float(np.logaddexp2(self._attained.pop(flow, _NEVER), now))
             if len(self._attained) > _ATTAINED_FLOWS:
                 del self._attained[next(iter(self._attained))]

@@ -232,14 +232,18 @@ def test_flow_control_s_defaults_are_llm_ds() -> None:
         enabled=True, patience=0.0, fairness="global-strict", ordering="fcfs", ttl_s=60.0, empty_ttl_s=60.0,
         negative=BandSettings(fairness="global-strict", ordering="fcfs", ttl_s=60.0), limits=Limits(),
     )  # fmt: skip
-    assert (queue.max_requests, queue.max_bytes, queue.limits and queue.limits.threshold) == (5000, 10**9, 1.0)
+    assert (queue.max_requests, queue.max_bytes, queue.limits and queue.limits.threshold) == (
+        5000,
+        10**9,
+        1.0,
+    )
     waits_long = config_of([], featureGates=["flowControl"], flowControl={"defaultRequestTTL": "0s"}).config
     assert (waits_long.policy.name, waits_long.queue.ttl_s) == ("llm-d", 86_400.0)
 
 
 def test_flow_control_s_bands_limits_and_detector_become_the_queue_s() -> None:
     made = read(BANDS).config
-    plain = {"fairness": "global-strict", "ordering": "fcfs", "ttl_s": 20.0}
+    plain: dict[str, Any] = {"fairness": "global-strict", "ordering": "fcfs", "ttl_s": 20.0}
     assert made.queue == QueueSection(
         enabled=True, patience=0.0, **plain, empty_ttl_s=1.0, total_requests=1000, total_bytes=10 * 2**30,
         bands=[QueueBand(priority=9, fairness="round-robin", ordering="slo-deadline", ttl_s=20.0,
@@ -250,7 +254,7 @@ def test_flow_control_s_bands_limits_and_detector_become_the_queue_s() -> None:
     assert made.queue.longest_s == 20.0
     assert made.saturation.running_requests == 2
     made = read(PROGRAMS).config
-    assert (made.queue.of(7).fairness, made.queue.las_half_life_seconds) == ("program-aware", 30.0)
+    assert (made.queue.of(7).fairness, made.queue.half_life_s) == ("program-aware", 30.0)
     assert made.queue.limits == Limits(policy="soft-reflective-ceiling")
     ungated = read(BANDS.replace("flowControl]", "flowControl=false]"))
     assert not ungated.config.queue.enabled
@@ -277,7 +281,10 @@ def _gated(**flow_control: Any) -> dict[str, Any]:
         (_gated(usageLimitPolicyPluginRef="fcfs-ordering-policy"), "no policy plugin is named 'fcfs"),
         (_gated(maxBytes="much"), "'much' is not a size"),
         (_gated(maxbytes=1), "flowControl.maxbytes: unknown key"),
-        ({"plugins": [{"type": "program-aware-fairness", "parameters": {"strategy": "turn-priority"}}]}, "strategy"),
+        (
+            {"plugins": [{"type": "program-aware-fairness", "parameters": {"strategy": "turn-priority"}}]},
+            "strategy",
+        ),
         ({"apiVersion": "v1"}, "llm-d.ai/v1alpha1"),
         ({"saturationDetector": {"pluginRef": "nobody"}}, "no plugin is named 'nobody'"),
         (

@@ -270,7 +270,9 @@ def test_a_lower_limit_holds_back_a_lower_priority_alone() -> None:
     assert names(talk.poll()) == ["low"]
 
 
-@pytest.mark.parametrize(("ordering", "order"), [("slo-deadline", ["soon", "first"]), ("fcfs", ["first", "soon"])])
+@pytest.mark.parametrize(
+    ("ordering", "order"), [("slo-deadline", ["soon", "first"]), ("fcfs", ["first", "soon"])]
+)
 def test_beside_limits_a_deadline_orders_at_most_and_drops_nobody(ordering: Any, order: list[str]) -> None:
     talk = Conversation(replace(LIMITED, ordering=ordering), saturated=1.0)
     talk.ask("first")

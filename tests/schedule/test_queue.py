@@ -100,7 +100,9 @@ def test_in_a_round_robin_flows_take_turns_by_name_and_who_comes_late_has_the_tu
 
 
 def test_where_priorities_alone_are_fair_all_flows_are_one() -> None:
-    made = queue(waiter("b0", flow="b"), waiter("b1", flow="b"), waiter("a0", flow="a"), fairness="global-strict")
+    made = queue(
+        waiter("b0", flow="b"), waiter("b1", flow="b"), waiter("a0", flow="a"), fairness="global-strict"
+    )
     assert taken(made) == ["b0", "b1", "a0"]
 
 
@@ -111,7 +113,11 @@ def test_where_priorities_alone_are_fair_all_flows_are_one() -> None:
         ({"a": [(500, 60)], "b": [(1_000, 60)]}, {"a": 2, "b": 0, "c": 4}, "c"),  # 0.5, 0.8, 0.2
         ({"a": [(500, 60)], "b": [(1_000, 60)]}, {"a": 2, "b": 0}, "a"),  # 0.2, 0.8
         ({"a": [(900, 60)], "b": [(1_000, 60)]}, {"a": 4, "b": 0, "c": 4}, "c"),  # 0.92, 0.8, 0.2
-        ({"a": [(900, 60)], "b": [(1_000, 60)], "c": [(9_000, 60)]}, {"a": 4, "b": 0, "c": 4}, "b"),  # .2, .01, 1
+        (
+            {"a": [(900, 60)], "b": [(1_000, 60)], "c": [(9_000, 60)]},
+            {"a": 4, "b": 0, "c": 4},
+            "b",
+        ),  # .2, .01, 1
         ({"a": [(800, 0)], "b": [(500, 60)]}, {"a": 2, "b": 0}, "a"),  # 400 and 500: 0.2, 0.8
         ({"a": [(800, 0), (200, 60)], "b": [(500, 60)]}, {"a": 2, "b": 0}, "b"),  # 600 and 500: 1, 0
         ({}, {"a": 2, "b": 0}, "b"),
