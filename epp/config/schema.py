@@ -17,6 +17,7 @@ from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
 from epp.config.section import (
     MAX_MODEL_WAIT_S,
+    MOST,
     HeaderName,
     MetricsPath,
     NotNegative,
@@ -93,8 +94,8 @@ class BandSettings(Section, frozen=True):
     """How the requests of one priority wait.
 
     Attributes:
-        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest tokens
-            while others waited. `program-aware`: the one that was served the fewest lately, and whose first
+        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest while
+            others waited. `program-aware`: the one that was served the fewest tokens lately, and whose first
             request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
         las_weight_service: what the service counts for `program-aware`.
         las_weight_head_wait: what the wait counts.
@@ -156,8 +157,8 @@ class QueueSection(BandSettings, frozen=True):
         patience: seconds that a request waits for the engine that serves it best, for each second of prefill
             that it saves there; then it takes any.
         empty_ttl_s: longest wait of what comes while the pool has no endpoint; 0 for `ttl_s`.
-        total_requests: requests of all priorities that may wait, 0 for any number.
-        total_bytes: bytes of their bodies, likewise.
+        total_requests: requests of all priorities that may wait.
+        total_bytes: bytes of their bodies.
         bands: priorities that wait by settings of their own; what one leaves out has its default.
         negative: the same for other priorities below zero.
         limits: decides for the pool when there is room, instead of for each engine.
@@ -166,8 +167,8 @@ class QueueSection(BandSettings, frozen=True):
     enabled: bool = False
     patience: NotNegative = 4.0
     empty_ttl_s: NotNegative = 0.0
-    total_requests: NotNegative = 0
-    total_bytes: NotNegative = 0
+    total_requests: Positive = MOST
+    total_bytes: Positive = MOST
     bands: list[QueueBand] = []
     negative: BandSettings | None = None
     limits: Limits | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from epp.config.section import MOST
 from epp.llmd.flags import duration_s, quantity_bytes
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"no {key} plugin is named {name!r}")
         return said
 
-    def count(text: int | str) -> int:
-        return quantity_bytes(str(text)) if str(text) != "0" else 0
+    def count(text: int | str, default: float) -> float:
+        return quantity_bytes(str(text)) if str(text) != "0" else default
 
     def ttl_s(text: str) -> float:
         return duration_s(text or flow.default_request_ttl) or _A_DAY_S
@@ -53,8 +54,8 @@ def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:
         return {
             **policy(its.fairness_policy_ref, "fairness"),
             **policy(its.ordering_policy_ref, "ordering"),
-            "max_requests": count(its.max_requests) or 5000,
-            "max_bytes": count(its.max_bytes) or 10**9,
+            "max_requests": count(its.max_requests, 5000),
+            "max_bytes": count(its.max_bytes, 10**9),
             "ttl_s": ttl_s(its.default_request_ttl),
         }
 
@@ -64,8 +65,8 @@ def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:
         "enabled": True,
         "patience": 0.0,
         "empty_ttl_s": ttl_s(flow.no_endpoint_request_ttl),
-        "total_requests": count(flow.max_requests),
-        "total_bytes": count(flow.max_bytes),
+        "total_requests": count(flow.max_requests, MOST),
+        "total_bytes": count(flow.max_bytes, MOST),
         **band(flow.default_priority_band),
         "bands": [{"priority": each.priority, **band(each)} for each in flow.priority_bands],
         "negative": band(flow.default_negative_priority_band or flow.default_priority_band),

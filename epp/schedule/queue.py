@@ -269,14 +269,19 @@ class RequestQueue:
 
     def is_full(self, waiter: Waiter) -> bool:
         """Tell whether there is no place for one more."""
-        total, band = self.settings, self._bands.get(waiter.request.priority, _Band(self.settings, {}))
-        held = [its.held_bytes for its in self._bands.values()]
+        total, band = self.settings, self._band(waiter)
+        all_bytes = sum(its.held_bytes for its in self._bands.values())
         return (
             band.requests >= band.settings.max_requests
-            or 0 < total.total_requests <= len(self)
-            or 0 < band.held_bytes > band.settings.max_bytes - waiter.held_bytes
-            or 0 < total.total_bytes < sum(held) + waiter.held_bytes
+            or band.held_bytes + waiter.held_bytes > band.settings.max_bytes
+            or len(self) >= total.total_requests
+            or all_bytes + waiter.held_bytes > total.total_bytes
         )
+
+    def _band(self, waiter: Waiter) -> _Band:
+        """Return a request's band, a new one where it is the first."""
+        priority = waiter.request.priority
+        return self._bands.get(priority) or _Band(self.settings.of(priority), self._attained)
 
     def put(self, waiter: Waiter) -> None:
         """Let a request wait.
@@ -291,9 +296,7 @@ class RequestQueue:
         self._add(waiter)
 
     def _add(self, waiter: Waiter) -> None:
-        priority = waiter.request.priority
-        new = _Band(self.settings.of(priority), self._attained)
-        band = self._bands.setdefault(priority, new)
+        band = self._bands[waiter.request.priority] = self._band(waiter)
         for target in waiter.targets:
             band.add(waiter, target)
         band.requests += 1
