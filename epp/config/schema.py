@@ -94,8 +94,8 @@ class BandSettings(Section, frozen=True):
     """How the requests of one priority wait.
 
     Attributes:
-        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest while
-            others waited. `program-aware`: the one that was served the fewest tokens lately, and whose first
+        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest
+            while others waited. `program-aware`: the one that was served the fewest lately, and whose first
             request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
         las_weight_service: what the service counts for `program-aware`.
         las_weight_head_wait: what the wait counts.

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
-from epp.envoy.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, Variant
 from epp.llmd.words import DROPPED_REASON
+from epp.request.queueing import FAIRNESS_HEADER
 from epp.types import Endpoint
 from epp_lab.sim.http import SimReplica
 from tests.kit import kubeobjects as objects
 from tests.kit.envoy import require_envoy
-from tests.kit.flow_control import BANDS, PROGRAMS
 from tests.kit.kubefollow import PATIENCE_S, kubeconfig
 from tests.kit.kubereal import PICKER
+from tests.kit.llmd import BANDS, PROGRAMS, loopback, picker_by_flags
 from tests.kit.replicas import CHAT, SLOW, chat_body, metric, quick_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from tests.kit.kubecluster import Cluster
@@ -39,9 +38,8 @@ class Gateway:
     def __init__(self, http: aiohttp.ClientSession, url: str, picker: str) -> None:
         self.http, self.url, self._picker = http, url, picker
 
-    async def ask(self, text: str, **headers: str) -> tuple[int, str]:
+    async def ask(self, text: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Return the status of an answer, and why the request was dropped."""
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.http.post(self.url + CHAT, json=chat_body(text), headers=headers) as answer:
             await answer.read()
             return answer.status, answer.headers.get(DROPPED_REASON, "")
@@ -55,16 +53,13 @@ class Gateway:
         return 0.0
 
 
-def loopback(address: str) -> str:
-    return "127.0.0.1:" + address.rpartition(":")[2]
-
-
 @asynccontextmanager
 async def serving(
     cluster: Cluster, folder: Path, plugins: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Gateway]:
     require_envoy()
-    async with SimReplica(replace(quick_config("a"), engine_class=SLOW)) as replica:
+    async with AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(SimReplica(replace(quick_config("a"), engine_class=SLOW)))
         port = int(replica.address.rpartition(":")[2])
         await cluster.install(objects.POOL_CRD, objects.OBJECTIVE_CRD, objects.REWRITE_CRD)
         await cluster.client.create(objects.pool(ports=(port,)))
@@ -72,36 +67,23 @@ async def serving(
         await cluster.client.run_pod(objects.pod("engine-0", ports=(port,)), "127.0.0.1")
         url = f"{'https' if cluster.real else 'http'}://127.0.0.1:{cluster.server.port}"
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(folder / "kubeconfig", url, token=PICKER)))
-        config, ready = folder / "plugins.yaml", folder / "ready.json"
-        config.write_text(plugins)
-        words = [
-            "serve", "--pool-name", "pool", "--pool-namespace", objects.NAMESPACE, "--config-file", str(config),
-            "--secure-serving=false", "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0",
-            "--ready-file", str(ready),
-        ]  # fmt: skip
-        async with Child("picker", words, folder) as child, aiohttp.ClientSession() as http:
-            async with asyncio.timeout(PATIENCE_S):
-                while not ready.exists():
-                    child.check()
-                    await asyncio.sleep(0.02)
-                addresses = json.loads(ready.read_text())
-                picker = loopback(addresses["http"])
-                while (await http.get(f"http://{picker}/readyz")).status != 200:
-                    await asyncio.sleep(0.05)
-            settings = EnvoySettings(
-                endpoints=(Endpoint(replica.address),),
-                variant=Variant.FULL_DUPLEX,
-                listener_port=0,
-                admin_port=0,
-                picker_port=int(addresses["grpc"].rpartition(":")[2]),
-                queue_wait_s=60.0,
-            )
-            async with EnvoyProcess(settings, folder=folder / "envoy") as envoy:
-                gateway = Gateway(http, envoy.listener_url, picker)
-                async with asyncio.timeout(PATIENCE_S):  # until then Envoy balances by itself
-                    while not await gateway.count("epp_decisions_total", basis="policy"):
-                        await gateway.ask("is anybody there")
-                yield gateway
+        picker = picker_by_flags(folder, plugins, "--pool-name", "pool", "--secure-serving=false")
+        addresses = await stack.enter_async_context(picker)
+        settings = EnvoySettings(
+            endpoints=(Endpoint(replica.address),),
+            variant=Variant.FULL_DUPLEX,
+            listener_port=0,
+            admin_port=0,
+            picker_port=int(addresses["grpc"].rpartition(":")[2]),
+            queue_wait_s=60.0,
+        )
+        envoy = await stack.enter_async_context(EnvoyProcess(settings, folder=folder / "envoy"))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        gateway = Gateway(http, envoy.listener_url, loopback(addresses["http"]))
+        async with asyncio.timeout(PATIENCE_S):  # until then Envoy balances by itself
+            while not await gateway.count("epp_decisions_total", basis="policy"):
+                await gateway.ask("is anybody there")
+        yield gateway
 
 
 async def test_bands_wait_while_as_many_run_as_may_and_an_empty_pool_says_so(
@@ -109,8 +91,8 @@ async def test_bands_wait_while_as_many_run_as_may_and_an_empty_pool_says_so(
 ) -> None:
     async with serving(cluster, tmp_path, BANDS, monkeypatch) as gateway:
         waited = await gateway.count("epp_queue_seconds_count")
-        high = {"x_llm_d_inference_objective": "high"}
-        asked = [gateway.ask(f"hello {n}", **(high if n % 2 else {})) for n in range(6)]
+        high = {"x-llm-d-inference-objective": "high"}
+        asked = [gateway.ask(f"hello {n}", high if n % 2 else None) for n in range(6)]
         assert await asyncio.gather(*asked) == [(200, "")] * 6
         assert await gateway.count("epp_queue_seconds_count") >= waited + 2, "two may run at once"
         await cluster.client.delete(objects.pod("engine-0"))
@@ -124,5 +106,5 @@ async def test_programs_by_attained_service_answer(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(cluster, tmp_path, PROGRAMS, monkeypatch) as gateway:
-        asked = [gateway.ask(f"{n}", x_llm_d_inference_fairness_id=f"program-{n % 2}") for n in range(4)]
+        asked = [gateway.ask(f"{n}", {FAIRNESS_HEADER: f"program-{n % 2}"}) for n in range(4)]
         assert await asyncio.gather(*asked) == [(200, "")] * 4

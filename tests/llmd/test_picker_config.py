@@ -15,7 +15,7 @@ from epp.llmd.parameters import ALTERNATIVES
 from epp.llmd.settings import Translation, translate
 from epp.policies.registry import create
 from epp.types import Endpoint, RequestInfo
-from tests.kit.flow_control import BANDS, PROGRAMS
+from tests.kit.llmd import BANDS, PROGRAMS
 
 if TYPE_CHECKING:
     from epp.config.schema import Config
