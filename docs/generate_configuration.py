@@ -83,7 +83,9 @@ def rows(kind: type, prefix: str, listed: dict[type, str]) -> Iterator[str]:
     info = type_info(kind)
     if not isinstance(info, StructType):
         raise TypeError(f"{kind} is not a section")
-    meanings = attributes(kind.__doc__ or "")
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        meanings |= attributes(base.__doc__ or "")
     for field in info.fields:
         key = f"{prefix}{field.encode_name}"
         inner, suffix = section_of(field.type)

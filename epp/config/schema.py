@@ -17,6 +17,7 @@ from epp.config.listen import Listen  # as above
 from epp.config.relays import Relays
 from epp.config.section import (
     MAX_MODEL_WAIT_S,
+    MOST,
     HeaderName,
     MetricsPath,
     NotNegative,
@@ -89,7 +90,66 @@ class Saturation(Section, frozen=True):
     pending_tokens: NotNegative = 0.0
 
 
-class QueueSection(Section, frozen=True):
+class BandSettings(Section, frozen=True):
+    """How the requests of one priority wait.
+
+    Attributes:
+        fairness: which flow of a priority has the next turn. `tokens`: the one that was served the fewest
+            while others waited. `program-aware`: the one that was served the fewest lately, and whose first
+            request waits long. `round-robin`: each in turn, by name. `global-strict`: they are one flow.
+        las_weight_service: what the service counts for `program-aware`.
+        las_weight_head_wait: what the wait counts.
+        half_life_s: after this time half as much of what was served counts; 0 for never.
+        ordering: of a flow's requests. `slo-deadline`: by `x-llm-d-slo-ttft-ms`, then by arrival. `fcfs`: by
+            arrival, and deadlines count for nothing. `edf`: by the end of `ttl_s`, which is the same.
+        ttl_s: longest wait; then it is refused with 429.
+        max_requests: requests of the priority that may wait; more are refused with 429.
+        max_bytes: bytes of their bodies, likewise.
+    """
+
+    fairness: Literal["tokens", "program-aware", "round-robin", "global-strict"] = "tokens"
+    las_weight_service: NotNegative = 0.8
+    las_weight_head_wait: NotNegative = 0.2
+    half_life_s: NotNegative = 60.0
+    ordering: Literal["slo-deadline", "fcfs", "edf"] = "slo-deadline"
+    ttl_s: Positive = 30.0
+    max_requests: PositiveInt = 5000
+    max_bytes: PositiveInt = 1_000_000_000
+
+
+class QueueBand(BandSettings, frozen=True, kw_only=True):
+    """A priority that waits by settings of its own.
+
+    Attributes:
+        priority: the priority that waits by these settings.
+    """
+
+    priority: int
+
+
+class Limits(Section, frozen=True):
+    """A priority is served while the pool's saturation (`saturation`) is below its limit. Source [E].
+
+    Attributes:
+        policy: how limits are made. `static-usage-limit`: one for all. `priority-holdback`: lower ones for
+            lower priorities. `soft-reflective-ceiling`: the highest priority is served up to 1, and the lower
+            ones in fewer looks the fuller the pool is.
+        threshold: the static limit.
+        min_ceiling: limit of the lowest priority, of 0, those that `bands` name and those that came.
+        max_ceiling: limit of the highest.
+        domain: limits of those between: by `rank` in equal steps, or by the priority's `value`.
+    """
+
+    policy: Literal["static-usage-limit", "priority-holdback", "soft-reflective-ceiling"] = (
+        "static-usage-limit"
+    )
+    threshold: NotNegative = 1.0
+    min_ceiling: Share = 0.0
+    max_ceiling: Share = 1.0
+    domain: Literal["rank", "value"] = "rank"
+
+
+class QueueSection(BandSettings, frozen=True):
     """Requests that find no room wait in the picker until they can be sent.
 
     Attributes:
@@ -97,17 +157,34 @@ class QueueSection(Section, frozen=True):
         full_duplex: let them wait in full duplex as well, where those that wait get 503 if the picker dies.
         patience: seconds that a request waits for the engine that serves it best, for each second of prefill
             that it saves there; then it takes any.
-        ttl_s: longest wait of all; then it is refused with 429.
-        max_requests: requests of one priority that may wait; more are refused with 429.
-        max_bytes: bytes of their bodies, likewise.
+        empty_ttl_s: longest wait of what comes while the pool has no endpoint; 0 for `ttl_s`.
+        total_requests: requests of all priorities that may wait.
+        total_bytes: bytes of their bodies.
+        bands: priorities that wait by settings of their own; what one leaves out has its default.
+        negative: the same for other priorities below zero.
+        limits: decides for the pool when there is room, instead of for each engine.
     """
 
     enabled: bool = False
     full_duplex: bool = False
     patience: NotNegative = 4.0
-    ttl_s: Positive = 30.0
-    max_requests: PositiveInt = 5000
-    max_bytes: PositiveInt = 1_000_000_000
+    empty_ttl_s: NotNegative = 0.0
+    total_requests: Positive = MOST
+    total_bytes: Positive = MOST
+    bands: list[QueueBand] = []
+    negative: BandSettings | None = None
+    limits: Limits | None = None
+
+    def of(self, priority: int) -> BandSettings:
+        """Return the settings of a priority."""
+        named = (band for band in self.bands if band.priority == priority)
+        return next(named, (priority < 0 and self.negative) or self)
+
+    @property
+    def longest_s(self) -> float:
+        """How long any request may wait."""
+        bands = [self, *self.bands, self.negative or self]
+        return max(self.empty_ttl_s, *(band.ttl_s for band in bands))
 
 
 class PolicySection(Section, frozen=True):

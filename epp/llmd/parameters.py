@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 
+from epp.config.section import NotNegative, Share  # noqa: TC001  # msgspec reads the annotation at run time
 from epp.llmd.flags import duration_s
 from epp.llmd.picker_config import PARSERS
 from epp.llmd.policies.filters import Filters
@@ -31,6 +32,9 @@ INSTEAD = {
         always-disagg-multimodal-decider always-disagg-pd-decider disagg-headers-handler
         disagg-profile-handler disaggregatedset-rollout-screener mm-embeddings-cache-producer
         mm-embeddings-cache-scorer pd-profile-handler prefill-header-handler prefix-based-pd-decider
+    """,
+    "leave it out: requests that run are not evicted": """
+        priority-then-time-eviction-order-policy sheddable-eviction-filter
     """,
     "name label-selector-filter, decode-filter or prefill-filter": """
         by-label by-label-selector
@@ -88,24 +92,6 @@ STAND_INS = {
     ),
     "agent-identity": ("sessions can be named by it; of queues it names none", "additionalSessionHeaders"),
 }
-
-#: Plugins of flow control: refused with its feature gate, without effect without it, as in llm-d.
-FLOW_CONTROL = frozenset(
-    [
-        "edf-ordering-policy",
-        "fcfs-ordering-policy",
-        "global-strict-fairness-policy",
-        "priority-holdback-policy",
-        "priority-then-time-eviction-order-policy",
-        "program-aware-fairness",
-        "round-robin-fairness-policy",
-        "sheddable-eviction-filter",
-        "slo-deadline-ordering-policy",
-        "soft-reflective-ceiling-policy",
-        "static-usage-limit-policy",
-    ]
-)
-
 
 PICKERS = frozenset(get_args(Picker))
 #: Bytes a token is taken for where a block's size is given in tokens; llm-d's estimate (source [E]).
@@ -312,6 +298,25 @@ class _Extractor(Parameters, frozen=True):
     unread = "engineLabelKey defaultEngine engineConfigs customMetrics"
 
 
+class _ProgramAware(Parameters, frozen=True):
+    unread = "evictionTtlSeconds evictionSweepSeconds"
+    fairness: Literal["", "las"] = msgspec.field(default="las", name="strategy")
+    las_weight_service: NotNegative = 0.8
+    las_weight_head_wait: NotNegative = 0.2
+    half_life_s: NotNegative = msgspec.field(default=60.0, name="lasHalfLifeSeconds")
+
+
+class _StaticLimit(Parameters, frozen=True):
+    threshold: NotNegative = 1.0
+
+
+class _Holdback(Parameters, frozen=True):
+    unread = "shape"
+    min_ceiling: Share
+    max_ceiling: Share = 1.0
+    domain: Literal["rank", "value"] = "rank"
+
+
 class _Conformance(Parameters, frozen=True):
     def put(self, meaning: Meaning) -> None:
         meaning.put("protocol", conformance=True)
@@ -322,6 +327,18 @@ def _kinds(union: object) -> dict[str, type[msgspec.Struct]]:
     return {str(part.__struct_config__.tag): part for part in get_args(union)}
 
 
+#: Policies of flow control; without its feature gate they are without effect, as in llm-d.
+FLOW_CONTROL: Mapping[str, type[Parameters]] = {
+    "edf-ordering-policy": Parameters,
+    "fcfs-ordering-policy": Parameters,
+    "global-strict-fairness-policy": Parameters,
+    "priority-holdback-policy": _Holdback,
+    "program-aware-fairness": _ProgramAware,
+    "round-robin-fairness-policy": Parameters,
+    "slo-deadline-ordering-policy": Parameters,
+    "soft-reflective-ceiling-policy": Parameters,
+    "static-usage-limit-policy": _StaticLimit,
+}
 KINDS: Mapping[str, type[msgspec.Struct]] = {
     **_kinds(Filters),
     **_kinds(Scorers),
@@ -341,6 +358,7 @@ KINDS: Mapping[str, type[msgspec.Struct]] = {
     **dict.fromkeys(PARSERS, Parameters),
     "metrics-data-source": _DataSource,
     "core-metrics-extractor": _Extractor,
+    **FLOW_CONTROL,
     GPU_SOURCE: GpuSource,
     "dcgm-extractor": Parameters,
     "header-based-testing-filter": _Conformance,
@@ -362,6 +380,7 @@ NOTED = {
     "estimate": "tokens are estimated from bytes, by a ratio for each model",
     "metrics-data-source scheme": "an endpoint is scraped over TLS where the pool says that it speaks TLS",
     "metrics-data-source insecureSkipVerify": "certificates are verified; give caCertPath",
+    "evictionTtlSeconds": "the 10,000 flows that were served last are remembered",
     "engineLabelKey": _BY_METRICS,
     "defaultEngine": _BY_METRICS,
 }

@@ -79,8 +79,34 @@ class RequestHandler(_Part, frozen=True):
     parsers: list[Reference] = []
 
 
+class PriorityBand(_Part, frozen=True):
+    """How requests of one priority wait."""
+
+    priority: int = 0
+    max_requests: int | str = 0
+    max_bytes: int | str = 0
+    default_request_ttl: str = msgspec.field(default="", name="defaultRequestTTL")
+    fairness_policy_ref: str = "global-strict-fairness-policy"
+    ordering_policy_ref: str = "fcfs-ordering-policy"
+
+
+class FlowControl(_Part, frozen=True):
+    """How requests wait, and when they need not."""
+
+    max_requests: int | str = 0
+    max_bytes: int | str = 0
+    default_request_ttl: str = msgspec.field(default="60s", name="defaultRequestTTL")
+    no_endpoint_request_ttl: str = msgspec.field(default="", name="noEndpointRequestTTL")
+    default_priority_band: PriorityBand = PriorityBand()
+    default_negative_priority_band: PriorityBand | None = None
+    priority_bands: list[PriorityBand] = []
+    usage_limit_policy_plugin_ref: str = "static-usage-limit-policy"
+    saturation_detector: Reference | None = None
+    enable_eviction: bool = False
+
+
 class EndpointPickerConfig(_Part, frozen=True):
-    """The whole file. Of `flowControl` the detector is read; the rest is refused with its feature gate."""
+    """The whole file."""
 
     api_version: str
     kind: str
@@ -91,7 +117,7 @@ class EndpointPickerConfig(_Part, frozen=True):
     request_handler: RequestHandler = RequestHandler()
     parser: Reference | None = None
     saturation_detector: Reference | None = None
-    flow_control: dict[str, Any] | None = None
+    flow_control: FlowControl = FlowControl()
 
 
 def parse_picker_config(text: str | bytes, source: str) -> EndpointPickerConfig:

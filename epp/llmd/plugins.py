@@ -12,12 +12,13 @@ import difflib
 import math
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from epp.config.renamed import rename_keys
 from epp.config.strict import convert
 from epp.errors import ConfigError, gather, raise_all
 from epp.llmd.flags import duration_s
+from epp.llmd.flow_control import queue_of, said_by
 from epp.llmd.parameters import (
     ALTERNATIVES,
     BY_HEADER,
@@ -35,7 +36,7 @@ from epp.llmd.parameters import (
     Prefix,
     SessionId,
 )
-from epp.llmd.picker_config import Profile, Reference
+from epp.llmd.picker_config import FlowControl, Profile, Reference
 from epp.llmd.policies.filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
@@ -60,7 +61,6 @@ DEFAULT_WEIGHTS = {"queue_weight": 2.0, "kv_weight": 2.0, "prefix_weight": 3.0}
 _LARGEST_WEIGHT = 10.0
 _GATES = frozenset({"haPopulateNonLeaderDatastore", "dataLayer", "prepareDataPlugins"})
 _FALSE = frozenset({"0", "f", "false"})
-_NOTHING_QUEUED = "leave it out: nothing is queued; requests of negative priority get 429 when saturated"
 #: Where agents' ids stand, source: ``requestcontrol/requestheader/agentidentity/agent_identity.go``.
 _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 #: Least age at which metrics count as stale: they are at most `settings.SHORTEST_SCRAPE_S` apart, and late.
@@ -82,16 +82,19 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
     Raises:
         ConfigError: all plugins, parameters and sections without a counterpart, each with what to do instead.
     """
-    meaning, made, errors = Meaning(), dict[str, Any](), list[ConfigError]()
+    meaning, errors = Meaning(), list[ConfigError]()
+    made: dict[str, Any] = {kind: said_by(kind, {}) for kind in FLOW_CONTROL}
     queued = _check_sections(config, source, meaning, errors)
     refused: dict[str, list[str]] = {}
     for position, plugin in enumerate(config.plugins):
         kind = plugin.type
-        if instead := ALTERNATIVES.get(kind, _NOTHING_QUEUED if queued and kind in FLOW_CONTROL else ""):
+        if instead := ALTERNATIVES.get(kind):
             refused.setdefault(instead, []).append(kind)
             continue
         with gather(errors):
             made[plugin.known_as] = _plugin(plugin, f"plugins[{position}]", source, meaning)
+        if kind in FLOW_CONTROL and not queued:
+            meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
     for instead, kinds in refused.items():
         problem = f"no counterpart here: {', '.join(dict.fromkeys(kinds))}"
         errors.append(ConfigError(source, "plugins", problem, instead))
@@ -100,9 +103,15 @@ def meaning_of(config: EndpointPickerConfig, source: str) -> Meaning:
             if isinstance(part, Attribute):
                 fix = "run it in the engine's pod, without useNodeAddress"
                 errors.append(ConfigError(source, name, "reads GPU counters of the node's exporter", fix))
+    if queued:
+        try:
+            meaning.put("queue", **queue_of(config.flow_control, made))
+        except ValueError as error:
+            errors.append(ConfigError(source, "flowControl", str(error)))
     raise_all(errors)
     if not config.plugins:
-        return default_meaning()
+        meaning.put("policy", **default_meaning().sections["policy"])
+        return meaning
     _detect(config, made, meaning)
     made |= {
         name: _with_headers(part, config, made) for name, part in made.items() if isinstance(part, Bound)
@@ -138,10 +147,10 @@ def _check_sections(
         name, _, value = gate.partition("=")
         if value.strip().lower() not in _FALSE and name not in _GATES:
             queued |= name == "flowControl"
-            problem = "flow control: nothing is queued here" if queued else f"unknown gate {name!r}"
-            fix = _NOTHING_QUEUED if queued else "leave it out"
-            errors.append(ConfigError(source, f"featureGates[{position}]", problem, fix))
-    if not queued and set(config.flow_control or {}) - {"saturationDetector"}:
+            if name != "flowControl":
+                problem = f"unknown gate {name!r}"
+                errors.append(ConfigError(source, f"featureGates[{position}]", problem, "leave it out"))
+    if not queued and replace(config.flow_control, saturation_detector=None) != FlowControl():
         meaning.warnings.append("flowControl: without effect, as in llm-d without its feature gate")
     layer = config.data_layer
     if layer.peer_discovery or layer.cross_replica_syncer_plugin_ref:
@@ -162,9 +171,6 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
                 raise ConfigError(source, f"{key_of}.{section}", "is said by flags here", fix)
         return None
     if kind in POLICIES:
-        return None
-    if kind in FLOW_CONTROL:
-        meaning.warnings.append(f"{kind}: without effect, as in llm-d without its feature gate")
         return None
     if stand_in := STAND_INS.get(kind):
         words, names = stand_in
@@ -199,7 +205,7 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             )
     except ValueError as error:
         raise ConfigError(source, key_of, f"{kind}: {error}") from None
-    return parameters
+    return said_by(kind, asdict(parameters)) if kind in FLOW_CONTROL else parameters
 
 
 def _with_staleness(found: UtilizationDetector, meaning: Meaning) -> UtilizationDetector:
@@ -231,9 +237,8 @@ def _with_headers(found: Bound, config: EndpointPickerConfig, made: Mapping[str,
 
 def _detect(config: EndpointPickerConfig, made: Mapping[str, object], meaning: Meaning) -> None:
     """Measure saturation by the detector that is referred to, else by the one that llm-d would take."""
-    within = (config.flow_control or {}).get("saturationDetector") or {}
-    outer = config.saturation_detector.plugin_ref if config.saturation_detector else ""
-    match made.get(within.get("pluginRef") or outer or "utilization-detector"):
+    detector = config.flow_control.saturation_detector or config.saturation_detector
+    match made.get(detector.plugin_ref if detector else "utilization-detector"):
         case UtilizationDetector() as found:
             meaning.put(
                 "saturation",

@@ -410,7 +410,7 @@ class Director:
 
     def _note(self, decision: Decision, *, since_s: float) -> None:
         """Let metrics, records and observers have a decision."""
-        waited_s = decision.wait.waited_s if decision.wait else 0.0  # of a request that came back, also before
+        waited_s = decision.wait.waited_s if decision.wait else 0.0  # also before it came back
         self._decision_seconds.observe(max(self._clock.mono_s() - since_s - waited_s, 0.0))
         self._metrics.requests.decided(decision)
         self.leases.decided(decision)

@@ -17,9 +17,9 @@ from epp.signals.engine_metrics import KV_USAGE, WAITING
 from epp.signals.ledger import PENDING, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-    from epp.config.schema import Saturation
+    from epp.config.schema import Limits, Saturation
     from epp.signals.datastore import Datastore
     from epp.types import Floats, RequestInfo
 
@@ -47,6 +47,30 @@ def concurrency(requests: Floats, tokens: Floats, settings: Saturation) -> float
         return 1.0
     loads = ((requests, settings.running_requests), (tokens, settings.pending_tokens))
     return float(np.maximum.reduce([load / limit for load, limit in loads if limit]).mean())
+
+
+def is_below_limit(
+    found: float, limits: Limits, priority: int, priorities: Collection[int], look: int
+) -> bool:
+    """Tell whether a priority is served at a saturation: llm-d's policies of usage limits.
+
+    Args:
+        found: the saturation.
+        limits: their settings.
+        priority: one of them.
+        priorities: all that may be asked for.
+        look: number of the look; a lower priority takes turns by it where `limits` say so.
+    """
+    if limits.policy == "static-usage-limit":
+        return found < limits.threshold
+    ranks = sorted(priorities, reverse=True)
+    below = ranks.index(priority) / max(len(ranks) - 1, 1)
+    if limits.policy == "soft-reflective-ceiling":
+        period = max(int(found / max(1.0 - found, 1e-9) + 0.5), 1)
+        return found < 1.0 - below * found or (found < 1.0 and look % period == 0)
+    if limits.domain == "value":
+        below = (ranks[0] - priority) / max(ranks[0] - ranks[-1], 1)
+    return found < limits.max_ceiling - below * (limits.max_ceiling - limits.min_ceiling)
 
 
 class AdmissionController:

@@ -22,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.errors import NoEndpointError, NotAdmittedError
+from epp.schedule.admission import is_below_limit
 from epp.schedule.decision import QueueWait
 from epp.schedule.filters import Candidates
 from epp.schedule.queue import ANY, RequestQueue, Waiter
@@ -147,19 +148,23 @@ class LateBinding:
     Args:
         scheduler: decides where.
         settings: how long requests wait.
+        saturation: measures the pool, for limits of it.
 
     Attributes:
         queue: what waits.
         on_ready: called, once until the next `poll`, when something may have room.
     """
 
-    def __init__(self, scheduler: Scheduler, settings: QueueSection) -> None:
+    def __init__(
+        self, scheduler: Scheduler, settings: QueueSection, saturation: Callable[[float], float]
+    ) -> None:
         self.queue = RequestQueue(settings)
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
         #: By band, engines with room that others take first, and since when.
         self._yielded: dict[int, dict[int, float]] = {}
+        self._saturation, self._looks = saturation, 0
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -213,18 +218,14 @@ class LateBinding:
             NotAdmittedError: the queue is full.
         """
         self._asked_s[request.priority] = now_s
+        self._looks += 1
         if not len(self.queue):
             self._yielded.clear()  # nobody has looked meanwhile
-        came_s = request.came_s or now_s
-        deadline_s = came_s + ttft_slo_s if ttft_slo_s else math.inf
-        expires_s = came_s + self._settings.ttl_s
-        waiter = Waiter(request, flow, held_bytes, came_s, ANY, ANY, 0.0, deadline_s, expires_s)
-        if request.came_s:  # its flow was served nothing
-            self.queue.served(request.priority, flow, -waiter.tokens)
+        settings, waiter = self._settings, self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
         try:
             found = self._scheduler.locate(request, now_s)
         except NoEndpointError as error:
-            if error.rule not in _PASSING:
+            if error.rule not in _PASSING or self.queue.is_full(waiter):
                 raise
             self.queue.put(waiter)
             return waiter
@@ -234,25 +235,40 @@ class LateBinding:
         crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
         is_first = not self.queue.before(request.priority, (), waiter)
         # At a peer its own picker queues.
-        if not (is_peer or (is_first and self._room.is_open(slot, seen, crowd, now_s))):
+        has_room = is_peer or (is_first and self._room.is_open(slot, seen, crowd, now_s))
+        if settings.limits or not has_room:
             open_slots = self._open(found.slots, request.priority, now_s, waiter)
             patience_s, least_s = self._patience_s(measured, decision)
-            if slot not in open_slots and (patience_s or not open_slots):
+            others_first = settings.limits and self.queue.ahead_of(request.priority)
+            if others_first or (slot not in open_slots and (patience_s or not open_slots)):
                 waiter.request, waiter.others = _packed(measured.request), self._others(found, now_s)
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
                 waiter.wanted = decision.endpoint if patience_s else ""
-                waiter.expires_s = min(expires_s, deadline_s - least_s)
+                if not settings.limits:
+                    waiter.expires_s = min(waiter.expires_s, waiter.deadline_s - least_s)
                 self.queue.put(waiter)
                 return waiter
-            measured = self._scheduler.measure(
-                measured.request, _only(found, open_slots, self._datastore), now_s
-            )
-            decision = self._scheduler.schedule(measured, now_s, wall_s)
+            if len(open_slots) < len(found.slots):
+                allowed = _only(found, open_slots, self._datastore)
+                measured = self._scheduler.measure(measured.request, allowed, now_s)
+                decision = self._scheduler.schedule(measured, now_s, wall_s)
         self._scheduler.reserve(decision, measured, now_s)
         self.queue.served(
-            request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens
+            request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens, now_s
         )
         return decision
+
+    def _waiter(
+        self, request: RequestInfo, now_s: float, flow: str, ttft_slo_s: float, held_bytes: int
+    ) -> Waiter:
+        """Return a request as one that may wait; one that an engine refused since it came first."""
+        settings, band, came_s = self._settings, self._settings.of(request.priority), request.came_s or now_s
+        deadline_s = came_s + ttft_slo_s if ttft_slo_s and band.ordering == "slo-deadline" else math.inf
+        ttl_s = band.ttl_s if len(self._datastore) else settings.empty_ttl_s or band.ttl_s
+        waiter = Waiter(request, flow, held_bytes, came_s, ANY, ANY, 0.0, deadline_s, came_s + ttl_s)
+        if request.came_s and band.fairness == "tokens":  # its flow was served nothing
+            self.queue.served(request.priority, flow, -waiter.tokens, now_s)
+        return waiter
 
     def decide_now(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         """Decide a request that cannot wait.
@@ -285,6 +301,7 @@ class LateBinding:
             return is_open[band]
 
         for _ in range(MOST_TURNS):
+            self._looks += 1
             if (turn := self.queue.take(open_to)) is None:
                 return settled
             try:
@@ -332,7 +349,7 @@ class LateBinding:
         decision = replace(decision, wait=wait)
         scheduler.reserve(decision, measured, now_s)
         waiter.decision = decision
-        self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
+        self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens, now_s)
         return best
 
     def leave(self, waiter: Waiter, now_s: float) -> None:
@@ -356,7 +373,7 @@ class LateBinding:
         if not len(self._datastore) or waiter.best == _NOT_YET:
             return NoEndpointError("pool-empty", "no endpoint came while the request waited")
         waited_s = now_s - waiter.came_s
-        late = waiter.deadline_s < waiter.came_s + self._settings.ttl_s
+        late = waiter.deadline_s < waiter.came_s + self._settings.of(waiter.request.priority).ttl_s
         words = f"the request waited {waited_s:.1f} s for room, and its time is over"
         return NotAdmittedError(words, "queue-deadline" if late else "queue-ttl", math.ceil(waited_s))
 
@@ -367,16 +384,23 @@ class LateBinding:
     def open_engines(self, now_s: float) -> int:
         """Count the engines that have room for the lowest band that waits."""
         bands = self.queue.bands
-        crowd = self._crowd(bands[-1] if bands else 0, now_s)
-        return len(self._room.open(self._datastore.serving(now_s), crowd, now_s))
+        return len(self._has_room(self._datastore.serving(now_s), bands[-1] if bands else 0, now_s))
 
     def _others(self, found: Candidates, now_s: float) -> frozenset[int]:
         """Return the slots of all that may serve a request, and of engines whose pause will end."""
         return frozenset(found.slots.tolist()).union(self._datastore.retry_after.until_s(now_s) or ())
 
+    def _has_room(self, slots: Slots, band: int, now_s: float) -> set[int]:
+        """Return those of the slots that have room for a band; all or none where it has a limit."""
+        if (limits := self._settings.limits) is None:
+            return self._room.open(slots, self._crowd(band, now_s), now_s)
+        bands = {0, band, *self._asked_s, *(its.priority for its in self._settings.bands)}
+        below = is_below_limit(self._saturation(now_s), limits, band, bands, self._looks)
+        return set(slots.tolist()) if below else set()
+
     def _open(self, slots: Slots, band: int, now_s: float, newcomer: Waiter | None = None) -> set[int]:
         """Return those of the slots that are open to a band, or to a newcomer to it."""
-        found = self._room.open(slots, self._crowd(band, now_s), now_s)
+        found = self._has_room(slots, band, now_s)
         if self.queue.before(band, found, newcomer) < max(len(found), 1):
             self._yielded.pop(band, None)
             return found  # there is room for all that go first

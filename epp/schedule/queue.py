@@ -2,11 +2,13 @@
 
 Owns order and bounds, and knows no engine: what a request waits for is a target, one engine or any of a set.
 A turn goes to the highest band; within it to the flow that has been served least (start-time fair queueing
-over tokens), of those with a request for a target that is open; within the flow to the earliest deadline,
-else to who came first. A flow that comes back is served as one that has had its share: nobody saves up turns.
-What other pickers tell of their queues counts, too: what waits there, and what flows were served there.
+over tokens, or over turns: round robin), of those with a request for a target that is open; within the flow
+to the earliest deadline, else to who came first. A flow that comes back is served as one that has had its
+share: nobody saves up turns, except where a band counts what was served lately. What other pickers tell of
+their queues counts, too: what waits there, and what flows were served there.
 
-Every operation takes time logarithmic in what waits, but for shifts within sorted lists.
+Every operation takes time logarithmic in what waits, but for shifts within sorted lists; with that exception
+it looks at each flow.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from epp.errors import NotAdmittedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from epp.config.schema import QueueSection
+    from epp.config.schema import BandSettings, QueueSection
     from epp.schedule.decision import Decision
-    from epp.types import RequestInfo
+    from epp.types import Floats, RequestInfo
 
 #: An engine's slot, or the slots of all that may serve a request.
 Target = int | frozenset[int]
@@ -38,6 +42,8 @@ MAX_FLOWS = 64
 #: the tokens that it was served since the picker told before.
 BandState = tuple[int, float, dict[str, float]]
 _NONE: BandState = (0, 0.0, {})
+#: Flows whose attained service is remembered: its logarithm, for one whose service is long past.
+_ATTAINED_FLOWS, _NEVER = 10_000, -1e9
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +125,7 @@ _Place = tuple[int, float, int, Waiter]
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    number: int
+    name: str
     served: float
     waiting: dict[Target, list[_Place]] = field(default_factory=dict)
     untold: float = 0.0
@@ -127,16 +133,23 @@ class _Flow:
 
 @dataclass(slots=True, eq=False)
 class _Band:
-    """One priority: its flows, by target in the order of what they were served."""
+    """One priority: its flows, by target in the order of what they were served, tokens or rounds."""
 
+    settings: BandSettings
+    attained: dict[str, float]
     requests: int = 0
     held_bytes: int = 0
     served: float = 0.0
-    numbers: int = 0
+    last: str = ""
     flows: dict[str, _Flow] = field(default_factory=dict)
-    turns: dict[Target, list[tuple[float, int, _Flow]]] = field(default_factory=dict)
+    turns: dict[Target, list[tuple[float, str, _Flow]]] = field(default_factory=dict)
     #: What waits at other pickers, by picker: requests, when the next one came, flows.
     elsewhere: dict[str, tuple[int, float, list[_Flow]]] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether flows take turns by name."""
+        return self.settings.fairness == "round-robin"
 
     @property
     def requests_elsewhere(self) -> int:
@@ -167,14 +180,14 @@ class _Band:
         return sum(requests for requests, came_s, flows in waits if (_least(flows), came_s) < turn)
 
     def _flow(self, name: str) -> _Flow:
+        name = "" if self.settings.fairness == "global-strict" else name
         flow = self.flows.get(name)
         if flow is None:
             if len(self.flows) > _IDLE_FLOWS + 2 * self.requests:
                 self.flows = {name: flow for name, flow in self.flows.items() if flow.waiting}
-            self.numbers += 1
-            flow = self.flows[name] = _Flow(self.numbers, self.served)
+            flow = self.flows[name] = _Flow(name, self.served)
         if not (flow.waiting or any(flow in flows for _, _, flows in self.elsewhere.values())):
-            flow.served = max(flow.served, self.served)
+            flow.served = max(flow.served, self.served + (self.rounds and name < self.last))
         return flow
 
     def add(self, waiter: Waiter, target: Target) -> None:
@@ -182,11 +195,11 @@ class _Band:
         mine = flow.waiting.get(target)
         if mine is None:
             mine = flow.waiting[target] = []
-            insort(self.turns.setdefault(target, []), (flow.served, flow.number, flow))
+            insort(self.turns.setdefault(target, []), (flow.served, flow.name, flow))
         insort(mine, waiter.place(target))
 
     def remove(self, waiter: Waiter) -> None:
-        flow = self.flows[waiter.flow]
+        flow = self._flow(waiter.flow)
         for target in waiter.targets:
             mine = flow.waiting[target]
             del mine[bisect_left(mine, waiter.place(target)[:3])]
@@ -196,7 +209,7 @@ class _Band:
 
     def _drop_turn(self, flow: _Flow, target: Target) -> None:
         turns = self.turns[target]
-        del turns[bisect_left(turns, (flow.served, flow.number))]
+        del turns[bisect_left(turns, (flow.served, flow.name))]
         if not turns:
             del self.turns[target]
 
@@ -205,15 +218,18 @@ class _Band:
         flow = self._flow(name)
         for target in flow.waiting:
             self._drop_turn(flow, target)
-        flow.served += tokens
+        flow.served = self.served + 1.0 if self.rounds else flow.served + tokens
+        self.last = flow.name
         for target in flow.waiting:
-            insort(self.turns.setdefault(target, []), (flow.served, flow.number, flow))
+            insort(self.turns.setdefault(target, []), (flow.served, flow.name, flow))
         return flow
 
     def first(self, targets: Collection[int] | None = None) -> Waiter | None:
         """Find whose turn it is among those with a request for an open target, or for any."""
+        if self.settings.fairness == "program-aware":
+            return self._least_attained(targets)
         turns = self.turns
-        found: tuple[float, int, _Flow] | None = None
+        found: tuple[float, str, _Flow] | None = None
         where: Target = 0
         for target in turns:
             if targets is None or _has(target, targets):
@@ -224,6 +240,27 @@ class _Band:
             return None
         self.served = max(self.served, found[0])
         return found[2].waiting[where][0][3]
+
+    def _least_attained(self, targets: Collection[int] | None) -> Waiter | None:
+        """Weigh what each flow was served lately, and how long its first request waits. Source [E]."""
+        heads = [
+            flow.waiting[target][0][3]
+            for target, turns in self.turns.items()
+            if targets is None or _has(target, targets)
+            for *_, flow in turns
+        ]
+        if not heads:
+            return None
+        attained = np.array([self.attained.get(head.flow, _NEVER) for head in heads])
+        served, came = np.exp2(attained - attained.max()), np.array([head.came_s for head in heads])
+        weights = self.settings.las_weight_service, self.settings.las_weight_head_wait
+        return heads[int((weights[0] * _scaled(served) + weights[1] * _scaled(came)).argmin())]
+
+
+def _scaled(values: Floats) -> Floats:
+    """Scale to 0 for the least and 1 for the most."""
+    scaled: Floats = (values - values.min()) / (np.ptp(values) or 1.0)
+    return scaled
 
 
 def _least(flows: Iterable[_Flow]) -> float:
@@ -237,7 +274,7 @@ def _has(target: Target, slots: Collection[int]) -> bool:
 
 
 def _comes_before(
-    head: tuple[float, int, _Flow], target: Target, found: tuple[float, int, _Flow], where: Target
+    head: tuple[float, str, _Flow], target: Target, found: tuple[float, str, _Flow], where: Target
 ) -> bool:
     """Compare flows; the requests of one flow by deadline and arrival."""
     if head[2] is found[2]:
@@ -249,7 +286,7 @@ class RequestQueue:
     """Bands of flows of requests.
 
     Args:
-        settings: bounds of each band.
+        settings: bounds and order of each band.
 
     Attributes:
         tell: asks for `state` to be told to other pickers soon, with ``urgent=True`` at once.
@@ -261,6 +298,8 @@ class RequestQueue:
         self._due: list[tuple[float, int, Waiter]] = []
         self._numbers = 0
         self.tell: Callable[..., None] = lambda **_: None
+        #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
+        self._attained: dict[str, float] = {}
 
     def __len__(self) -> int:
         """Count the requests that wait."""
@@ -295,7 +334,8 @@ class RequestQueue:
     def hear(self, origin: str, state: Mapping[int, BandState], now_s: float) -> None:
         """Take what another picker tells, nothing of one that is gone."""
         for priority in self._bands.keys() | state.keys():
-            self._bands.setdefault(priority, _Band()).hear(origin, state.get(priority, _NONE), now_s)
+            band = self._bands[priority] = self._band(priority)
+            band.hear(origin, state.get(priority, _NONE), now_s)
             self._forget(priority)
 
     def _forget(self, priority: int) -> None:
@@ -304,16 +344,28 @@ class RequestQueue:
         if not (band.requests or band.elsewhere):
             del self._bands[priority]
 
+    def is_full(self, waiter: Waiter) -> bool:
+        """Tell whether there is no place for one more."""
+        total, band = self.settings, self._band(waiter.request.priority)
+        all_bytes = sum(its.held_bytes for its in self._bands.values())
+        return (
+            band.requests >= band.settings.max_requests
+            or band.held_bytes + waiter.held_bytes > band.settings.max_bytes
+            or len(self) >= total.total_requests
+            or all_bytes + waiter.held_bytes > total.total_bytes
+        )
+
+    def _band(self, priority: int) -> _Band:
+        """Return a band, a new one where it is the first."""
+        return self._bands.get(priority) or _Band(self.settings.of(priority), self._attained)
+
     def put(self, waiter: Waiter) -> None:
         """Let a request wait.
 
         Raises:
-            NotAdmittedError: its band is full.
+            NotAdmittedError: its band, or the queue, is full.
         """
-        band, full = self._bands.get(waiter.request.priority), self.settings
-        if band is not None and (
-            band.requests >= full.max_requests or band.held_bytes + waiter.held_bytes > full.max_bytes
-        ):
+        if self.is_full(waiter):
             raise NotAdmittedError("the queue is full", "queue-full")
         self._numbers += 1
         waiter.number = self._numbers
@@ -321,7 +373,8 @@ class RequestQueue:
         self.tell()
 
     def _add(self, waiter: Waiter) -> None:
-        band = self._bands.setdefault(waiter.request.priority, _Band())
+        priority = waiter.request.priority
+        band = self._bands[priority] = self._band(priority)
         for target in waiter.targets:
             band.add(waiter, target)
         band.requests += 1
@@ -338,8 +391,14 @@ class RequestQueue:
         band.held_bytes -= waiter.held_bytes
         self._forget(priority)
 
-    def served(self, priority: int, flow: str, tokens: float) -> None:
-        """Count a request that went without waiting, where others of its band wait."""
+    def served(self, priority: int, flow: str, tokens: float, now_s: float) -> None:
+        """Count a request that went: for those of its band that wait, or for what its flow attained."""
+        settings = self.settings.of(priority)
+        if settings.fairness == "program-aware":
+            now = math.log2(max(tokens, 1.0)) + now_s / (settings.half_life_s or math.inf)
+            self._attained[flow] = float(np.logaddexp2(self._attained.pop(flow, _NEVER), now))
+            if len(self._attained) > _ATTAINED_FLOWS:
+                del self._attained[next(iter(self._attained))]
         if band := self._bands.get(priority):
             band.charge(flow, tokens).untold += tokens
 

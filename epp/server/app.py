@@ -116,8 +116,8 @@ class App:
         counter, optional = EstimateCounter(), OptionalParts()
         self.scheduler = self._build_scheduler(source, hasher, counter, optional)
         self._tokenizers, served = self._build_tokenizers(optional)
-        self._queueing = self._build_queueing()
         admission = AdmissionController(self.scheduler.datastore, config.saturation, self._priority)
+        self._queueing = self._build_queueing(admission.saturation)
         self._regions = regions = self._build_regions(hasher)
         self._relays = RelayPaths(config.relays) if config.relays.regions and regions is None else None
         self._learning, self._tracing = self._build_learning(), self._build_tracing()
@@ -221,14 +221,14 @@ class App:
         )
         return tokenizers, ServedTokenizers(models, config.tokens, self._clock.mono_s)
 
-    def _build_queueing(self) -> Queueing | None:
+    def _build_queueing(self, saturation: Callable[[float], float]) -> Queueing | None:
         settings = self._config.queue
         if not settings.enabled:
             return None
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
-        binding = LateBinding(self.scheduler, settings)
-        return Queueing(binding, settings.ttl_s, self._clock, self.metrics, self._inference_pool)
+        binding = LateBinding(self.scheduler, settings, saturation)
+        return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 
     def _build_learning(self) -> Learning | None:
         config = self._config

@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from epp.config.pool import parse_pool
+from epp.config.schema import BandSettings, Limits, QueueBand, QueueSection
 from epp.errors import ConfigError, NoEndpointError
 from epp.llmd.flags import read_flags
 from epp.llmd.parameters import ALTERNATIVES
 from epp.llmd.settings import Translation, translate
 from epp.policies.registry import create
 from epp.types import Endpoint, RequestInfo
+from tests.kit.llmd import BANDS, PROGRAMS
 
 if TYPE_CHECKING:
     from epp.config.schema import Config
@@ -222,6 +224,47 @@ def test_the_conformance_plugins_turn_the_switch() -> None:
     assert any("conformance suite" in warning for warning in made.warnings)
 
 
+def test_flow_control_s_defaults_are_llm_ds() -> None:
+    made = config_of([{"type": "queue-scorer"}], featureGates=["flowControl"])
+    queue = made.config.queue
+    assert not made.warnings[1:]
+    assert queue == QueueSection(
+        enabled=True, patience=0.0, fairness="global-strict", ordering="fcfs", ttl_s=60.0, empty_ttl_s=60.0,
+        negative=BandSettings(fairness="global-strict", ordering="fcfs", ttl_s=60.0), limits=Limits(),
+    )  # fmt: skip
+    assert (queue.max_requests, queue.max_bytes, queue.limits and queue.limits.threshold) == (
+        5000,
+        10**9,
+        1.0,
+    )
+    waits_long = config_of([], featureGates=["flowControl"], flowControl={"defaultRequestTTL": "0s"}).config
+    assert (waits_long.policy.name, waits_long.queue.ttl_s) == ("llm-d", 86_400.0)
+
+
+def test_flow_control_s_bands_limits_and_detector_become_the_queue_s() -> None:
+    made = read(BANDS).config
+    plain: dict[str, Any] = {"fairness": "global-strict", "ordering": "fcfs", "ttl_s": 20.0}
+    assert made.queue == QueueSection(
+        enabled=True, patience=0.0, **plain, empty_ttl_s=1.0, total_requests=1000, total_bytes=10 * 2**30,
+        bands=[QueueBand(priority=9, fairness="round-robin", ordering="slo-deadline", ttl_s=20.0,
+                         max_requests=500, max_bytes=10**6)],
+        negative=BandSettings(**plain, max_requests=1),
+        limits=Limits(policy="priority-holdback", min_ceiling=0.5),
+    )  # fmt: skip
+    assert made.queue.longest_s == 20.0
+    assert made.saturation.running_requests == 2
+    made = read(PROGRAMS).config
+    assert (made.queue.of(7).fairness, made.queue.half_life_s) == ("program-aware", 30.0)
+    assert made.queue.limits == Limits(policy="soft-reflective-ceiling")
+    ungated = read(BANDS.replace("flowControl]", "flowControl=false]"))
+    assert not ungated.config.queue.enabled
+    assert sum("without effect" in warning for warning in ungated.warnings) == 4
+
+
+def _gated(**flow_control: Any) -> dict[str, Any]:
+    return {"featureGates": ["flowControl"], "flowControl": flow_control}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -233,7 +276,15 @@ def test_the_conformance_plugins_turn_the_switch() -> None:
         ({"plugins": [{"type": "gorgo"}, {"type": "lmetric"}]}, "keep one"),
         ({"plugins": [{"type": "gorgo"}, {"type": "queue-scorer"}]}, "drop the filters and scorers"),
         ({"plugins": [{"type": "epp-settings", "parameters": {"recods": {}}}]}, "did you mean 'records'"),
-        ({"featureGates": ["flowControl"]}, "nothing is queued here"),
+        (_gated(enableEviction=True), "enableEviction: requests that run are not evicted here; leave it out"),
+        (_gated(priorityBands=[{"orderingPolicyRef": "nobody"}]), "no ordering plugin is named 'nobody'"),
+        (_gated(usageLimitPolicyPluginRef="fcfs-ordering-policy"), "no policy plugin is named 'fcfs"),
+        (_gated(maxBytes="much"), "'much' is not a size"),
+        (_gated(maxbytes=1), "flowControl.maxbytes: unknown key"),
+        (
+            {"plugins": [{"type": "program-aware-fairness", "parameters": {"strategy": "turn-priority"}}]},
+            "strategy",
+        ),
         ({"apiVersion": "v1"}, "llm-d.ai/v1alpha1"),
         ({"saturationDetector": {"pluginRef": "nobody"}}, "no plugin is named 'nobody'"),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from epp.envoy.child import Child
 from epp.envoy.process import EnvoyProcess
 from epp.envoy.settings import EnvoySettings, TlsFiles, Variant
 from epp.types import Endpoint
@@ -20,15 +18,12 @@ from tests.kit import kubeobjects as objects
 from tests.kit.envoy import require_envoy
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubeserver import KubeServer
+from tests.kit.llmd import loopback, picker_by_flags
 from tests.kit.replicas import CHAT, chat_body, quick_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-def loopback(address: str) -> str:
-    return "127.0.0.1:" + address.rpartition(":")[2]
 
 
 async def certificate(folder: Path, address: str) -> Path:
@@ -66,20 +61,11 @@ async def serving(
         await client.create(objects.pool("vllm", ports=(port,)))
         await client.run_pod(objects.pod("engine-0", ports=(port,)), "127.0.0.1")
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", server.url)))
-        plugins, ready = tmp_path / "default-plugins.yaml", tmp_path / "ready.json"
-        plugins.write_text(objects.PLUGINS)
         words = [
-            "serve", "--pool-name", "vllm", "--pool-namespace", objects.NAMESPACE,
-            "--pool-group", objects.GROUP, "--zap-encoder", "json", "--config-file", str(plugins),
-            "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--drain-timeout", "2s",
-            "--ready-file", str(ready),
+            "--pool-name", "vllm", "--pool-group", objects.GROUP, "--zap-encoder", "json", "--drain-timeout", "2s"
         ]  # fmt: skip
-        child = await stack.enter_async_context(Child("picker", words, tmp_path))
-        async with asyncio.timeout(240):
-            while not ready.exists():
-                child.check()
-                await asyncio.sleep(0.02)
-        yield replica.address, json.loads(ready.read_text())
+        addresses = await stack.enter_async_context(picker_by_flags(tmp_path, objects.PLUGINS, *words))
+        yield replica.address, addresses
 
 
 async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(
@@ -88,9 +74,6 @@ async def test_a_chart_s_command_line_serves_through_envoy_in_full_duplex(
     """Protocol 004 end to end: pool, pick, TLS without files, full duplex both ways."""
     require_envoy()
     replica, addresses = serving
-    async with aiohttp.ClientSession() as http, asyncio.timeout(240):
-        while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
-            await asyncio.sleep(0.05)
     settings = EnvoySettings(
         endpoints=(Endpoint(replica),),
         variant=Variant.FULL_DUPLEX,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from epp.config.schema import QueueSection
+from epp.config.schema import Limits, QueueBand, QueueSection
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.decision import Decision, QueueWait
 from epp.schedule.late_binding import LateBinding
@@ -34,11 +34,12 @@ class Conversation:
     engines: tuple[str, ...] = (FIRST, SECOND)
     now_s: float = 0.0
     woken: int = 0
+    saturated: float = 0.0
 
     def __post_init__(self) -> None:
         self.scheduler = picker_of("gorgo-ms", pool=[])
         self.pool(*self.engines)
-        self.binding = LateBinding(self.scheduler, self.section)
+        self.binding = LateBinding(self.scheduler, self.section, lambda _: self.saturated)
         self.binding.on_ready = self._woken
 
     def _woken(self) -> None:
@@ -316,3 +317,61 @@ def test_a_request_that_waits_takes_eight_bytes_a_block() -> None:
     assert isinstance(waits, Waiter)
     assert waits.request.blocks.itemsize == 8  # type: ignore[attr-defined]
     assert replace(waits.request, blocks=[0]).blocks == [0]
+
+
+#: As llm-d's flow control is translated.
+LIMITED = QueueSection(limits=Limits(), patience=0.0, fairness="global-strict", empty_ttl_s=300.0)
+
+
+def names(settled: list[Waiter]) -> list[str]:
+    return [one.request.decision_id for one in settled]
+
+
+def test_below_the_pool_s_limit_requests_go_as_the_policy_says_and_at_it_they_wait() -> None:
+    talk = Conversation(LIMITED)
+    talk.fill()
+    assert where(talk.ask("full engines are no matter")) in {FIRST, SECOND}
+    talk.saturated = 1.0
+    waits = [talk.ask("low", priority=-1), talk.ask("a"), talk.ask("b"), talk.ask("high", priority=9)]
+    assert talk.poll() == []
+    talk.saturated = 0.5
+    behind = talk.ask("behind those who wait")
+    assert isinstance(behind, Waiter)
+    assert names(talk.poll()) == ["high", "a", "b", behind.request.decision_id, "low"]
+    assert all(where(one) in {FIRST, SECOND} for one in waits)
+
+
+def test_a_lower_limit_holds_back_a_lower_priority_alone() -> None:
+    limits = Limits(policy="priority-holdback", min_ceiling=0.4)
+    talk = Conversation(QueueSection(limits=limits, patience=0.0, bands=[QueueBand(priority=9)]))
+    talk.saturated = 0.5
+    assert isinstance(talk.ask("low"), Waiter)
+    assert isinstance(talk.ask("high", priority=9), Decision)
+    assert talk.poll() == []
+    talk.saturated = 0.3
+    assert names(talk.poll()) == ["low"]
+
+
+@pytest.mark.parametrize(
+    ("ordering", "order"), [("slo-deadline", ["soon", "first"]), ("fcfs", ["first", "soon"])]
+)
+def test_beside_limits_a_deadline_orders_at_most_and_drops_nobody(ordering: Any, order: list[str]) -> None:
+    talk = Conversation(replace(LIMITED, ordering=ordering), saturated=1.0)
+    talk.ask("first")
+    talk.ask("soon", slo_s=2.0)
+    talk.now_s = 5.0
+    assert talk.poll() == []
+    talk.saturated = 0.0
+    assert names(talk.poll()) == order
+
+
+def test_what_comes_to_an_empty_pool_waits_by_a_time_of_its_own_and_a_full_queue_says_so() -> None:
+    talk = Conversation(replace(LIMITED, total_requests=1), engines=())
+    waits = talk.ask("first")
+    assert isinstance(waits, Waiter)
+    assert talk.binding.due_s == 300.0
+    with pytest.raises(NoEndpointError):
+        talk.ask("second")
+    talk.pool(FIRST)
+    talk.saturated = 0.0
+    assert talk.poll() == [waits]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from epp.config.schema import QueueSection
+from epp.config.schema import BandSettings, QueueBand, QueueSection
 from epp.errors import NotAdmittedError
 from epp.schedule.queue import RequestQueue, Waiter
 from epp.types import RequestInfo
@@ -36,8 +36,8 @@ def waiter(
     return Waiter(request, flow, held_bytes, came_s, best, BOTH, patience_s, deadline_s, expires_s)
 
 
-def queue(*waiters: Waiter, max_requests: int = 100, max_bytes: int = 10_000) -> RequestQueue:
-    made = RequestQueue(QueueSection(max_requests=max_requests, max_bytes=max_bytes))
+def queue(*waiters: Waiter, **settings: Any) -> RequestQueue:
+    made = RequestQueue(QueueSection(**{"max_requests": 100, "max_bytes": 10_000, **settings}))
     for one in waiters:
         made.put(one)
     return made
@@ -47,7 +47,7 @@ def taken(made: RequestQueue, open_slots: Collection[int] = BOTH) -> list[str]:
     """Name what is taken, in order, each charged to its flow."""
     names = []
     while (one := made.take(lambda _: open_slots)) is not None:
-        made.served(one.request.priority, one.flow, one.tokens)
+        made.served(one.request.priority, one.flow, one.tokens, one.came_s)
         names.append(one.request.decision_id)
     return names
 
@@ -71,7 +71,7 @@ def test_a_flow_that_comes_late_has_saved_up_no_turns() -> None:
     for _ in range(3):
         one = made.take(lambda _: BOTH)
         assert one is not None
-        made.served(0, "a", one.tokens)
+        made.served(0, "a", one.tokens, 0.0)
     for n in range(3):
         made.put(waiter(f"b{n}", flow="b"))
     assert taken(made) == ["b0", "a3", "b1", "a4", "b2", "a5"]
@@ -79,8 +79,79 @@ def test_a_flow_that_comes_late_has_saved_up_no_turns() -> None:
 
 def test_what_goes_without_waiting_counts_as_a_turn() -> None:
     made = queue(waiter("a", flow="a"), waiter("b", flow="b"))
-    made.served(0, "a", 1_000.0)
+    made.served(0, "a", 1_000.0, 0.0)
     assert taken(made) == ["b", "a"]
+
+
+def test_in_a_round_robin_flows_take_turns_by_name_and_who_comes_late_has_the_turn_of_its_name() -> None:
+    made = queue(
+        *(waiter(f"{flow}{n}", flow=flow, tokens=900 * (flow == "a")) for n in range(3) for flow in "ac"),
+        waiter("x0"),
+        fairness="round-robin",
+    )
+    first = [made.take(lambda _: BOTH) for _ in range(2)]
+    for one in first:
+        assert one is not None
+        made.served(0, one.flow, one.tokens, 0.0)
+    made.put(waiter("A0", flow="A"))
+    made.put(waiter("b0", flow="b"))
+    names = [one.request.decision_id for one in first if one is not None]
+    assert names + taken(made) == ["x0", "a0", "b0", "c0", "A0", "a1", "c1", "a2", "c2"]
+
+
+def test_where_priorities_alone_are_fair_all_flows_are_one() -> None:
+    made = queue(
+        waiter("b0", flow="b"), waiter("b1", flow="b"), waiter("a0", flow="a"), fairness="global-strict"
+    )
+    assert taken(made) == ["b0", "b1", "a0"]
+
+
+@pytest.mark.parametrize(
+    ("served", "came_s", "first"),
+    [
+        # By hand: 0.8 (served - least) / (most - least) + 0.2 (came - first) / (last - first), the least wins.
+        ({"a": [(500, 60)], "b": [(1_000, 60)]}, {"a": 2, "b": 0, "c": 4}, "c"),  # 0.5, 0.8, 0.2
+        ({"a": [(500, 60)], "b": [(1_000, 60)]}, {"a": 2, "b": 0}, "a"),  # 0.2, 0.8
+        ({"a": [(900, 60)], "b": [(1_000, 60)]}, {"a": 4, "b": 0, "c": 4}, "c"),  # 0.92, 0.8, 0.2
+        (
+            {"a": [(900, 60)], "b": [(1_000, 60)], "c": [(9_000, 60)]},
+            {"a": 4, "b": 0, "c": 4},
+            "b",
+        ),  # .2, .01, 1
+        ({"a": [(800, 0)], "b": [(500, 60)]}, {"a": 2, "b": 0}, "a"),  # 400 and 500: 0.2, 0.8
+        ({"a": [(800, 0), (200, 60)], "b": [(500, 60)]}, {"a": 2, "b": 0}, "b"),  # 600 and 500: 1, 0
+        ({}, {"a": 2, "b": 0}, "b"),
+    ],
+)
+def test_by_attained_service_the_flow_goes_that_was_served_least_lately_and_waits_long(
+    served: dict[str, list[tuple[float, float]]], came_s: dict[str, float], first: str
+) -> None:
+    made = queue(fairness="program-aware")
+    for flow, charges in served.items():
+        for tokens, at_s in charges:
+            made.served(0, flow, tokens, at_s)
+    for flow, at_s in came_s.items():
+        made.put(waiter(flow, flow=flow, came_s=at_s))
+    one = made.take(lambda _: BOTH)
+    assert one is not None
+    assert one.flow == first
+
+
+def test_bands_have_bounds_of_their_own_and_all_of_them_one() -> None:
+    bands = [QueueBand(priority=5, max_requests=1)]
+    negative = BandSettings(max_bytes=15)
+    made = queue(bands=bands, negative=negative, total_requests=5, total_bytes=70)
+
+    def admitted(band: int, held_bytes: int = 10) -> bool:
+        try:
+            made.put(waiter("", band=band, held_bytes=held_bytes))
+        except NotAdmittedError:
+            return False
+        return True
+
+    assert [admitted(5), admitted(5)] == [True, False]
+    assert [admitted(-1), admitted(-1), admitted(-2)] == [True, False, True]
+    assert [admitted(0, 50), admitted(0), admitted(0), admitted(0)] == [False, True, True, False]
 
 
 def test_within_a_flow_the_earliest_deadline_goes_first_and_those_without_one_last() -> None:
@@ -145,5 +216,5 @@ def test_who_leaves_frees_its_place() -> None:
 def test_flows_without_requests_are_forgotten() -> None:
     made = queue(waiter("stays"))
     for n in range(5_000):
-        made.served(0, f"flow{n}", 10.0)
+        made.served(0, f"flow{n}", 10.0, 0.0)
     assert len(made._bands[0].flows) < 1_100

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from epp.config.schema import Saturation
+from epp.config.schema import Limits, Saturation
 from epp.errors import NotAdmittedError
 from epp.prefix_cache.index import PrefixIndex
-from epp.schedule.admission import AdmissionController, saturation
+from epp.schedule.admission import AdmissionController, is_below_limit, saturation
 from epp.schedule.waiting import at_once
 from epp.signals.datastore import Datastore
 from epp.signals.metrics_text import EngineSample
@@ -36,6 +37,38 @@ def test_saturation_is_the_mean_of_the_fuller_of_queue_and_cache(
     waiting: list[float], kv_usage: list[float], expected: float
 ) -> None:
     assert saturation(np.array(waiting), np.array(kv_usage), Saturation()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("limits", "found", "served"),
+    [
+        # Of the priorities 10, 1 and 0. By hand, source [E]: a limit of each, or whose look it is.
+        ({}, 0.99, "10 1 0"),
+        ({}, 1.0, ""),
+        ({"threshold": 0.5}, 0.5, ""),
+        ({"policy": "priority-holdback", "min_ceiling": 0.4, "max_ceiling": 0.8}, 0.39, "10 1 0"),  # .8 .6 .4
+        ({"policy": "priority-holdback", "min_ceiling": 0.4, "max_ceiling": 0.8}, 0.4, "10 1"),
+        ({"policy": "priority-holdback", "min_ceiling": 0.4, "max_ceiling": 0.8}, 0.61, "10"),
+        ({"policy": "priority-holdback", "min_ceiling": 0.4, "max_ceiling": 0.8}, 0.8, ""),
+        ({"policy": "priority-holdback", "min_ceiling": 0.5, "domain": "value"}, 0.54, "10 1"),  # 1 .55 .5
+        ({"policy": "priority-holdback", "min_ceiling": 0.5, "domain": "value"}, 0.55, "10"),
+        ({"policy": "soft-reflective-ceiling"}, 0.49, "10 1 0"),  # ceilings 1 .755 .51
+        ({"policy": "soft-reflective-ceiling"}, 0.65, "10 1"),  # 1 .675 .35; each 2nd look 0, too
+        ({"policy": "soft-reflective-ceiling"}, 0.75, "10"),  # 1 .625 .25; each 3rd
+        ({"policy": "soft-reflective-ceiling"}, 1.0, ""),
+    ],
+)
+def test_a_priority_is_served_below_its_limit(limits: dict[str, Any], found: float, served: str) -> None:
+    def at(look: int) -> str:
+        priorities = [10, 1, 0]
+        below = (is_below_limit(found, Limits(**limits), one, priorities, look) for one in priorities)
+        return " ".join(str(one) for one, yes in zip(priorities, below, strict=True) if yes)
+
+    assert at(1) == served
+    period = {0.65: 2, 0.75: 3}.get(found, 1) if "soft" in limits.get("policy", "") else 1
+    assert at(period) == ("10 1 0" if period > 1 else served)
+    alone = is_below_limit(0.79, Limits(policy="priority-holdback", max_ceiling=0.8), 0, [0], 1)
+    assert alone, "one priority has the highest limit"
 
 
 def fleet(*waiting: float, draining: bool = False) -> Datastore:

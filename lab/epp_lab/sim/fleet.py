@@ -24,6 +24,7 @@ from epp.policies.base import Policy
 from epp.policies.registry import create
 from epp.prefix_cache.index import PrefixIndex
 from epp.prefix_cache.state_slots import StateSlots
+from epp.schedule.admission import AdmissionController
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
 from epp.schedule.scheduler import Scheduler, SchedulerSettings, datastore_of
@@ -657,7 +658,9 @@ class FleetSim:
     def _build_queue(self, scheduler: Scheduler) -> LateBinding | None:
         if not self.options.config.queue.enabled:
             return None
-        queue = LateBinding(scheduler, self.options.config.queue)
+        config = self.options.config
+        admission = AdmissionController(scheduler.datastore, config.saturation, lambda _: 0)
+        queue = LateBinding(scheduler, config.queue, admission.saturation)
         queue.on_ready = lambda: self.loop.at(self.loop.now_ms, Rank.ARRIVAL, self._poll, queue)
         return queue
 

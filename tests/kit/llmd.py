@@ -1,0 +1,85 @@
+"""A picker called as llm-d's charts call theirs, and two of llm-d's configurations with flow control."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from epp.envoy.child import Child
+from tests.kit import kubeobjects as objects
+from tests.kit.kubefollow import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+def loopback(address: str) -> str:
+    return "127.0.0.1:" + address.rpartition(":")[2]
+
+
+@asynccontextmanager
+async def picker_by_flags(folder: Path, plugins: str, *words: str) -> AsyncIterator[dict[str, str]]:
+    """Its addresses once it is ready; the cluster is that of ``KUBECONFIG``."""
+    config, ready = folder / "default-plugins.yaml", folder / "ready.json"
+    config.write_text(plugins)
+    common = [
+        "serve", "--pool-namespace", objects.NAMESPACE, "--config-file", str(config), "--ready-file", str(ready),
+        "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0",
+    ]  # fmt: skip
+    async with Child("picker", [*common, *words], folder) as child, aiohttp.ClientSession() as http:
+        async with asyncio.timeout(PATIENCE_S):
+            while not ready.exists():
+                child.check()
+                await asyncio.sleep(0.02)
+            addresses = json.loads(ready.read_text())
+            while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
+                await asyncio.sleep(0.05)
+        yield addresses
+
+
+_HEAD = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+"""
+#: Bands by round robin, and saturation by requests in flight.
+BANDS = f"""{_HEAD}
+plugins:
+- type: queue-scorer
+- type: prefix-cache-scorer
+- type: round-robin-fairness-policy
+- {{type: slo-deadline-ordering-policy, name: deadlines}}
+- {{type: priority-holdback-policy, parameters: {{minCeiling: 0.5}}}}
+- {{type: concurrency-detector, parameters: {{maxConcurrency: 2}}}}
+flowControl:
+  saturationDetector: {{pluginRef: concurrency-detector}}
+  usageLimitPolicyPluginRef: priority-holdback-policy
+  maxBytes: 10Gi
+  maxRequests: 1k
+  defaultRequestTTL: 20s
+  noEndpointRequestTTL: 1s
+  defaultNegativePriorityBand: {{maxRequests: "1"}}
+  priorityBands:
+  - {{priority: 9, maxRequests: 500, maxBytes: 1M, fairnessPolicyRef: round-robin-fairness-policy, orderingPolicyRef: deadlines}}
+schedulingProfiles:
+- name: default
+  plugins: [{{pluginRef: queue-scorer, weight: 2}}, {{pluginRef: prefix-cache-scorer, weight: 3}}]
+"""
+#: Programs by attained service, and saturation by what engines report.
+PROGRAMS = f"""{_HEAD}
+plugins:
+- {{type: program-aware-fairness, parameters: {{lasHalfLifeSeconds: 30}}}}
+- type: soft-reflective-ceiling-policy
+- type: queue-scorer
+flowControl:
+  defaultPriorityBand: {{fairnessPolicyRef: program-aware-fairness}}
+  usageLimitPolicyPluginRef: soft-reflective-ceiling-policy
+schedulingProfiles:
+- name: default
+  plugins: [{{pluginRef: queue-scorer}}]
+"""
