@@ -53,7 +53,7 @@ class Pool:
         link = self.bus.join(name)
         scheduler = self.bus.pickers[name]
         scheduler.set_pool([Endpoint(one, engine_class="h100") for one in ENGINES], self.now_s)
-        binding = self.bindings[name] = LateBinding(scheduler, QueueSection())
+        binding = self.bindings[name] = LateBinding(scheduler, QueueSection(), lambda _: 0.0)
         link.share_queue(binding)
 
     @property
@@ -213,7 +213,7 @@ def test_so_many_flows_are_told_at_once_those_first_that_were_served_most() -> N
     queue = RequestQueue(QueueSection())
     for number in range(2 * MAX_FLOWS):
         queue.put(waiter_of(str(number)))
-        queue.served(0, str(number), number)
+        queue.served(0, str(number), number, 0.0)
     requests, _, flows = queue.state(0.0)[0]
     assert requests == 2 * MAX_FLOWS
     assert flows == {str(number): float(number) for number in range(MAX_FLOWS, 2 * MAX_FLOWS)}

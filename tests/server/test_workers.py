@@ -232,7 +232,7 @@ async def test_workers_count_what_waits_at_each_other(tmp_path: Path) -> None:
     for box in boxes:
         scheduler = picker_of(prefix=str(box.index), pool=[])
         link = HostLink(box, group, scheduler.datastore, clock)
-        bindings.append(LateBinding(scheduler, QueueSection()))
+        bindings.append(LateBinding(scheduler, QueueSection(), lambda _: 0.0))
         link.index_sync.share_queue(bindings[-1])
         box.listen()
         running.append(asyncio.ensure_future(link.run()))
