@@ -99,6 +99,7 @@ class QueueSection(Section, frozen=True):
         ttl_s: longest wait of all; then it is refused with 429.
         max_requests: requests of one priority that may wait; more are refused with 429.
         max_bytes: bytes of their bodies, likewise.
+        priorities: of the InferenceObjectives that requests name, where no cluster tells them.
     """
 
     enabled: bool = False
@@ -106,6 +107,7 @@ class QueueSection(Section, frozen=True):
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000
     max_bytes: PositiveInt = 1_000_000_000
+    priorities: dict[str, int] = {}
 
 
 class PolicySection(Section, frozen=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.schedule.queue import Waiter
 from epp.schedule.waiting import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
 
     from epp.clock import Clock
     from epp.metrics.metrics import Metrics
@@ -51,8 +51,10 @@ class Queueing:
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
-    async def decide(self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int) -> Decision:
-        """Decide a request; waits where there is no room.
+    def decide(
+        self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int
+    ) -> Decision | Coroutine[Any, Any, Decision]:
+        """Decide a request, or return what waits for room and holds nothing of the request as it came.
 
         Raises:
             NoEndpointError: nobody is eligible.
@@ -67,7 +69,7 @@ class Queueing:
             ttft_slo_s=_seconds(headers.get(TTFT_SLO_HEADER, "")),
             held_bytes=held_bytes,
         )
-        return await self._settled(found, held_bytes - body_bytes) if isinstance(found, Waiter) else found
+        return self._settled(found, held_bytes - body_bytes) if isinstance(found, Waiter) else found
 
     async def _settled(self, waiter: Waiter, held_bytes: int) -> Decision:
         future = self._futures[waiter] = asyncio.get_running_loop().create_future()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,7 +58,7 @@ NO_ROOM = "room"
 FRESH_S = 2.0
 #: Rules that time may change: a pool that scales from zero, engines that return.
 _PASSING = frozenset({"pool-empty", "health"})
-#: Requests that one look lets go or puts back; the event loop has a turn before the next.
+#: Requests that one look drops, moves, or lets go or puts back; the event loop has a turn before the next.
 MOST_TURNS = 64
 
 
@@ -149,6 +151,7 @@ class LateBinding:
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
+        self._unmoved: deque[Waiter] = deque()  # they wait for engines of an earlier pool
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -214,7 +217,7 @@ class LateBinding:
             open_slots = self._open(found.slots, request.priority, now_s)
             patience_s, least_s = self._patience_s(measured, decision)
             if patience_s or not open_slots:
-                waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
+                waiter.request, waiter.others = _packed(measured.request), _any_of(found.slots.tobytes())
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
                 waiter.expires_s = min(expires_s, deadline_s - least_s)
                 self.queue.put(waiter)
@@ -240,14 +243,16 @@ class LateBinding:
     def poll(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Let go what has room by now, and drop what waited too long; return what is settled."""
         self._ready = False
-        settled = self.queue.expire(now_s)
+        settled = self.queue.expire(now_s, MOST_TURNS)
         for waiter in settled:
             waiter.refusal = self._expired(waiter, now_s)
         if not len(self.queue):
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
             self._other_pool = False
-            for waiter in self.queue.waiting():
+            self._unmoved = deque(self.queue.waiting())
+        for _ in range(min(MOST_TURNS, len(self._unmoved))):
+            if not (waiter := self._unmoved.popleft()).settled:
                 self.queue.remove(waiter)
                 waiter.best = waiter.others = ANY
                 self.queue.put_back(waiter, impatient=True)
@@ -261,7 +266,7 @@ class LateBinding:
 
         for _ in range(MOST_TURNS):
             if (turn := self.queue.take(open_to)) is None:
-                return settled
+                break
             try:
                 slot = self._bind(turn, open_to(turn.request.priority), now_s, wall_s)
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
@@ -270,7 +275,10 @@ class LateBinding:
                 settled.append(turn)
             if slot is not None:
                 is_open.clear()
-        self._look()
+        else:
+            self._look()
+        if self._unmoved:
+            self._look()
         return settled
 
     def _bind(self, waiter: Waiter, open_slots: Collection[int], now_s: float, wall_s: float) -> int | None:
@@ -285,7 +293,7 @@ class LateBinding:
         decision = scheduler.schedule(measured, now_s, wall_s)
         best = int(found.slots[decision.chosen])
         if best not in open_slots:
-            waiter.others = frozenset(found.slots.tolist())
+            waiter.others = _any_of(found.slots.tobytes())
             patience_s, _ = self._patience_s(measured, decision)
             if best != waiter.best and patience_s:  # its prefix has come there while it waited
                 waiter.best, waiter.patience_s = best, now_s - waiter.came_s + patience_s
@@ -310,7 +318,7 @@ class LateBinding:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
             self.queue.remove(waiter)
-            waiter.refusal = NotAdmittedError("its client has gone", "client")
+        waiter.refusal = waiter.refusal or NotAdmittedError("its client has gone", "client")
 
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
@@ -356,6 +364,12 @@ class LateBinding:
             return 0.0, least_ms / 1e3
         saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
         return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
+
+
+@lru_cache(64)
+def _any_of(slots: bytes) -> frozenset[int]:
+    """Return a set of slots, the same one for all that wait for them."""
+    return frozenset(np.frombuffer(slots, np.intp).tolist())
 
 
 def _packed(request: RequestInfo) -> RequestInfo:

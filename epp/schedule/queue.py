@@ -280,10 +280,17 @@ class RequestQueue:
                 return waiter
         return None
 
-    def expire(self, now_s: float) -> list[Waiter]:
-        """Take those whose time is over; let those whose patience is over wait for any engine."""
+    def expire(self, now_s: float, most: int) -> list[Waiter]:
+        """Take those whose time is over; let those whose patience is over wait for any engine.
+
+        Args:
+            now_s: the instant.
+            most: how many of both; the others are still due.
+        """
         gone: list[Waiter] = []
-        while self._due and self._due[0][0] <= now_s:
+        for _ in range(most):
+            if self.due_s > now_s:
+                break
             waiter = self._due[0][2]
             self.remove(waiter)
             if waiter.expires_s <= now_s:
