@@ -107,6 +107,10 @@ class Standing(Struct, frozen=True):
     last_return_s: float
     until_s: float
 
+    def serves(self, slot: int) -> bool:
+        """Tell whether a slot gets requests where others like it have proof."""
+        return all(mask is None or bool(mask[slot]) for mask in (self.healthy, self.proven))
+
 
 class HealthTracker:
     """Health by slot. Reports on slots that were not admitted are ignored.

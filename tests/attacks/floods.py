@@ -6,6 +6,7 @@ An attack is a generator of blobs that one connection sends after its greeting; 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +17,20 @@ from typing import TypeAlias
 from hpack import Encoder, NeverIndexedHeaderTuple
 
 from epp.extproc.modes import BodyMode
+from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
 from epp.rpc.http2 import frames
 from epp.rpc.http2.frames import PREFACE, frame, window_update
+from epp.schedule.admission import OBJECTIVE_HEADERS
 from tests.kit.conversation import POST, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message, settings
 from tests.kit.rawpeer import PROCESS
+from tests.kit.replicas import chat_body
 
 Blobs: TypeAlias = Callable[[], Iterable[bytes]]
 MIB = 1 << 20
+#: Of the requests that wait: how many priorities, `p0` the lowest, and the body of each.
+PRIORITIES, BUSY_MODEL = 5, "busy"
+QUEUED_BODY = json.dumps({**chat_body("hello " * 400, max_tokens=200), "model": BUSY_MODEL}).encode()
 LOG = b"/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 WATCH = b"/grpc.health.v1.Health/Watch"
 
@@ -102,6 +109,24 @@ def calls(messages: Callable[[], bytes], count: int = 4096, block: bytes = CALL)
 def chat(**more: str) -> bytes:
     """The message of a chat's request headers, whose body is to come in one."""
     return message(with_modes(request_headers({**POST, **more}), BodyMode.BUFFERED).SerializeToString())
+
+
+def queued(count: int) -> Blobs:
+    """Calls for a busy model: of all `PRIORITIES` and many flows, every second with a deadline of 5 to 60 s."""
+
+    def make() -> Blobs:
+        sent = message(body(QUEUED_BODY))
+        blobs = [
+            headers(2 * at + 1) + data(2 * at + 1, chat(**_queued(at)) + sent) for at in range(count)
+        ]
+        return lambda: blobs
+
+    return lazily(make)
+
+
+def _queued(at: int) -> dict[str, str]:
+    deadline = {TTFT_SLO_HEADER: str(5_000 + 55 * at)} if at % 2 else {}
+    return {OBJECTIVE_HEADERS[0]: f"p{at % PRIORITIES}", FAIRNESS_HEADER: f"flow-{at % 97}", **deadline}
 
 
 def metadata() -> bytes:
@@ -214,6 +239,7 @@ FLOODS = {
         "refusals that may not be sent",
         calls(lambda: chat() + message(body(b'{"model": "%s"' % (b"x" * 3000)))), holds=True,
         greeting=PREFACE + settings(initial_window_size=0)),
+    "queue": Flood("1,000 requests that find no room, for each connection", queued(1_000), holds=True),
     "health-watches": Flood(
         "streams of the health service", calls(lambda: message(b""), block=call(WATCH)), holds=True),
 }
