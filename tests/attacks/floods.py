@@ -28,9 +28,8 @@ from tests.kit.replicas import chat_body
 
 Blobs: TypeAlias = Callable[[], Iterable[bytes]]
 MIB = 1 << 20
-#: Of the requests that wait: how many priorities, `p0` the lowest, and the body of each.
-PRIORITIES, BUSY_MODEL = 5, "busy"
-QUEUED_BODY = json.dumps({**chat_body("hello " * 400, max_tokens=200), "model": BUSY_MODEL}).encode()
+#: Of the requests that wait: how many priorities, `p0` the lowest, their model, and the length of a body.
+PRIORITIES, BUSY_MODEL, QUEUED_BYTES = 5, "busy", 4_000
 LOG = b"/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 WATCH = b"/grpc.health.v1.Health/Watch"
 
@@ -112,21 +111,19 @@ def chat(**more: str) -> bytes:
 
 
 def queued(count: int) -> Blobs:
-    """Calls for a busy model: of all `PRIORITIES` and many flows, every second with a deadline of 5 to 60 s."""
+    """Calls for a busy model: of all `PRIORITIES` and many flows, every fourth with a deadline of 20 to 120 s."""
 
     def make() -> Blobs:
-        sent = message(body(QUEUED_BODY))
-        blobs = [
-            headers(2 * at + 1) + data(2 * at + 1, chat(**_queued(at)) + sent) for at in range(count)
-        ]
-        return lambda: blobs
+        return lambda: (headers(2 * at + 1) + data(2 * at + 1, _queued(at)) for at in range(count))
 
     return lazily(make)
 
 
-def _queued(at: int) -> dict[str, str]:
-    deadline = {TTFT_SLO_HEADER: str(5_000 + 55 * at)} if at % 2 else {}
-    return {OBJECTIVE_HEADERS[0]: f"p{at % PRIORITIES}", FAIRNESS_HEADER: f"flow-{at % 97}", **deadline}
+def _queued(at: int) -> bytes:
+    more = {TTFT_SLO_HEADER: str(20_000 + 100 * at)} if at % 4 == 0 else {}
+    more |= {OBJECTIVE_HEADERS[0]: f"p{at % PRIORITIES}", FAIRNESS_HEADER: f"flow-{at % 97}"}
+    asked = {**chat_body(f"{at} ".ljust(QUEUED_BYTES - 100, "a")), "model": BUSY_MODEL}
+    return chat(**more) + message(body(json.dumps(asked).encode()))
 
 
 def metadata() -> bytes:

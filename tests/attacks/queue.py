@@ -7,10 +7,9 @@ import time
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.error import HTTPError
 
 from epp.config.pool import EndpointSpec
-from tests.attacks.floods import BUSY_MODEL, PRIORITIES, QUEUED_BODY
+from tests.attacks.floods import BUSY_MODEL, PRIORITIES, QUEUED_BYTES
 from tests.attacks.pickers import alone, page
 from tests.kit.replicas import MODEL
 
@@ -56,7 +55,7 @@ def waited(seconds: float, connections: int = 10) -> Waited:
         def look() -> None:
             lines = list[str]()
             while not over.wait(_LOOK_S):
-                with suppress(HTTPError):  # busy
+                with suppress(OSError):  # busy
                     lines = page(rig.http, "metrics").decode().splitlines()
                 size = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_SIZE))
                 seen.append((time.monotonic(), size))
@@ -70,4 +69,4 @@ def waited(seconds: float, connections: int = 10) -> Waited:
     before, peak = row.rss_bytes
     full_s = max(at_s for at_s, size in seen if size > 0.9 * most)
     empty_s = min((at_s for at_s, size in seen if at_s > full_s and not size), default=inf)
-    return Waited(row, most, (peak - before) / most - len(QUEUED_BODY), empty_s - full_s)
+    return Waited(row, most, (peak - before) / most - QUEUED_BYTES, empty_s - full_s)
