@@ -67,6 +67,6 @@ def waited(seconds: float, connections: int = 10) -> Waited:
         looking.join()
     most = max(size for _, size in seen)
     before, peak = row.rss_bytes
-    full_s = max(at_s for at_s, size in seen if size > 0.9 * most)
+    full_s = max(at_s for at_s, size in seen if size >= 0.9 * most)
     empty_s = min((at_s for at_s, size in seen if at_s > full_s and not size), default=inf)
-    return Waited(row, most, (peak - before) / most - QUEUED_BYTES, empty_s - full_s)
+    return Waited(row, most, (peak - before) / max(most, 1.0) - QUEUED_BYTES, empty_s - full_s)

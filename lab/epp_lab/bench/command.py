@@ -61,8 +61,8 @@ _NAMES = (
     "core: the decision alone; policies: by llm-d's profiles and a reward model; server: the ext_proc server "
     "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
-    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; waiting: 10,000 requests in "
-    "the queue; "
+    "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
+    "waiting: 10,000 requests in the queue; "
     "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.

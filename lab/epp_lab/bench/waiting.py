@@ -1,9 +1,9 @@
 """Requests that wait: what each of them holds, and what 10,000 of them add to the decisions of others.
 
 They wait for engines that are busy for their priority alone: requests of a higher one find room. Those are
-decided by two pickers in turns, of which one has no request that waits. A decision is all CPU from the body to
-the reply, to the first token and to the end, with the looks at the queue that these cause. What a request holds
-is what Python allocates from its ext_proc messages on, without its body and 16 bytes a block.
+decided by two pickers in turns, of which one has no request that waits. A decision is all CPU from the body
+to the end, with the looks at the queue that its first token and its end cause. What a request holds is what
+Python allocates from its ext_proc messages on, without its body and 16 bytes a block.
 """
 
 from __future__ import annotations
