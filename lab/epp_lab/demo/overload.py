@@ -169,10 +169,8 @@ def verdict(found: Mapping[str, Served]) -> list[str]:
     without, queued = found.values()
     more = queued.tokens_per_s / without.tokens_per_s - 1.0
     return [
-        f"High priority's TTFT p95 is {queued.high_ttft_s:.2f} s with the queue, {without.high_ttft_s:.2f} s "
-        "without.",
+        f"High priority's TTFT p95 is {queued.high_ttft_s:.2f} s with it, {without.high_ttft_s:.2f} s else.",
         f"Jain's index of tenants is {queued.jain:.3f} with it, {without.jain:.3f} without.",
-        f"{abs(more):.0%} {'more' if more > 0 else 'fewer'} tokens are served while the load comes.",
-        f"{queued.refused} of {queued.requests} requests are refused, after {TTL_S:g} s; without it "
-        f"{without.refused}.",
+        f"With it {abs(more):.0%} {'more' if more > 0 else 'fewer'} tokens are served while the load comes.",
+        f"{queued.refused} of {queued.requests} requests fail with it, {without.refused} without.",
     ]
