@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.filters import Candidates
-from epp.schedule.queue import ANY, RequestQueue, Waiter
+from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
 from epp.signals.slots import grown
 
@@ -58,8 +58,6 @@ NO_ROOM = "room"
 FRESH_S = 2.0
 #: Rules that time may change: a pool that scales from zero, engines that return.
 _PASSING = frozenset({"pool-empty", "health"})
-#: Requests that one look drops, moves, or lets go or puts back; the event loop has a turn before the next.
-MOST_TURNS = 64
 
 
 class Room:
@@ -243,7 +241,7 @@ class LateBinding:
     def poll(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Let go what has room by now, and drop what waited too long; return what is settled."""
         self._ready = False
-        settled = self.queue.expire(now_s, MOST_TURNS)
+        settled = self.queue.expire(now_s)
         for waiter in settled:
             waiter.refusal = self._expired(waiter, now_s)
         if not len(self.queue):

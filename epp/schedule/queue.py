@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Target = int | frozenset[int]
 #: Whichever engine comes: the pool has none.
 ANY: frozenset[int] = frozenset()
+#: Requests that one look drops, moves, or lets go or puts back; the event loop has a turn before the next.
+MOST_TURNS = 64
 #: Flows without a request that a band remembers, beside two for each request.
 _IDLE_FLOWS = 1000
 
@@ -280,15 +282,13 @@ class RequestQueue:
                 return waiter
         return None
 
-    def expire(self, now_s: float, most: int) -> list[Waiter]:
+    def expire(self, now_s: float) -> list[Waiter]:
         """Take those whose time is over; let those whose patience is over wait for any engine.
 
-        Args:
-            now_s: the instant.
-            most: how many of both; the others are still due.
+        What is more than one look does is still due.
         """
         gone: list[Waiter] = []
-        for _ in range(most):
+        for _ in range(MOST_TURNS):
             if self.due_s > now_s:
                 break
             waiter = self._due[0][2]

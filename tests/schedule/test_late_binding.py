@@ -12,7 +12,7 @@ from epp.config.schema import QueueSection
 from epp.errors import NotAdmittedError
 from epp.schedule.decision import Decision
 from epp.schedule.late_binding import LateBinding
-from epp.schedule.queue import Waiter
+from epp.schedule.queue import ANY, MOST_TURNS, Waiter
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of
@@ -234,3 +234,36 @@ def test_a_request_that_waits_takes_eight_bytes_a_block() -> None:
     assert isinstance(waits, Waiter)
     assert waits.request.blocks.itemsize == 8  # type: ignore[attr-defined]
     assert replace(waits.request, blocks=[0]).blocks == [0]
+
+
+def test_a_look_moves_and_drops_no_more_than_its_share_of_a_long_queue() -> None:
+    talk = Conversation()
+    talk.fill()
+    waits = [talk.ask(f"r{number}") for number in range(2 * MOST_TURNS)]
+    last = waits[-1]
+    assert isinstance(last, Waiter)
+    assert all(each.others is last.others for each in waits if isinstance(each, Waiter)), "it takes kilobytes"
+    talk.pool(FIRST, SECOND, "10.0.0.3:80")
+    talk.scheduler.datastore.ledger.reserve("third", 2, LONG, LONG, 0.0, sequences=4)
+    woken = talk.woken
+    assert talk.poll() == []
+    assert (last.others, talk.woken) == (frozenset({0, 1}), woken + 1)
+    assert talk.poll() == []
+    assert last.others == ANY
+    talk.now_s = QueueSection().ttl_s
+    assert [len(talk.poll()) for _ in range(2)] == [MOST_TURNS, MOST_TURNS]
+
+
+def test_who_is_bound_and_leaves_before_the_queue_has_moved_is_not_moved() -> None:
+    talk = Conversation()
+    talk.fill()
+    waits = [talk.ask(f"r{number}") for number in range(2 * MOST_TURNS)]
+    talk.pool(FIRST, SECOND, "10.0.0.3:80")
+    talk.scheduler.datastore.ledger.end(FIRST)
+    went = talk.poll()
+    assert went
+    for each in went:
+        talk.binding.leave(each, 0.0)
+        each.decision = None  # as whoever waited for it forgets it
+    talk.poll()
+    assert len(talk.binding.queue) < len(waits)
