@@ -273,9 +273,7 @@ class LateBinding:
                 settled.append(turn)
             if slot is not None:
                 is_open.clear()
-        else:
-            self._look()
-        if self._unmoved:
+        if turn or self._unmoved:
             self._look()
         return settled
 

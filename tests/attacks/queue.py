@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epp.config.pool import EndpointSpec
 from tests.attacks.floods import BUSY_MODEL, PRIORITIES, QUEUED_BYTES
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.attacks.rig import Row
 
 _SIZE, _LOOK_S = "llm_d_epp_flow_control_queue_size", 0.1
-_SECTIONS = {
+_SECTIONS: dict[str, Any] = {
     "queue": {
         "enabled": True,
         "ttl_s": 120,
