@@ -31,7 +31,7 @@ TTFT_SLO_HEADER = "x-llm-d-slo-ttft-ms"
 #: scrapes, what other pickers sent.
 LOOK_S = 0.25
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
-_WAITER_BYTES = 6_000
+_WAITER_BYTES = 7_000
 
 
 class Queueing:
