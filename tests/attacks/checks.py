@@ -22,7 +22,7 @@ _GROWTH_BYTES = 32 << 20
 _MEMORY_BYTES, _TAKEN_BYTES = 512 << 20, 384 << 20
 #: Requests that wait, for how long, and what one may take beside its body: 8 KB, and what connections and
 #: allocators keep of what has come.
-_QUEUED, _QUEUE_S, _WAITER_BYTES = 10_000, 40.0, 16 << 10
+_QUEUED, _QUEUE_S, _WAITER_BYTES = 10_000, 40.0, 12 << 10
 
 
 class Check(NamedTuple):
