@@ -159,9 +159,20 @@ class LateBinding:
         """When `poll` has something to do, whatever happens."""
         return self.queue.due_s
 
-    def _changed(self, _slot: int, promised_tokens: int) -> None:
-        if not promised_tokens:
+    def _changed(self, slot: int, promised_tokens: int) -> None:
+        if not promised_tokens and len(self.queue) and self._may_open(slot):
             self._look()
+
+    def _may_open(self, slot: int) -> bool:
+        """Tell whether an engine may have room for any that waits; what is not asked here only takes room."""
+        datastore, (band, *_) = self._datastore, self.queue.bands
+        sent, (base_ms, rate_ms, *_) = datastore.ledger.block[:, slot], datastore.rates.block()[:, slot]
+        unanswered, largest = sent[RUNNING] - sent[DECODING], datastore.room.largest[slot]
+        return bool(
+            _Crowd(self._share(band), 0.0).leaves_room(
+                sent[PENDING] * rate_ms, base_ms, unanswered, sent[RUNNING], largest
+            )
+        )
 
     def _pool_changed(self) -> None:
         self._other_pool = True
@@ -345,9 +356,13 @@ class LateBinding:
         """Count what waits in a band and those above it, for each engine."""
         if not len(self.queue):
             return _NOBODY
-        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
         higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
-        return _Crowd(0.5 ** (each / HALVING), KEPT if higher else 0.0)
+        return _Crowd(self._share(band), KEPT if higher else 0.0)
+
+    def _share(self, band: int) -> float:
+        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
+        share: float = 0.5 ** (each / HALVING)
+        return share
 
     def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
         """Return how long a request waits for its best engine, and its least time to first token."""
