@@ -213,7 +213,6 @@ class Datastore:
         self.peer_load: PeerLoad | None = None
         self._measured = Measured(self.rtt, self.engine)
         self._members: dict[str, tuple[int, Endpoint]] = {}
-        self._taking: Slots = np.zeros(0, np.intp)  # those that do not drain
         self._applied = False
         self._fresh_s = np.zeros(0, np.float64)  # since when it has been cold; -inf for warm from the start
         self._last_fresh_s = -math.inf
@@ -262,8 +261,6 @@ class Datastore:
             slot = self._add(address, now_s) if known is None else known[0]
             members[address] = (slot, endpoint)
         before, self._members = self._members, members
-        taking = [slot for slot, endpoint in members.values() if not endpoint.draining]
-        self._taking = np.array(taking, np.intp)
         self._names.clear()
         self._named = (None, self._named[1])
         self._applied = self._applied or bool(members)
@@ -410,13 +407,14 @@ class Datastore:
     def serving(self, now_s: float) -> Slots:
         """Find the slots of the own engines that may serve now."""
         standing, paused = self.health.standing(now_s), self.retry_after.until_s(now_s) or {}
-        slots = self._taking
-        for mask in (standing.healthy, standing.proven):
-            slots = slots if mask is None else slots[mask[slots]]
-        if paused or self.remote is not None:
-            own = [slot for slot in slots.tolist() if not (slot in paused or self.is_peer(slot))]
-            slots = np.array(own, np.intp)
-        return slots
+        return np.array(
+            [
+                slot
+                for slot, endpoint in self.members
+                if not (endpoint.draining or slot in paused or self.is_peer(slot)) and standing.serves(slot)
+            ],
+            np.intp,
+        )
 
     def places(self, slots: Slots) -> Floats:
         """Return how many more requests each endpoint or peer region takes before they wait."""
