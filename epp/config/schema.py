@@ -163,6 +163,7 @@ class QueueSection(BandSettings, frozen=True):
         bands: priorities that wait by settings of their own; what one leaves out has its default.
         negative: the same for other priorities below zero.
         limits: decides for the pool when there is room, instead of for each engine.
+        priorities: of the InferenceObjectives that requests name, where no cluster tells them.
     """
 
     enabled: bool = False
@@ -174,6 +175,7 @@ class QueueSection(BandSettings, frozen=True):
     bands: list[QueueBand] = []
     negative: BandSettings | None = None
     limits: Limits | None = None
+    priorities: dict[str, int] = {}
 
     def of(self, priority: int) -> BandSettings:
         """Return the settings of a priority."""

@@ -12,7 +12,7 @@ Which reply is due when is decided in `modes` and `stream`. Rules:
 
 from __future__ import annotations
 
-from sys import getsizeof
+from sys import getsizeof, intern
 from typing import TYPE_CHECKING
 
 from epp.pb.core_pb2 import HeaderValueOption
@@ -83,7 +83,7 @@ def header_values(headers: HeaderMap) -> dict[str, str]:
     """
     values: dict[str, str] = {}
     for header in headers.headers:
-        name, raw = header.key.lower(), header.raw_value
+        name, raw = intern(header.key.lower()), header.raw_value  # one string for all that wait
         value = raw.decode("utf-8", "replace") if raw else header.value
         known = values.get(name, value)
         values[name] = value if known == value else f"{known},{value}"

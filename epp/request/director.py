@@ -50,6 +50,7 @@ from epp.policies.base import Need
 from epp.request.outcomes import EstimatedReservations, Outcomes
 from epp.request.recent import PREVIEW, RecentDecisions
 from epp.request.retries import Retries
+from epp.schedule.decision import Decision
 from epp.schedule.filters import allowed_regions
 from epp.schedule.model_rules import REWRITE_HEADERS, ModelRules
 from epp.schedule.subset import Entry, Subset, subset_hint
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from epp.request.tokenizers import Tokenizers
     from epp.request.tracing import Tracing
     from epp.schedule.admission import AdmissionController
-    from epp.schedule.decision import Decision, Outcome
+    from epp.schedule.decision import Outcome
     from epp.schedule.scheduler import Scheduler
     from epp.tokens.estimate import EstimateCounter
     from epp.types import Endpoint
@@ -240,8 +241,10 @@ class Director:
                 parsed = self.rewrite(request, self.parse(request))
                 await self._wait_for_model(parsed, request)
                 asked, hop = self._describe(request, parsed, await self._count(parsed))
-            models, parsed = models_of(asked), None  # nothing of it is held while a request waits
-            decision = await self._decide(asked, request)
+            models, parsed = models_of(asked), None
+            deciding = self._decide(asked, request)
+            del asked  # nothing of both is held while a request waits
+            decision = await deciding
         except ClientError as error:
             return self._refuse(request, error.status, error.message, rule="client", param=error.param)
         except NotAdmittedError as error:
@@ -265,7 +268,9 @@ class Director:
         began_s = self._clock.mono_s()
         queueing = self._queueing_of(request)
         if queueing is not None and (asked.api or asked.opaque):
-            return await queueing.decide(asked, request.headers, len(request.body or b""))
+            found = queueing.decide(asked, request.headers, len(request.body or b""))
+            del asked
+            return found if isinstance(found, Decision) else await found
         await self._admission.admit(asked, began_s)
         decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
         self._schedule_seconds.observe(self._clock.mono_s() - began_s)

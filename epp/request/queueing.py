@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epp.errors import NotAdmittedError
 from epp.llmd.words import DROPPED
@@ -18,7 +18,7 @@ from epp.schedule.queue import Waiter
 from epp.schedule.waiting import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
 
     from epp.clock import Clock
     from epp.metrics.metrics import Metrics
@@ -36,7 +36,7 @@ LOOK_S = 0.25
 #: Characters by which flows are told apart.
 _FLOW_CHARACTERS = 128
 #: What a request that waits takes beside its body and its blocks, whose hashes take eight bytes each.
-_WAITER_BYTES = 6_000
+_WAITER_BYTES = 7_000
 
 
 class Queueing:
@@ -60,8 +60,10 @@ class Queueing:
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
 
-    async def decide(self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int) -> Decision:
-        """Decide a request; waits where there is no room.
+    def decide(
+        self, request: RequestInfo, headers: Mapping[str, str], body_bytes: int
+    ) -> Decision | Coroutine[Any, Any, Decision]:
+        """Decide a request, or return what waits for room and holds nothing of the request as it came.
 
         Raises:
             NoEndpointError: nobody is eligible.
@@ -84,7 +86,7 @@ class Queueing:
             self._count(labels, error, 0.0)
             raise
         if isinstance(found, Waiter):
-            return await self._settled(found, labels, held_bytes - body_bytes)
+            return self._settled(found, labels, held_bytes - body_bytes)
         self._schedule_seconds.observe(self._clock.mono_s() - began_s)
         self._count(labels, None, 0.0)
         return found

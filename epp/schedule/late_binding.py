@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,7 @@ from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.admission import is_below_limit
 from epp.schedule.decision import QueueWait
 from epp.schedule.filters import Candidates
-from epp.schedule.queue import ANY, RequestQueue, Waiter
+from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
 from epp.signals.slots import grown
 
@@ -63,8 +65,6 @@ _PASSING = frozenset({"pool-empty", "health"})
 #: What a request waits for whose model no engine of the pool serves yet: another look is worth its time once
 #: the pool has changed.
 _NOT_YET = frozenset({-1})
-#: Requests that one look lets go or puts back; the event loop has a turn before the next.
-MOST_TURNS = 64
 #: For so long an engine with room is left to other pickers: they hear of it, and take it if they can.
 YIELD_S = 0.2
 
@@ -165,6 +165,7 @@ class LateBinding:
         #: By band, engines with room that others take first, and since when.
         self._yielded: dict[int, dict[int, float]] = {}
         self._saturation, self._looks = saturation, 0
+        self._unmoved: deque[Waiter] = deque()  # they wait for engines of an earlier pool
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -174,9 +175,22 @@ class LateBinding:
         """When `poll` has something to do, whatever happens."""
         return self.queue.due_s
 
-    def _changed(self, _slot: int, promised_tokens: int) -> None:
-        if not promised_tokens:
+    def _changed(self, slot: int, promised_tokens: int) -> None:
+        if not promised_tokens and len(self.queue) and self._may_open(slot):
             self._look()
+
+    def _may_open(self, slot: int) -> bool:
+        """Tell whether an engine may have room for any that waits; what is not asked here only takes room."""
+        if self._settings.limits:
+            return True
+        datastore, (band, *_) = self._datastore, self.queue.bands
+        sent, (base_ms, rate_ms, *_) = datastore.ledger.block[:, slot], datastore.rates.block()[:, slot]
+        unanswered, largest = sent[RUNNING] - sent[DECODING], datastore.room.largest[slot]
+        return bool(
+            _Crowd(self._share(band), 0.0).leaves_room(
+                sent[PENDING] * rate_ms, base_ms, unanswered, sent[RUNNING], largest
+            )
+        )
 
     def _pool_changed(self) -> None:
         self._other_pool = True
@@ -288,7 +302,9 @@ class LateBinding:
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
             self._other_pool = False
-            for waiter in self.queue.waiting():
+            self._unmoved = deque(self.queue.waiting())
+        for _ in range(min(MOST_TURNS, len(self._unmoved))):
+            if not (waiter := self._unmoved.popleft()).settled:
                 self.queue.remove(waiter)
                 waiter.best = waiter.others = ANY
                 self.queue.put_back(waiter, impatient=True)
@@ -303,7 +319,7 @@ class LateBinding:
         for _ in range(MOST_TURNS):
             self._looks += 1
             if (turn := self.queue.take(open_to)) is None:
-                return settled
+                break
             try:
                 slot = self._bind(turn, open_to(turn.request.priority), now_s, wall_s)
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
@@ -312,7 +328,8 @@ class LateBinding:
                 settled.append(turn)
             if slot is not None:
                 is_open.clear()
-        self._look()
+        if turn or self._unmoved:
+            self._look()
         return settled
 
     def _bind(self, waiter: Waiter, open_slots: Collection[int], now_s: float, wall_s: float) -> int | None:
@@ -358,7 +375,7 @@ class LateBinding:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
             self.queue.remove(waiter)
-            waiter.refusal = NotAdmittedError("its client has gone", "client")
+        waiter.refusal = waiter.refusal or NotAdmittedError("its client has gone", "client")
 
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
@@ -388,7 +405,8 @@ class LateBinding:
 
     def _others(self, found: Candidates, now_s: float) -> frozenset[int]:
         """Return the slots of all that may serve a request, and of engines whose pause will end."""
-        return frozenset(found.slots.tolist()).union(self._datastore.retry_after.until_s(now_s) or ())
+        slots, paused = found.slots, self._datastore.retry_after.until_s(now_s)
+        return _any_of((np.union1d(slots, list(paused)) if paused else slots).tobytes())
 
     def _has_room(self, slots: Slots, band: int, now_s: float) -> set[int]:
         """Return those of the slots that have room for a band; all or none where it has a limit."""
@@ -412,12 +430,15 @@ class LateBinding:
 
     def _crowd(self, band: int, now_s: float) -> _Crowd:
         """Count what waits in a band and those above it, for each engine."""
-        ahead = self.queue.ahead_of(band)
-        if not (ahead or len(self.queue)):
+        if not (self.queue.ahead_of(band) or len(self.queue)):
             return _NOBODY
-        each = ahead / max(len(self._datastore), 1)
         higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
-        return _Crowd(0.5 ** (each / HALVING), KEPT if higher else 0.0)
+        return _Crowd(self._share(band), KEPT if higher else 0.0)
+
+    def _share(self, band: int) -> float:
+        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
+        share: float = 0.5 ** (each / HALVING)
+        return share
 
     def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
         """Return how long a request waits for its best engine, and its least time to first token."""
@@ -440,6 +461,12 @@ def _let_go_by(waiter: Waiter, engine: str) -> str:
         return "an engine joined or had room"
     over = waiter.impatient and isinstance(waiter.best, int)
     return "its patience was over" if over else "an engine had room"
+
+
+@lru_cache(64)
+def _any_of(slots: bytes) -> frozenset[int]:
+    """Return a set of slots, the same one for all that wait for them."""
+    return frozenset(np.frombuffer(slots, np.intp).tolist())
 
 
 def _packed(request: RequestInfo) -> RequestInfo:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Target = int | frozenset[int]
 #: Whichever engine comes: the pool has none.
 ANY: frozenset[int] = frozenset()
+#: Requests that one look drops, moves, or lets go or puts back; the event loop has a turn before the next.
+MOST_TURNS = 64
 #: Flows without a request that a band remembers, beside two for each request.
 _IDLE_FLOWS = 1000
 #: Flows of a band that other pickers are told of at once.
@@ -416,9 +418,14 @@ class RequestQueue:
         return None
 
     def expire(self, now_s: float) -> list[Waiter]:
-        """Take those whose time is over; let those whose patience is over wait for any engine."""
+        """Take those whose time is over; let those whose patience is over wait for any engine.
+
+        What is more than one look does is still due.
+        """
         gone: list[Waiter] = []
-        while self._due and self._due[0][0] <= now_s:
+        for _ in range(MOST_TURNS):
+            if self.due_s > now_s:
+                break
             waiter = self._due[0][2]
             self.remove(waiter)
             if waiter.expires_s <= now_s:

@@ -329,7 +329,9 @@ class App:
         return msgspec.json.encode(to_record(await in_time(self.director.preview(request))))
 
     def _priority(self, objective: str) -> int:
-        return self._cluster.priority(objective) if self._cluster is not None else 0
+        if self._cluster is not None:
+            return self._cluster.priority(objective)
+        return self._config.queue.priorities.get(objective, 0)
 
     def _build_scheduler(
         self, source: str, hasher: BlockHasher, counter: EstimateCounter, optional: OptionalParts

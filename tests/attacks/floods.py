@@ -6,6 +6,7 @@ An attack is a generator of blobs that one connection sends after its greeting; 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,14 +17,19 @@ from typing import TypeAlias
 from hpack import Encoder, NeverIndexedHeaderTuple
 
 from epp.extproc.modes import BodyMode
+from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
 from epp.rpc.http2 import frames
 from epp.rpc.http2.frames import PREFACE, frame, window_update
+from epp.schedule.admission import OBJECTIVE_HEADERS
 from tests.kit.conversation import POST, request_body, request_headers, with_metadata, with_modes
 from tests.kit.http2 import message, settings
 from tests.kit.rawpeer import PROCESS
+from tests.kit.replicas import chat_body
 
 Blobs: TypeAlias = Callable[[], Iterable[bytes]]
 MIB = 1 << 20
+#: Of the requests that wait: how many priorities, `p0` the lowest, their model, and the length of a body.
+PRIORITIES, BUSY_MODEL, QUEUED_BYTES = 5, "busy", 4_000
 LOG = b"/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 WATCH = b"/grpc.health.v1.Health/Watch"
 
@@ -102,6 +108,22 @@ def calls(messages: Callable[[], bytes], count: int = 4096, block: bytes = CALL)
 def chat(**more: str) -> bytes:
     """The message of a chat's request headers, whose body is to come in one."""
     return message(with_modes(request_headers({**POST, **more}), BodyMode.BUFFERED).SerializeToString())
+
+
+def queued(count: int) -> Blobs:
+    """Calls for a busy model: of all `PRIORITIES` and many flows, every fourth with a deadline of 20 to 120 s."""
+
+    def make() -> Blobs:
+        return lambda: (headers(2 * at + 1) + data(2 * at + 1, _queued(at)) for at in range(count))
+
+    return lazily(make)
+
+
+def _queued(at: int) -> bytes:
+    more = {TTFT_SLO_HEADER: str(20_000 + 100 * at)} if at % 4 == 0 else {}
+    more |= {OBJECTIVE_HEADERS[0]: f"p{at % PRIORITIES}", FAIRNESS_HEADER: f"flow-{at % 97}"}
+    asked = {**chat_body(f"{at} ".ljust(QUEUED_BYTES - 100, "a")), "model": BUSY_MODEL}
+    return chat(**more) + message(body(json.dumps(asked).encode()))
 
 
 def metadata() -> bytes:
@@ -214,6 +236,7 @@ FLOODS = {
         "refusals that may not be sent",
         calls(lambda: chat() + message(body(b'{"model": "%s"' % (b"x" * 3000)))), holds=True,
         greeting=PREFACE + settings(initial_window_size=0)),
+    "queue": Flood("1,000 requests that find no room, for each connection", queued(1_000), holds=True),
     "health-watches": Flood(
         "streams of the health service", calls(lambda: message(b""), block=call(WATCH)), holds=True),
 }

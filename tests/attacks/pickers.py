@@ -20,8 +20,10 @@ from tests.kit.picker import Serving
 from tests.kit.replicas import metric
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
+
+    from epp.config.pool import EndpointSpec
 
 ISTIO = "istio"
 #: As long as pickers may take to hear each other: they say something each second.
@@ -30,11 +32,14 @@ BEHIND = (*(variant.value for variant in Variant), ISTIO)
 
 
 @contextmanager
-def alone(*, tls: bool = False, **sections: Any) -> Iterator[Rig]:
-    """A picker with three endpoints that do not exist, a well-behaved stream from either address, /readyz.
+def alone(
+    *, tls: bool = False, pool: Sequence[EndpointSpec] = tuple(pool_of(3)), **sections: Any
+) -> Iterator[Rig]:
+    """A picker with endpoints that do not exist, a well-behaved stream from either address, /readyz.
 
     Args:
         tls: whether its listener speaks TLS.
+        pool: the endpoints.
         sections: of its configuration, laid over `CONFIG`.
     """
     listen = {**CONFIG["listen"], "tls": {"self_signed": True} if tls else None}
@@ -45,7 +50,7 @@ def alone(*, tls: bool = False, **sections: Any) -> Iterator[Rig]:
         asyncio.Runner() as runner,
         contextlib.ExitStack() as stack,
     ):
-        folder, started = Path(name), picker(pool_of(3), **config)
+        folder, started = Path(name), picker(pool, **config)
         server = runner.run(started.__aenter__())
         stack.callback(_end, runner, started)
         probes = [
@@ -53,7 +58,7 @@ def alone(*, tls: bool = False, **sections: Any) -> Iterator[Rig]:
             Probe(folder, "other", "pick", server.grpc, OTHER, *flags),
             Probe(folder, "ready", "ready", server.http, ATTACKER),
         ]
-        with Rig(server.pid, server.grpc, probes, tls=tls) as rig:
+        with Rig(server.pid, server.grpc, probes, tls=tls, http=server.http) as rig:
             yield rig
 
 

@@ -129,6 +129,7 @@ class Rig:
         probes: that run.
         tls: whether the listener speaks TLS.
         works: says after an attack what does not work any more, ``""`` for nothing.
+        http: the picker's listener for HTTP, where an attack wants it.
     """
 
     def __init__(
@@ -139,8 +140,9 @@ class Rig:
         *,
         tls: bool = False,
         works: Callable[[], str] = str,
+        http: str = "",
     ) -> None:
-        self._works = works
+        self._works, self.http = works, http
         self._pid, self._probes = pid, probes
         self._command = ("tests.attacks.attacker", address, *(["tls"] if tls else []))
         self._attackers: list[subprocess.Popen[bytes]] = []

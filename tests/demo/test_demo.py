@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from epp.cli import main
 from epp_lab.compare.load import RequestResult
-from epp_lab.demo import load
+from epp_lab.demo import load, overload
 from epp_lab.demo.command import verdict
 from epp_lab.demo.example import exit_status, output
 
@@ -67,3 +68,13 @@ def test_what_an_earlier_demo_left_is_removed_and_nothing_behind_its_links(tmp_p
     with output(folder):
         assert [path.name for path in folder.iterdir()] == [".epp-demo"]
     assert (kept / "file").exists()
+
+
+def test_the_overload_is_what_it_says_of_itself() -> None:
+    requests = overload.generate(1)
+    expected = overload.CAPACITY * overload.TIMES * overload.LOAD_S
+    assert 0.8 * expected < len(requests) < 1.1 * expected  # sessions that begin late are cut off
+    by_tenant = Counter(request.tenant for request in requests)
+    assert 0.4 < by_tenant["t0"] / len(requests) < 0.7
+    assert len(by_tenant) == 4
+    assert {request.priority for request in requests} == {0, 1}

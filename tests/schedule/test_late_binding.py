@@ -12,7 +12,7 @@ from epp.config.schema import Limits, QueueBand, QueueSection
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.decision import Decision, QueueWait
 from epp.schedule.late_binding import LateBinding
-from epp.schedule.queue import Waiter
+from epp.schedule.queue import ANY, MOST_TURNS, Waiter
 from epp.signals.metrics_text import EngineSample
 from epp.types import Endpoint, RequestInfo
 from tests.kit.records import picker_of
@@ -375,3 +375,37 @@ def test_what_comes_to_an_empty_pool_waits_by_a_time_of_its_own_and_a_full_queue
     talk.pool(FIRST)
     talk.saturated = 0.0
     assert talk.poll() == [waits]
+
+
+def test_a_look_moves_and_drops_no_more_than_its_share_of_a_long_queue() -> None:
+    talk = Conversation()
+    talk.fill()
+    waits = [talk.ask(f"r{number}") for number in range(2 * MOST_TURNS)]
+    last = waits[-1]
+    assert isinstance(last, Waiter)
+    assert all(each.others is last.others for each in waits if isinstance(each, Waiter)), "it takes kilobytes"
+    talk.pool(FIRST, SECOND, "10.0.0.3:80")
+    talk.scheduler.datastore.ledger.reserve("third", 2, LONG, LONG, 0.0, sequences=4)
+    woken = talk.woken
+    assert talk.poll() == []
+    assert (last.others, talk.woken) == (frozenset({0, 1}), woken + 1)
+    assert talk.poll() == []
+    assert last.others == ANY
+    talk.now_s = QueueSection().ttl_s
+    assert [len(talk.poll()) for _ in range(2)] == [MOST_TURNS, MOST_TURNS]
+
+
+def test_who_is_bound_and_leaves_before_the_queue_has_moved_is_not_moved() -> None:
+    talk = Conversation()
+    talk.fill()
+    for number in range(MOST_TURNS):
+        talk.ask(f"r{number}")
+    high = talk.ask("high", priority=1)
+    assert isinstance(high, Waiter)
+    talk.pool(FIRST, SECOND, "10.0.0.3:80")
+    talk.scheduler.datastore.ledger.end(FIRST)
+    assert high in talk.poll()
+    talk.binding.leave(high, 0.0)
+    high.decision = None  # as whoever waited for it forgets it
+    talk.poll()
+    assert talk.scheduler.datastore.ledger.live("high") is False

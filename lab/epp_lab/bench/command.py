@@ -18,7 +18,19 @@ import epp
 from epp.envoy.launch import tied_to_parent
 from epp.envoy.process import find_envoy
 from epp.errors import EppError
-from epp_lab.bench import cluster, core, envoy, idle, index, peers, pickers, server, soak, tracing
+from epp_lab.bench import (
+    cluster,
+    core,
+    envoy,
+    idle,
+    index,
+    peers,
+    pickers,
+    server,
+    soak,
+    tracing,
+    waiting,
+)
 from epp_lab.bench.figures import Figures, load, settings
 from epp_lab.bench.processes import cpu_s
 from epp_lab.bench.recorded import Mode
@@ -42,6 +54,7 @@ CASES: dict[str, tuple[int, Callable[[Figures, argparse.Namespace, int], Corouti
     "pickers": (3, pickers.measure),
     "cluster": (9, cluster.measure),
     "tracing": (5, tracing.measure),
+    "waiting": (5, waiting.measure),
 }
 #: What each measures, for ``--help``.
 _NAMES = (
@@ -49,6 +62,7 @@ _NAMES = (
     "over loopback, beside bare ones; envoy: through a real Envoy; index: of 1M and 10M cached tokens "
     "(long-index: 100M); idle: scraped endpoints alone; tokens: a model's own tokenizer; soak: a million "
     "requests, for leaks; pickers: four that share, and alone; cluster: their messages; tracing: spans; "
+    "waiting: 10,000 requests in the queue; "
     "peers: this gateway beside others"
 )
 #: What ``all`` runs, in this order; under twenty minutes on two cores.

@@ -48,6 +48,8 @@ GOALS = {
     "tracing/not sampled": 0.03,
     "pickers/shared of alone": 1.15,
     "pickers/change age p99": 120.0,
+    "waiting/held": 8192.0,
+    "waiting/added to a decision": 0.1,
 }
 
 

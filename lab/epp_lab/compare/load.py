@@ -20,6 +20,8 @@ import msgspec
 
 from epp.apis.usage import NO_USAGE, usage_from
 from epp.records.files import DAMAGED
+from epp.request.queueing import FAIRNESS_HEADER
+from epp.schedule.admission import OBJECTIVE_HEADERS
 from epp_lab.compare.text import chat_messages
 
 if TYPE_CHECKING:
@@ -91,6 +93,11 @@ class LoadOptions:
     time_scale: float = 1.0
     max_in_flight: int = 1024
     resend: bool = False
+
+
+def objective_of(priority: int) -> str:
+    """Name the InferenceObjective of a priority, as requests of tenants do."""
+    return f"priority-{priority}"
 
 
 def add_api_key(add: Callable[..., object]) -> None:
@@ -195,6 +202,8 @@ class _Run:
         # Compressed, an answer could not be read as it comes.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         headers["x-session-id"] = request.session
+        if request.tenant:
+            headers |= {FAIRNESS_HEADER: request.tenant, OBJECTIVE_HEADERS[0]: objective_of(request.priority)}
         body = self._body(request, answers)
         answer, status, error = _Answer(), 0, ""
         response_headers: Mapping[str, str] = {}

@@ -20,12 +20,11 @@ from epp_lab.compare.compare import compare, comparison_table
 from epp_lab.compare.measure import figures, from_live
 from epp_lab.compare.report import change, panels
 from epp_lab.compare.stats import Statistic
-from epp_lab.demo import load
-from epp_lab.demo.example import exit_status, output
+from epp_lab.demo import load, overload
+from epp_lab.demo.example import exit_status, output, write_report
 from epp_lab.demo.plain import BALANCERS, Plain
 from epp_lab.demo.stack import Replica, Stack
-from epp_lab.origin import origin
-from epp_lab.page import html, page
+from epp_lab.page import html
 from epp_lab.plot import Panel, figure
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", default=PolicySection().name, help="the picker's policy (default: %(default)s)")
     add("--against", choices=BALANCERS, default="least-request", help="of the plain Envoy (%(default)s)")
     add("--seed", type=int, default=load.SEED, help="seed of the load (default: %(default)s)")
+    add("--overload", action="store_true", help="more than replicas can serve, with a queue and without")
     add("--out", type=Path, default=Path("demo-out"), help="folder for the output (%(default)s)")
 
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 1 where nothing was answered. Ctrl-C stops everything that it started."""
     create(arguments.policy, source="command line", key="--policy")  # now, and not when replicas run
     with output(arguments.out):
-        return uvloop.run(show(arguments))
+        return uvloop.run(overload.show(arguments) if arguments.overload else show(arguments))
 
 
 def fleet(folder: Path, policy: str) -> Stack:
@@ -107,19 +107,9 @@ async def show(arguments: argparse.Namespace) -> int:
     charts.append(
         Panel("Failed requests by phase", "phase", "requests", failed, names, [*names], drawn="bars")
     )
-    file = out / "report.html"
     title = f"{arguments.policy} beside Envoy's {arguments.against}"
     parts = (html(text), figure("The same load behind both", charts), html(table), html(compared))
-    file.write_text(page(title, origin(), *parts, verdict=said), encoding="utf-8")
-    console.print(
-        f"\nOutput in {out}/: configuration, logs, records, results.\n"
-        f"Why did a request go where it went?  epp explain --records {out}/records\n"
-        f"Would it go there again?  epp records verify {out}/records\n"
-        f"All of it on one page: {file.absolute().as_uri()}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    write_report(console, out, title, parts, said)
     return exit_status(runs)
 
 

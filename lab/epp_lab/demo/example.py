@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epp.errors import EppError
+from epp_lab.origin import origin
+from epp_lab.page import page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import Console
 
     from epp_lab.compare.load import RequestResult
 
@@ -65,6 +69,24 @@ def output(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise EppError(f"{folder} cannot be the folder for output: {error.strerror}") from error
     yield
+
+
+def write_report(
+    console: Console, out: Path, title: str, parts: Iterable[str], verdict: Iterable[str]
+) -> None:
+    """Write a demo's page, and print where its output is and what may be asked of it."""
+    file = out / "report.html"
+    file.write_text(page(title, origin(), *parts, verdict=verdict), encoding="utf-8")
+    records = next(out.rglob("records"))
+    console.print(
+        f"\nOutput in {out}/: configuration, logs, records, results.\n"
+        f"Why did a request go where it went?  epp explain --records {records}\n"
+        f"Would it go there again?  epp records verify {records}\n"
+        f"All of it on one page: {file.absolute().as_uri()}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def exit_status(runs: Mapping[str, Sequence[RequestResult]]) -> int:

@@ -31,7 +31,6 @@ from epp_lab.workloads.tenants import Tenancy
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epp_lab.sim.results import SimResult
 
 SEED = 701
 #: How long requests are sent; the first part does not count.
@@ -144,14 +143,26 @@ def jain(served: Mapping[str, float], asked: Mapping[str, float]) -> float:
 
 
 def measures(
-    requests: Sequence[TraceRequest], results: Sequence[SimResult], at_ms: Sequence[float]
+    requests: Sequence[TraceRequest],
+    results: Sequence[Any],
+    at_ms: Sequence[float],
+    window_s: float = WINDOW_S,
+    warmup_s: float = WARMUP_S,
 ) -> dict[str, float]:
-    """Sum up a run: of the requests that were due between warm-up and end, and of what was served then."""
-    end_ms, warm_ms = WINDOW_S * 1e3, WARMUP_S * 1e3
+    """Sum up a run: of the requests that were due between warm-up and end, and of what was served then.
+
+    Args:
+        requests: the load.
+        results: simulated, or those of a client.
+        at_ms: when each request was due.
+        window_s: how long requests were sent.
+        warmup_s: what does not count of it.
+    """
+    end_ms, warm_ms = window_s * 1e3, warmup_s * 1e3
     due = [one for one in results if warm_ms <= at_ms[one.index] <= end_ms]
     by_band = {band: [one for one in due if requests[one.index].priority == band] for band in (0, 1)}
 
-    def p95(of: Sequence[SimResult], name: str) -> float:
+    def p95(of: Sequence[Any], name: str) -> float:
         found = [getattr(one, name) for one in of if one.ok and one.ttft_ms is not None]
         return float(np.percentile(found, 95)) if found else np.nan
 
@@ -173,7 +184,7 @@ def measures(
     ]
     prompts = sum(one.prompt_tokens for one in due if one.ok)
     return {
-        "waited %": 100.0 * float(np.mean([one.queued_ms > 0.0 for one in due])),
+        "waited %": 100.0 * float(np.mean([getattr(one, "queued_ms", 0.0) > 0.0 for one in due])),
         "high TTFT p95 ms": p95(by_band[1], "ttft_ms"),
         "low TTFT p95 ms": p95(by_band[0], "ttft_ms"),
         "TTFT p95 ms": p95(due, "ttft_ms"),
