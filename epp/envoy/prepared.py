@@ -62,5 +62,5 @@ def prepared(settings: EnvoySettings) -> dict[str, Any] | None:
         context.pop("auto_sni_san_validation", None)
     if not settings.rewrites_paths:
         (options,) = replicas["typed_extension_protocol_options"].values()
-        del options["http_filters"]
+        del options["http_filters"][:2]  # those of paths
     return tree
