@@ -246,10 +246,10 @@ class LateBinding:
         measured = self._scheduler.measure(request, found, now_s)
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
-        crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
-        is_first = not self.queue.before(request.priority, (), waiter)
-        # At a peer its own picker queues.
-        has_room = is_peer or (is_first and self._room.is_open(slot, seen, crowd, now_s))
+        has_room = self._datastore.is_peer(slot) or (  # at a peer its own picker queues
+            not self.queue.before(request.priority, (), waiter)
+            and self._room.is_open(slot, seen, self._crowd(request.priority, now_s), now_s)
+        )
         if settings.limits or not has_room:
             open_slots = self._open(found.slots, request.priority, now_s, waiter)
             patience_s, least_s = self._patience_s(measured, decision)
@@ -267,9 +267,8 @@ class LateBinding:
                 measured = self._scheduler.measure(measured.request, allowed, now_s)
                 decision = self._scheduler.schedule(measured, now_s, wall_s)
         self._scheduler.reserve(decision, measured, now_s)
-        self.queue.served(
-            request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens, now_s
-        )
+        waiter.request = measured.request
+        self.queue.served(request.priority, flow, waiter.tokens, now_s)
         return decision
 
     def _waiter(
