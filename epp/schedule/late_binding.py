@@ -250,14 +250,13 @@ class LateBinding:
             not self.queue.before(request.priority, (), waiter)
             and self._room.is_open(slot, seen, self._crowd(request.priority, now_s), now_s)
         )
+        waiter.request = measured.request
         if settings.limits or not has_room:
             open_slots = self._open(found.slots, request.priority, now_s, waiter)
             patience_s, least_s = self._patience_s(measured, decision)
-            others_first = settings.limits and self.queue.ahead_of(request.priority)
-            if others_first or (slot not in open_slots and (patience_s or not open_slots)):
-                waiter.request, waiter.others = _packed(measured.request), self._others(found, now_s)
-                waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
-                waiter.wanted = decision.endpoint if patience_s else ""
+            waits = slot not in open_slots and (patience_s or not open_slots)
+            if waits or (settings.limits and self.queue.ahead_of(request.priority)):
+                self._aim(waiter, decision, found, patience_s, now_s)
                 if not settings.limits:
                     waiter.expires_s = min(waiter.expires_s, waiter.deadline_s - least_s)
                 self.queue.put(waiter)
@@ -267,9 +266,17 @@ class LateBinding:
                 measured = self._scheduler.measure(measured.request, allowed, now_s)
                 decision = self._scheduler.schedule(measured, now_s, wall_s)
         self._scheduler.reserve(decision, measured, now_s)
-        waiter.request = measured.request
         self.queue.served(request.priority, flow, waiter.tokens, now_s)
         return decision
+
+    def _aim(
+        self, waiter: Waiter, decision: Decision, found: Candidates, patience_s: float, now_s: float
+    ) -> None:
+        """Let a request wait for the engine chosen, and for any where it has no patience."""
+        waiter.request, waiter.others = _packed(waiter.request), self._others(found, now_s)
+        slot = int(found.slots[decision.chosen])
+        best = (slot, patience_s, decision.endpoint) if patience_s else (waiter.others, 0.0, "")
+        waiter.best, waiter.patience_s, waiter.wanted = best
 
     def _waiter(
         self, request: RequestInfo, now_s: float, flow: str, ttft_slo_s: float, held_bytes: int
