@@ -89,6 +89,24 @@ class Saturation(Section, frozen=True):
     pending_tokens: NotNegative = 0.0
 
 
+class ProgramsSection(Section, frozen=True):
+    """Turns of agents wait until the agent's whole context has a place in a KV cache.
+
+    Attributes:
+        enabled: hold turns; `queue.enabled` is needed, and clients that wait as long as `longest_hold_s`.
+        quantum_s: time for which an agent keeps its place although others wait. The longest wait is about
+            (load - 1) times this, the load being the sum of contexts over that of KV caches; a gain needs
+            several times what it takes to fill a KV cache.
+        age_s: wait from which a turn takes the place of agents that ran for a quantum.
+        longest_hold_s: wait after which a turn goes without a place.
+    """
+
+    enabled: bool = False
+    quantum_s: Positive = 300.0
+    age_s: NotNegative = 120.0
+    longest_hold_s: Positive = 540.0
+
+
 class QueueSection(Section, frozen=True):
     """Requests that find no room wait in the picker until they can be sent.
 
@@ -99,6 +117,7 @@ class QueueSection(Section, frozen=True):
         ttl_s: longest wait of all; then it is refused with 429.
         max_requests: requests of one priority that may wait; more are refused with 429.
         max_bytes: bytes of their bodies, likewise.
+        programs: agents whose turns wait for a place of their contexts.
     """
 
     enabled: bool = False
@@ -106,6 +125,19 @@ class QueueSection(Section, frozen=True):
     ttl_s: Positive = 30.0
     max_requests: PositiveInt = 5000
     max_bytes: PositiveInt = 1_000_000_000
+    programs: ProgramsSection = ProgramsSection()
+
+    def __post_init__(self) -> None:
+        """Turns of agents are held in the queue."""
+        if self.programs.enabled and not self.enabled:
+            raise ValueError("queue.programs.enabled needs queue.enabled: true")
+
+    @property
+    def longest_s(self) -> float:
+        """The longest wait of any request, 0 where none waits."""
+        if not self.enabled:
+            return 0.0
+        return max(self.ttl_s, self.programs.longest_hold_s if self.programs.enabled else 0.0)
 
 
 class PolicySection(Section, frozen=True):

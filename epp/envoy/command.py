@@ -306,7 +306,7 @@ def settings_from_config(config: Config, endpoints: Iterable[Endpoint]) -> Envoy
     return EnvoySettings(
         endpoints=tuple(endpoints),
         message_timeout_ms=max(MESSAGE_TIMEOUT_MS, math.ceil(config.tokens.budget_ms) + _BESIDE_COUNT_MS),
-        queue_wait_s=config.queue.ttl_s if config.queue.enabled else 0.0,
+        queue_wait_s=config.queue.longest_s,
         picker_host=reachable(host),
         picker_port=port,
         picker_tls=TlsFiles(ca_file=tls.cert_file) if tls else None,

@@ -40,12 +40,15 @@ class Queueing:
     Args:
         binding: says which.
         ttl_s: the longest wait, which the proxy is asked for.
+        hold_s: the same of an agent's turn that is held.
         clock: the time.
         metrics: counted into.
     """
 
-    def __init__(self, binding: LateBinding, ttl_s: float, clock: Clock, metrics: Metrics) -> None:
-        self.binding, self._ttl_s, self._clock = binding, ttl_s, clock
+    def __init__(
+        self, binding: LateBinding, ttl_s: float, hold_s: float, clock: Clock, metrics: Metrics
+    ) -> None:
+        self.binding, self._ttl_s, self._hold_s, self._clock = binding, ttl_s, hold_s, clock
         self._seconds = metrics.histogram("epp_queue_seconds")
         self._futures: dict[Waiter, asyncio.Future[bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +76,10 @@ class Queueing:
         future = self._futures[waiter] = asyncio.get_running_loop().create_future()
         self._set_timer()
         wait = Wait(
-            lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._ttl_s
+            lambda: future,
+            partial(self._leave, waiter),
+            held_bytes=held_bytes,
+            longest_s=self._hold_s if waiter.held else self._ttl_s,
         )
         if await wait is None:  # nobody waits for an answer, or there is no memory to wait in
             return self.binding.decide_now(waiter.request, self._clock.mono_s(), self._clock.wall_s())

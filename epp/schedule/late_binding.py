@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.filters import Candidates
+from epp.schedule.program_gate import HELD, ProgramGate
 from epp.schedule.queue import ANY, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
 from epp.signals.slots import grown
@@ -141,6 +142,7 @@ class LateBinding:
 
     Attributes:
         queue: what waits.
+        programs: holds turns of agents, None where nothing does.
         on_ready: called, once until the next `poll`, when something may have room.
     """
 
@@ -149,6 +151,7 @@ class LateBinding:
         self.on_ready: Callable[[], None] = lambda: None
         self._scheduler, self._datastore, self._settings = scheduler, scheduler.datastore, settings
         self._asked_s: dict[int, float] = {}
+        self.programs = ProgramGate(scheduler, settings) if settings.programs.enabled else None
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -156,7 +159,7 @@ class LateBinding:
     @property
     def due_s(self) -> float:
         """When `poll` has something to do, whatever happens."""
-        return self.queue.due_s
+        return self.queue.due_s if self.programs is None else min(self.queue.due_s, self.programs.due_s)
 
     def _changed(self, _slot: int, promised_tokens: int) -> None:
         if not promised_tokens:
@@ -164,10 +167,12 @@ class LateBinding:
 
     def _pool_changed(self) -> None:
         self._other_pool = True
+        if self.programs is not None:
+            self.programs.pool_changed()
         self._look()
 
     def _look(self) -> None:
-        if not self._ready and len(self.queue):
+        if not self._ready and (len(self.queue) or (self.programs is not None and len(self.programs.held))):
             self._ready = True
             self.on_ready()
 
@@ -207,6 +212,8 @@ class LateBinding:
             self.queue.put(waiter)
             return waiter
         measured = self._scheduler.measure(request, found, now_s)
+        if (turn := self._turn_of_agent(waiter, measured, now_s, wall_s)) is not None:
+            return turn
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
         crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
@@ -223,11 +230,53 @@ class LateBinding:
                 measured.request, _only(found, open_slots, self._datastore), now_s
             )
             decision = self._scheduler.schedule(measured, now_s, wall_s)
-        self._scheduler.reserve(decision, measured, now_s)
+        self._reserve(waiter, decision, measured, now_s)
         self.queue.served(
             request.priority, flow, request.prompt_tokens + measured.request.expected_output_tokens
         )
         return decision
+
+    def _turn_of_agent(
+        self, waiter: Waiter, measured: Measured, now_s: float, wall_s: float
+    ) -> Decision | Waiter | None:
+        """Send an agent's turn home, or hold it; None for what goes on as any request does."""
+        home = None if self.programs is None else self.programs.enter(waiter, measured, now_s)
+        if home is None:
+            return None
+        if home != HELD:
+            return self._send(waiter, _only(measured.found, {home}, self._datastore), now_s, wall_s)
+        waiter.request = _packed(measured.request)
+        return waiter
+
+    def _reserve(self, waiter: Waiter, decision: Decision, measured: Measured, now_s: float) -> None:
+        self._scheduler.reserve(decision, measured, now_s)
+        if self.programs is not None:
+            slot = int(measured.found.slots[decision.chosen])
+            self.programs.sent(waiter.program, decision, slot, now_s)
+
+    def _send(self, waiter: Waiter, found: Candidates, now_s: float, wall_s: float) -> Decision:
+        """Decide a request among these, and send it whatever waits there."""
+        measured = self._scheduler.measure(waiter.request, found, now_s)
+        decision = waiter.decision = self._scheduler.schedule(measured, now_s, wall_s)
+        self._reserve(waiter, decision, measured, now_s)
+        return decision
+
+    def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
+        """Send the turns of agents that have a place by now; return what is settled."""
+        settled = list[Waiter]()
+        for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
+            try:
+                found = self._scheduler.locate(waiter.request, now_s)
+                chosen = found if slot is None else _only(found, {slot}, self._datastore)
+                if not len(chosen.slots) and self.programs is not None:
+                    self.programs.hold_again(waiter, frozenset(found.slots.tolist()))
+                    continue
+                if waiter.refusal is None:
+                    self._send(waiter, chosen, now_s, wall_s)
+            except Exception as error:  # noqa: BLE001 - that request fails, the others do not
+                waiter.refusal = error
+            settled.append(waiter)
+        return settled
 
     def decide_now(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         """Decide a request that cannot wait.
@@ -243,6 +292,7 @@ class LateBinding:
         settled = self.queue.expire(now_s)
         for waiter in settled:
             waiter.refusal = self._expired(waiter, now_s)
+        settled += self._send_held(now_s, wall_s)
         if not len(self.queue):
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
@@ -299,7 +349,7 @@ class LateBinding:
             measured = scheduler.measure(waiter.request, allowed, now_s)
             decision = scheduler.schedule(measured, now_s, wall_s)
             best = int(allowed.slots[decision.chosen])
-        scheduler.reserve(decision, measured, now_s)
+        self._reserve(waiter, decision, measured, now_s)
         waiter.decision = decision
         self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens)
         return best
@@ -309,14 +359,21 @@ class LateBinding:
         if waiter.decision is not None:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
-            self.queue.remove(waiter)
+            if waiter.held and self.programs is not None:
+                self.programs.leave(waiter, now_s)
+            else:
+                self.queue.remove(waiter)
             waiter.refusal = NotAdmittedError("its client has gone", "client")
 
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
-        waiting = self.queue.waiting()
-        for waiter in waiting:
+        held = [] if self.programs is None else self.programs.held.waiting()
+        for waiter in held:
+            self.leave(waiter, 0.0)
+        for waiter in (waiting := self.queue.waiting()):
             self.queue.remove(waiter)
+        waiting += held
+        for waiter in waiting:
             waiter.refusal = NoEndpointError("shutting-down", "the picker is shutting down")
         return waiting
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from epp.config.schema import QueueSection
     from epp.schedule.decision import Decision
+    from epp.schedule.programs import Program
     from epp.types import RequestInfo
 
 #: An engine's slot, or the slots of all that may serve a request.
@@ -48,6 +49,8 @@ class Waiter:
         expires_s: when it is dropped: its time to live is over, or its deadline cannot be met any more.
         decision: where it goes.
         refusal: why it goes nowhere.
+        program: the session that it is a turn of, None where nobody asked.
+        held: it waits for a place of its program (`epp.schedule.program_gate`).
     """
 
     request: RequestInfo
@@ -61,6 +64,8 @@ class Waiter:
     expires_s: float
     decision: Decision | None = None
     refusal: Exception | None = None
+    program: Program | None = None
+    held: bool = False
     number: int = 0
     impatient: bool = False
 

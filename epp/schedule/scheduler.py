@@ -134,6 +134,10 @@ class Scheduler:
         datastore.on_pool["filters"] = lambda: self.filters.set_pool(datastore.members)
         self._extras = policy.extra_columns()
         self._roots = PromptRoots()
+        #: Called with what became of a request, and the instant.
+        self.on_end: dict[str, Callable[[Outcome, float], None]] = {}
+        #: Called with a decision and the id of the response that its engine stores.
+        self.on_stored: dict[str, Callable[[str, str], None]] = {}
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
@@ -484,6 +488,8 @@ class Scheduler:
         entry, datastore = self._known(decision_id), self.datastore
         if entry is None or not entry.request.stores:
             return
+        for listener in self.on_stored.values():
+            listener(decision_id, response_id)
         slot = datastore.slot_of(entry.where)
         current = decision_id in self._ended or datastore.ledger.live(
             entry.leg.reservation
@@ -507,6 +513,7 @@ class Scheduler:
         for leg in entry.legs:
             self.datastore.ledger.end(leg.reservation)
         outcome = outcome_of(decision_id, entry, cause, now_s)
+        self._tell_end(outcome, now_s)
         slot = self.datastore.slot_of(outcome.where)
         if slot is not None and cause in DONE:
             if outcome.where != entry.leg.endpoint:
@@ -529,4 +536,11 @@ class Scheduler:
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.datastore.ledger.expire(now_s)]
-        return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+        found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+        for outcome in found:
+            self._tell_end(outcome, now_s)
+        return found
+
+    def _tell_end(self, outcome: Outcome, now_s: float) -> None:
+        for listener in self.on_end.values():
+            listener(outcome, now_s)

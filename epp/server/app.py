@@ -223,7 +223,7 @@ class App:
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
         binding = LateBinding(self.scheduler, settings)
-        return Queueing(binding, settings.ttl_s, self._clock, self.metrics)
+        return Queueing(binding, settings.ttl_s, settings.longest_s, self._clock, self.metrics)
 
     def _build_learning(self) -> Learning | None:
         config = self._config

@@ -60,7 +60,7 @@ class Load(NamedTuple):
 CELLS: Mapping[str, Load] = {f"{load}": Load(load) for load in LOADS} | {
     f"{load} decode-bound": Load(load, DECODE_BOUND) for load in (1.0, 2.0)
 }
-ENTRIES = ("early", "affinity", "queue")
+ENTRIES = ("early", "affinity", "queue", "programs")
 
 
 @cache
@@ -168,6 +168,8 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     policy = "session-affinity-bounded" if entry == "affinity" else "gorgo-ms"
     if entry == "queue":
         options = options.with_queue()
+    elif entry == "programs":
+        options = options.with_programs()
     result = run_window(requests, fleet(engine), policy, seed=SEED + seed, options=options)
     return measures(requests, result.requests)
 
