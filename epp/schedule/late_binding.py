@@ -267,12 +267,9 @@ class LateBinding:
         for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
             try:
                 found = self._scheduler.locate(waiter.request, now_s)
-                chosen = found if slot is None else _only(found, {slot}, self._datastore)
-                if not len(chosen.slots) and self.programs is not None:
-                    self.programs.hold_again(waiter, frozenset(found.slots.tolist()))
-                    continue
-                if waiter.refusal is None:
-                    self._send(waiter, chosen, now_s, wall_s)
+                if slot in found.slots:
+                    found = _only(found, {slot}, self._datastore)
+                self._send(waiter, found, now_s, wall_s)
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
                 waiter.refusal = error
             settled.append(waiter)
@@ -359,21 +356,18 @@ class LateBinding:
         if waiter.decision is not None:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
-            if waiter.held and self.programs is not None:
-                self.programs.leave(waiter, now_s)
-            else:
-                self.queue.remove(waiter)
+            self._remove(waiter)
             waiter.refusal = NotAdmittedError("its client has gone", "client")
+
+    def _remove(self, waiter: Waiter) -> None:
+        programs = self.programs
+        (self.queue if programs is None or not waiter.held else programs.held).remove(waiter)
 
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
-        held = [] if self.programs is None else self.programs.held.waiting()
-        for waiter in held:
-            self.leave(waiter, 0.0)
-        for waiter in (waiting := self.queue.waiting()):
-            self.queue.remove(waiter)
-        waiting += held
+        waiting = self.queue.waiting() + ([] if self.programs is None else self.programs.held.waiting())
         for waiter in waiting:
+            self._remove(waiter)
             waiter.refusal = NoEndpointError("shutting-down", "the picker is shutting down")
         return waiting
 

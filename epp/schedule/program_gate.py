@@ -8,10 +8,8 @@ program never wait for one. Whoever drives it sends what `poll` lets go.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from epp.errors import NotAdmittedError
 from epp.schedule.feedback import DONE
 from epp.schedule.program_book import ProgramBook
 from epp.schedule.programs import Guard, Program, ProgramSets
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Share of an engine's KV cache below which a context is not worth a place: it is soon computed again.
 SMALL = 0.005
+#: Turns that a program has at engines at once: a key with more names no agent.
+MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches.
 LOOK_S = 1.0
 #: Turns that one look lets go.
@@ -36,8 +36,7 @@ MOST_TURNS = 64
 HELD = -2
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Turn(NamedTuple):
     program: Program
     request: RequestInfo
     slot: int
@@ -54,7 +53,8 @@ class ProgramGate:
         held: turns that wait for a place.
         sets: who has one.
         guard: whether anything is held at all.
-        counts: turns that were held, and of these the ones let go although there was no place.
+        counts: turns that were held, and of these the ones forced, let go without a place; tokens of agents'
+            prompts, and those expected cached.
         longest_s: the longest that one was held.
     """
 
@@ -62,15 +62,16 @@ class ProgramGate:
         programs = settings.programs
         self.held, self.guard = RequestQueue(settings), Guard()
         self.sets = ProgramSets(programs.quantum_s, programs.age_s)
+        self.counts = dict.fromkeys(("held", "forced", "prompt", "cached"), 0)
+        self.longest_s = 0.0
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
         self._turns: dict[str, _Turn] = {}
-        self._held_of: dict[Program, list[Waiter]] = {}
         self._looked_s = self._asked_s = -math.inf
-        self.counts = {"held": 0, "forced": 0}
-        self.longest_s = 0.0
         scheduler.on_end["programs"] = self.ended
-        scheduler.on_stored["programs"] = self._stored
+        scheduler.on_stored["programs"] = lambda decision, response: self._book.stored(
+            decision, key_of(response)
+        )
 
     @property
     def due_s(self) -> float:
@@ -96,19 +97,18 @@ class ProgramGate:
             return None
         self._ask_engines(now_s)
         waiter.program = program = self._book.find(request)
-        tokens = float(request.prompt_tokens)
+        shared = program.shared_tokens
         if not program.context_tokens:
             matched = float(measured.seen.cached_tokens.max(initial=0.0))
-            self.sets.resize(program, tokens, self._book.shared_tokens(measured.deepest, matched))
-        elif not program.running:  # turns side by side are sub-agents': their contexts are beside the first
-            self.sets.resize(program, max(tokens, program.context_tokens / 2), program.shared_tokens)
-        known = [slot for slot in slots if self.sets.knows(slot)]
-        if not (known and program.known and self._is_large(program, known[0])):
+            shared = self._book.shared_tokens(measured.deepest, matched)
+        self._resize(program, float(request.prompt_tokens), shared)
+        known = [slot for slot in slots if slot in self.sets.engines]
+        if not known or not self._is_gated(program, known[0]):
             self.sets.pause(program)
             return None
         rate_ms = float(self._datastore.rates.block()[1, known].mean())
         self.guard.count(program.tokens * rate_ms / 1e3, now_s)
-        if not self._holds(now_s):
+        if not self._holds(now_s) or waiter.deadline_s < math.inf:
             return None
         if program.active and program.home in slots:
             self.sets.shrink(program.home, now_s)
@@ -117,35 +117,33 @@ class ProgramGate:
         if not len(self.held) and (slot := self.sets.place(program, slots, 0.0, now_s)) is not None:
             return slot
         waiter.best = waiter.others = frozenset(slots)
-        waiter.expires_s = min(now_s + self._longest_hold_s, waiter.deadline_s)
+        waiter.expires_s = now_s + self._longest_hold_s
         self.held.put(waiter)
+        waiter.held = True
         self.counts["held"] += 1
-        self._held(waiter)
         return HELD
 
-    def _held(self, waiter: Waiter) -> None:
-        waiter.held = True
-        if waiter.program is not None:
-            self._held_of.setdefault(waiter.program, []).append(waiter)
+    def _resize(self, program: Program, tokens: float, shared_tokens: float) -> None:
+        """Take the tokens of a turn; a far longer context may be that of an agent beside this one."""
+        if not program.running:
+            self.sets.resize(program, max(tokens, program.context_tokens / 2), shared_tokens)
 
-    def hold_again(self, waiter: Waiter, others: frozenset[int]) -> None:
-        """Hold a turn that was let go to an engine which may not serve it."""
-        if waiter.program is not None:
-            self.sets.pause(waiter.program)
-        waiter.best = waiter.others = others
-        self.held.put_back(waiter, impatient=False)
-        self._held(waiter)
+    def _is_gated(self, program: Program, slot: int) -> bool:
+        small = SMALL * self.sets.engines[slot].capacity_tokens
+        return program.known and program.tokens >= small and program.running < MOST_AT_ONCE
 
     def sent(self, program: Program | None, decision: Decision, slot: int, now_s: float) -> None:
         """Note that a request goes to an engine."""
         if program is None:
             return
-        request = decision.request
-        if program.known and self.sets.knows(slot) and self._is_large(program, slot):
+        request, seen = decision.request, decision.snapshot
+        if slot in self.sets.engines and self._is_gated(program, slot):
             self.sets.sent(program, slot, now_s)
+            self.counts["prompt"] += request.prompt_tokens
+            self.counts["cached"] += round(float(seen.cached_tokens[decision.chosen]))
         else:
             program.home, program.running = slot, program.running + 1
-            uncached = float(decision.snapshot.uncached_tokens[decision.chosen])
+            uncached = float(seen.uncached_tokens[decision.chosen])
             self.sets.count_others(slot, uncached + request.expected_output_tokens, now_s)
         self._turns[decision.id] = _Turn(program, request, slot)
         self._book.sent(program, decision.id)
@@ -155,24 +153,15 @@ class ProgramGate:
         turn = self._turns.pop(outcome.id, None)
         if turn is None:
             return
-        program, request = turn.program, turn.request
+        program, request, slot = turn
         answer_tokens = outcome.usage.completion_tokens
         if answer_tokens is None:  # engines may tell it later, or not at all
             answer_tokens = round(request.expected_output_tokens)
         self.sets.ended(program, now_s)
-        if not program.running:
-            tokens = float(request.prompt_tokens + answer_tokens)
-            self.sets.resize(program, max(tokens, program.context_tokens / 2), program.shared_tokens)
-        slot = self._datastore.slot_of(outcome.where)
-        if slot is not None and slot != turn.slot:  # another engine answered, and has the context
-            self.sets.pause(program)
-            program.home = slot
+        self._resize(program, float(request.prompt_tokens + answer_tokens), program.shared_tokens)
         if outcome.cause in DONE:
             self._book.answered(program, request)
-        self.sets.shrink(turn.slot, now_s)
-
-    def _stored(self, decision_id: str, response_id: str) -> None:
-        self._book.stored(decision_id, key_of(response_id))
+        self.sets.shrink(slot, now_s)
 
     def poll(self, now_s: float) -> Iterator[tuple[Waiter, int | None]]:
         """Yield what is let go by now: to an engine, or to any where that is None."""
@@ -181,63 +170,45 @@ class ProgramGate:
         self._looked_s = now_s
         self._ask_engines(now_s)
         for waiter in self.held.expire(now_s):
-            self._let_go(waiter, now_s)
-            if waiter.deadline_s <= now_s:
-                waiter.refusal = NotAdmittedError("the request's deadline is over", "queue-ttl")
-            self.counts["forced"] += waiter.refusal is None
-            yield waiter, None
-        if not self._holds(now_s):
+            self.counts["forced"] += 1
+            yield self._let_go(waiter, now_s), None
+        if self._holds(now_s):
+            yield from self._places(now_s)
+        else:
             for waiter in self.held.waiting()[:MOST_TURNS]:
                 self.held.remove(waiter)
-                self._let_go(waiter, now_s)
-                yield waiter, None
-            return
-        yield from self._places(now_s)
+                yield self._let_go(waiter, now_s), None
 
     def _places(self, now_s: float) -> Iterator[tuple[Waiter, int]]:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
-        free = set(self._datastore.serving(now_s).tolist())
-        back = list[Waiter]()
+        free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
         for _ in range(MOST_TURNS):
             waiter = self.held.take(lambda _, free=free: free)
-            if waiter is None:
+            if waiter is None or (program := waiter.program) is None:
                 break
-            program = waiter.program
-            assert program is not None  # noqa: S101  # only turns of programs are held
             slots = free if waiter.others == ANY else free & waiter.others
             slot = self.sets.place(program, slots, now_s - waiter.came_s, now_s)
             if slot is None:
                 back.append(waiter)
                 free = free - slots
                 continue
-            for turn in [waiter, *(one for one in self._held_of[program] if one is not waiter)]:
-                if turn is not waiter:
-                    self.held.remove(turn)
-                self._let_go(turn, now_s)
-                yield turn, slot
+            yield self._let_go(waiter, now_s), slot
+            for other in self.held.waiting():
+                if other.program is program:
+                    self.held.remove(other)
+                    yield self._let_go(other, now_s), slot
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
 
-    def _let_go(self, waiter: Waiter, now_s: float) -> None:
+    def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
         waiter.held = False
         self.longest_s = max(self.longest_s, now_s - waiter.came_s)
-        if waiter.program is not None:
-            turns = self._held_of[waiter.program]
-            turns.remove(waiter)
-            if not turns:
-                del self._held_of[waiter.program]
-
-    def leave(self, waiter: Waiter, now_s: float) -> None:
-        """Forget a held turn whose client has gone."""
-        self.held.remove(waiter)
-        self._let_go(waiter, now_s)
+        return waiter
 
     def pool_changed(self) -> None:
         """Forget engines that left; let whoever waits be served by those that came."""
-        members = {slot for slot, _ in self._datastore.members}
-        for slot, *_ in list(self.sets.engines()):
-            if slot not in members:
-                self.sets.forget(slot)
+        for slot in self.sets.engines.keys() - {slot for slot, _ in self._datastore.members}:
+            self.sets.forget(slot)
         for waiter in self.held.waiting():
             self.held.remove(waiter)
             waiter.best = waiter.others = ANY
@@ -256,7 +227,4 @@ class ProgramGate:
                 self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3)
 
     def _holds(self, now_s: float) -> bool:
-        return self.guard.look(sum(1 for _ in self.sets.engines()), now_s)
-
-    def _is_large(self, program: Program, slot: int) -> bool:
-        return program.tokens >= SMALL * (self._datastore.kv_capacity_tokens(slot) or math.inf)
+        return self.guard.look(len(self.sets.engines), now_s)

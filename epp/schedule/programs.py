@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
 #: Shares of an engine's KV cache: contexts up to which a program is admitted, and beyond which one is paused.
 ADMIT, PAUSE = 0.95, 1.05
@@ -73,7 +73,8 @@ class _Engine:
     Attributes:
         capacity_tokens: of its KV cache.
         lease_s: how long it takes to compute all of that.
-        used_tokens: of the active programs, kept beside them.
+        active: programs that have a place.
+        used_tokens: of these, kept beside them.
         others_tokens: what other traffic has put into the cache within a lease, by `others_s`.
     """
 
@@ -84,11 +85,29 @@ class _Engine:
     others_tokens: float = 0.0
     others_s: float = 0.0
 
-    def room_tokens(self, share: float, now_s: float) -> float:
+    def others(self, now_s: float) -> float:
+        """Return what other traffic has in the cache by now."""
+        return self.others_tokens * _left(now_s - self.others_s, self.lease_s)
+
+    def room_tokens(self, now_s: float, share: float = ADMIT) -> float:
         """Return what is left up to a share of the cache, negative where that is exceeded."""
-        others = self.others_tokens * _left(now_s - self.others_s, self.lease_s)
-        mine = self.capacity_tokens - min(others, MOST_OTHERS * self.capacity_tokens)
-        return share * mine - self.used_tokens
+        others = min(self.others(now_s), MOST_OTHERS * self.capacity_tokens)
+        return share * (self.capacity_tokens - others) - self.used_tokens
+
+    def fits(self, program: Program, now_s: float) -> bool:
+        """Tell whether there is room for a program; one that is larger than the cache has it for itself."""
+        return not self.active or self.room_tokens(now_s) >= program.tokens
+
+    def losers(self, now_s: float, least_run_s: float) -> list[Program]:
+        """List the idle programs that may lose their place.
+
+        First are those whose lease is over, the longest idle first; then those that ran for so long.
+        """
+        idle = [one for one in self.active if not one.running]
+        over = [one for one in idle if now_s - one.idle_since_s >= self.lease_s]
+        ran = [one for one in idle if one not in over and now_s - one.admitted_s >= least_run_s]
+        over.sort(key=lambda one: one.idle_since_s)
+        return over + sorted(ran, key=lambda one: one.admitted_s)
 
 
 class ProgramSets:
@@ -97,42 +116,31 @@ class ProgramSets:
     Args:
         quantum_s: how long a program keeps its place before one that waited too long may have it.
         age_s: how long that is.
+
+    Attributes:
+        engines: those whose KV caches are known, by slot; no other one has a set.
     """
 
     def __init__(self, quantum_s: float, age_s: float) -> None:
-        self.quantum_s, self.age_s = quantum_s, age_s
-        self._engines: dict[int, _Engine] = {}
-        self._draining: tuple[int, Program] | None = None
+        self._quantum_s, self._age_s = quantum_s, age_s
+        self.engines: dict[int, _Engine] = {}
+        self._drained: tuple[Program, int] | None = None
 
     def set_engine(self, slot: int, capacity_tokens: float, prefill_s_per_token: float) -> None:
         """Say what an engine's KV cache holds, and how fast it fills it."""
-        engine = self._engines.get(slot)
         lease_s = capacity_tokens * prefill_s_per_token
-        if engine is None:
-            self._engines[slot] = _Engine(capacity_tokens, lease_s)
-        else:
-            engine.capacity_tokens, engine.lease_s = capacity_tokens, lease_s
+        engine = self.engines.setdefault(slot, _Engine(capacity_tokens, lease_s))
+        engine.capacity_tokens, engine.lease_s = capacity_tokens, lease_s
 
     def forget(self, slot: int) -> None:
-        """Forget an engine that left or lost its cache; its programs are paused, and at home nowhere."""
-        engine = self._engines.pop(slot, None)
-        for program in () if engine is None else engine.active:
+        """Forget an engine that left; its programs are paused, and at home nowhere."""
+        for program in self.engines.pop(slot).active:
             program.active, program.home = False, NOWHERE
-
-    def engines(self) -> Iterator[tuple[int, int, float, float]]:
-        """Yield slot, active programs, their tokens and the KV cache's of each engine."""
-        for slot, engine in self._engines.items():
-            yield slot, len(engine.active), engine.used_tokens, engine.capacity_tokens
-
-    def knows(self, slot: int) -> bool:
-        """Tell whether an engine's KV cache is known: no other one has a set."""
-        return slot in self._engines
 
     def count_others(self, slot: int, tokens: float, now_s: float) -> None:
         """Count what a request that belongs to no program puts into an engine's cache."""
-        if engine := self._engines.get(slot):
-            left = _left(now_s - engine.others_s, engine.lease_s)
-            engine.others_tokens, engine.others_s = engine.others_tokens * left + tokens, now_s
+        if engine := self.engines.get(slot):
+            engine.others_tokens, engine.others_s = engine.others(now_s) + tokens, now_s
 
     def place(self, program: Program, slots: Collection[int], waited_s: float, now_s: float) -> int | None:
         """Admit a program that is not active; return the slot of its engine, None where it has to wait.
@@ -143,160 +151,103 @@ class ProgramSets:
             waited_s: how long its turn has waited.
             now_s: the instant.
         """
-        slot = self._with_room(program, slots, now_s)
-        if slot is None:
-            slot = self._reclaim(program, slots, waited_s, now_s)
-        if slot is not None:
-            self._admit(program, slot, now_s)
+        engines = self.engines
+        known = [slot for slot in slots if slot in engines]
+        known.sort(key=lambda slot: (slot != program.home, -engines[slot].room_tokens(now_s)))
+        for slot in known:
+            if engines[slot].fits(program, now_s):
+                return self._admit(program, slot, now_s)
+        aged = waited_s >= self._age_s
+        for slot in known:
+            losers = engines[slot].losers(now_s, self._quantum_s if aged else math.inf)
+            freed = sum(loser.tokens for loser in losers)
+            if freed + engines[slot].room_tokens(now_s) >= program.tokens:
+                while losers and not engines[slot].fits(program, now_s):  # sums round
+                    self.pause(losers.pop(0))
+                return self._admit(program, slot, now_s)
+        if aged and known:
+            for loser in engines[self._drain(program, known, now_s)].losers(now_s, self._quantum_s):
+                self.pause(loser)
+        return None
+
+    def _drain(self, program: Program, slots: list[int], now_s: float) -> int:
+        """Choose the engine that makes room for a program, the same until then: turns end one by one."""
+        if self._drained is None or self._drained[0] is not program or self._drained[1] not in slots:
+
+            def room_tokens(slot: int) -> float:
+                engine = self.engines[slot]
+                ran = (one.tokens for one in engine.active if now_s - one.admitted_s >= self._quantum_s)
+                return engine.room_tokens(now_s) + sum(ran)
+
+            self._drained = program, max(slots, key=room_tokens)
+        return self._drained[1]
+
+    def _admit(self, program: Program, slot: int, now_s: float) -> int:
+        program.home, program.active = slot, True
+        program.admitted_s = program.idle_since_s = now_s
+        self.engines[slot].active[program] = None
+        self.engines[slot].used_tokens += program.tokens
         return slot
 
-    def _with_room(self, program: Program, slots: Collection[int], now_s: float) -> int | None:
-        rooms = {slot: self._engines[slot].room_tokens(ADMIT, now_s) for slot in slots if self.knows(slot)}
-        if rooms.get(program.home, -math.inf) >= program.tokens:
-            return program.home
-        most = max(rooms, key=rooms.__getitem__, default=None)
-        if most is None:
-            return None
-        # A context that is larger than a cache alone has it for itself.
-        fits = rooms[most] >= program.tokens or not self._engines[most].active
-        return most if fits else None
-
-    def _reclaim(self, program: Program, slots: Collection[int], waited_s: float, now_s: float) -> int | None:
-        """Take places from idle programs where that makes room: of expired leases, and of old ones by age."""
-        aged = waited_s >= self.age_s
-        known = sorted(
-            (slot for slot in slots if self.knows(slot)),
-            key=lambda slot: (slot != program.home, -self._engines[slot].room_tokens(ADMIT, now_s)),
-        )
-        for slot in known:
-            engine = self._engines[slot]
-            short = program.tokens - engine.room_tokens(ADMIT, now_s)
-            losers = self._losers(engine, short, now_s, aged=aged)
-            if losers is not None:
-                self._pause_all(losers)
-                return slot
-        if aged and known:
-            self._drain(program, known, now_s)
-        return None
-
-    def _losers(self, engine: _Engine, short: float, now_s: float, *, aged: bool) -> list[Program] | None:
-        """Choose idle programs whose places make up for what is short; None where they do not."""
-        found = list[Program]()
-        for program in self._idle(engine, now_s, aged=aged):
-            found.append(program)
-            short -= program.tokens
-            if short <= 0.0:
-                return found
-        return None
-
-    def _idle(self, engine: _Engine, now_s: float, *, aged: bool) -> list[Program]:
-        """List who may lose their place: leases that ended first, then who ran longest."""
-        idle = [program for program in engine.active if not program.running]
-        expired = [one for one in idle if now_s - one.idle_since_s >= engine.lease_s]
-        old = [one for one in idle if aged and one not in expired and self._ran(one, now_s)]
-        return [
-            *sorted(expired, key=lambda one: one.idle_since_s),
-            *sorted(old, key=lambda one: one.admitted_s),
-        ]
-
-    def _ran(self, program: Program, now_s: float) -> bool:
-        return now_s - program.admitted_s >= self.quantum_s
-
-    def _drain(self, program: Program, slots: Collection[int], now_s: float) -> None:
-        """Pause who may be at one engine, the same until the program is admitted: turns end one by one."""
-        draining = self._draining
-        if draining is None or draining[1] is not program or draining[0] not in slots:
-            sizes = {slot: self._displaceable(self._engines[slot], now_s) for slot in slots}
-            best = max(slots, key=lambda slot: sizes[slot])
-            self._draining = draining = best, program
-        self._pause_all(self._idle(self._engines[draining[0]], now_s, aged=True))
-
-    def _displaceable(self, engine: _Engine, now_s: float) -> float:
-        old = sum(program.tokens for program in engine.active if self._ran(program, now_s))
-        return old + engine.room_tokens(ADMIT, now_s)
-
-    def _pause_all(self, programs: Collection[Program]) -> None:
-        for program in programs:
-            self.pause(program)
-
-    def _admit(self, program: Program, slot: int, now_s: float) -> None:
-        engine = self._engines[slot]
-        program.home, program.active, program.admitted_s = slot, True, now_s
-        program.idle_since_s = now_s
-        engine.active[program] = None
-        engine.used_tokens += program.tokens
-        if self._draining is not None and self._draining[1] is program:
-            self._draining = None
-
     def pause(self, program: Program) -> None:
-        """Take a program's place; its home stays, for its context may still be there."""
-        if not program.active:
-            return
-        program.active = False
-        engine = self._engines[program.home]
-        del engine.active[program]
-        engine.used_tokens = engine.used_tokens - program.tokens if engine.active else 0.0
+        """Take a program's place, if it has one; its home stays, for its context may still be there."""
+        if program.active:
+            program.active = False
+            engine = self.engines[program.home]
+            del engine.active[program]
+            engine.used_tokens = engine.used_tokens - program.tokens if engine.active else 0.0
 
     def resize(self, program: Program, context_tokens: float, shared_tokens: float) -> None:
         """Take what a program's context is by now."""
         before = program.tokens
         program.context_tokens, program.shared_tokens = context_tokens, shared_tokens
         if program.active:
-            self._engines[program.home].used_tokens += program.tokens - before
+            self.engines[program.home].used_tokens += program.tokens - before
 
     def shrink(self, slot: int, now_s: float) -> None:
-        """Pause idle programs of an engine while their contexts are more than it keeps.
-
-        Those that idled longest beyond their lease go first, then those that ran longest.
-        """
-        engine = self._engines.get(slot)
-        if engine is None or engine.room_tokens(PAUSE, now_s) >= 0.0:
-            return
-        idle = sorted((one for one in engine.active if not one.running), key=lambda one: one.admitted_s)
-        idle.sort(key=lambda one: now_s - one.idle_since_s < engine.lease_s)
-        for program in idle:
-            if engine.room_tokens(PAUSE, now_s) >= 0.0:
-                return
-            self.pause(program)
+        """Pause idle programs of an engine while their contexts are more than it keeps."""
+        if engine := self.engines.get(slot):
+            for program in engine.losers(now_s, 0.0):
+                if engine.room_tokens(now_s, PAUSE) >= 0.0:
+                    return
+                self.pause(program)
 
     def sent(self, program: Program, slot: int, now_s: float) -> None:
         """Note that a turn went to an engine, wherever it was to go: its context is there now."""
-        if program.active and program.home != slot:
+        if program.home != slot:
             self.pause(program)
-        program.home = slot
-        if not program.active and self.knows(slot):
+        if not program.active and slot in self.engines:
             self._admit(program, slot, now_s)
-        program.running += 1
+        program.home, program.running = slot, program.running + 1
 
     def ended(self, program: Program, now_s: float) -> None:
         """Note that a turn is over."""
-        program.running -= 1
-        program.idle_since_s = now_s
+        program.running, program.idle_since_s = program.running - 1, now_s
 
 
 class Guard:
     """Says whether it pays to hold programs: computing their contexts again would take much engine time.
 
     That is what turns would cost if nothing but what programs share were cached, as a mean of two minutes.
+
+    Attributes:
+        holds: it does.
+        share: of engine time.
     """
 
     def __init__(self) -> None:
-        self.holds = False
-        self._work_s, self._at_s = 0.0, 0.0
+        self.holds, self.share = False, 0.0
+        self._work_s = self._at_s = 0.0
 
     def count(self, prefill_s: float, now_s: float) -> None:
         """Count a turn by the time that its context takes to compute."""
         self._work_s = self._work_s * _left(now_s - self._at_s, GUARD_S) + prefill_s
         self._at_s = now_s
 
-    def share(self, engines: int, now_s: float) -> float:
-        """Return the share of engine time."""
-        return self._work_s * _left(now_s - self._at_s, GUARD_S) / (GUARD_S * max(engines, 1))
-
     def look(self, engines: int, now_s: float) -> bool:
         """Decide whether programs are held from now on."""
-        share = self.share(engines, now_s)
-        self.holds = share >= (GUARD_OFF if self.holds else GUARD_ON)
+        self.share = self._work_s * _left(now_s - self._at_s, GUARD_S) / (GUARD_S * max(engines, 1))
+        self.holds = self.share >= (GUARD_OFF if self.holds else GUARD_ON)
         return self.holds
 
 

@@ -170,7 +170,10 @@ class App:
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
-            self.metrics.show("queue", QueueState(self._queueing.binding, self._clock.mono_s, pool))
+            self.metrics.show(
+                "queue",
+                QueueState(self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, pool),
+            )
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
