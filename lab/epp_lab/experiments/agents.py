@@ -2,8 +2,8 @@
 
 Recorded sessions of Claude Code in closed loop, with their own think times up to 10 s, contexts up to 128k
 tokens, and the tool list and system prompt that all of them share. A load is the sum of contexts over the KV
-caches of two engines. Sessions, seeds and loads were written down before there was a policy; seeds from
-`LAST_SEED` on take the other half of the sessions, for the last run. Traces come from the folder of
+caches of two engines. Sessions, seeds and loads were written down before there was a policy; cells that are
+called ``last`` take the other half of the sessions, for the last run. Traces come from the folder of
 ``EPP_TRACES``.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from epp_lab.sim.results import SimResult
 
-SEED, LAST_SEED = 903, 100
+SEED = 903
 LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 #: Share of a KV cache that contexts just fill: the rest takes answers, and what ended sessions left.
 FILLED = 0.9
@@ -51,15 +51,18 @@ DECODE_BOUND = replace(PREFILL_BOUND, name="decode-bound", decode_curve=((1, 32.
 
 
 class Load(NamedTuple):
-    """Contexts over KV caches, and the engines."""
+    """Contexts over KV caches, the engines, and which half of the sessions."""
 
     load: float
     engine: EngineClass = PREFILL_BOUND
+    last: bool = False
 
 
-CELLS: Mapping[str, Load] = {f"{load}": Load(load) for load in LOADS} | {
+_FIRST = {f"{load}": Load(load) for load in LOADS} | {
     f"{load} decode-bound": Load(load, DECODE_BOUND) for load in (1.0, 2.0)
 }
+_LAST = {f"{name} last": load._replace(last=True) for name, load in _FIRST.items()}
+CELLS: Mapping[str, Load] = _FIRST | _LAST
 ENTRIES = ("early", "affinity", "queue", "programs")
 
 
@@ -68,7 +71,7 @@ def _sessions(last: bool) -> Sequence[Mapping[str, Any]]:
     return [row for at, row in enumerate(recorded_sessions()) if at % 2 == last]
 
 
-def agents(kv_tokens: float, seed: int) -> tuple[TraceRequest, ...]:
+def agents(kv_tokens: float, seed: int, *, last: bool) -> tuple[TraceRequest, ...]:
     """Let users run recorded sessions one after another, `TURNS` turns each.
 
     There are as many as have mean contexts, beside what all share, that fill so many tokens together.
@@ -76,7 +79,7 @@ def agents(kv_tokens: float, seed: int) -> tuple[TraceRequest, ...]:
     requests: list[TraceRequest] = []
     user = 0
     while kv_tokens > 0.0:
-        turns = list(_turns(user, seed, len(requests)))
+        turns = list(_turns(user, seed, len(requests), last))
         kv_tokens -= sum(map(_own_tokens, turns)) / TURNS
         requests += turns
         user += 1
@@ -88,8 +91,8 @@ def _own_tokens(request: TraceRequest) -> int:
     return request.prompt_tokens - shared * request.block_tokens
 
 
-def _turns(user: int, seed: int, first: int) -> Iterator[TraceRequest]:
-    sessions = _sessions(seed >= SEED + LAST_SEED)
+def _turns(user: int, seed: int, first: int, last: bool) -> Iterator[TraceRequest]:
+    sessions = _sessions(last)
     at_s, number, session = 60.0 * keyed_uniform(seed, str(user), "start"), first, 0
     while number < first + TURNS:
         row = sessions[int(len(sessions) * keyed_uniform(seed, f"{user} {session}", "session"))]
@@ -162,8 +165,8 @@ def measures(requests: Sequence[TraceRequest], results: Sequence[SimResult]) -> 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one load under one policy."""
-    load, engine = CELLS[cell]
-    requests = agents(2.0 * FILLED * load * engine.kv_capacity_tokens, SEED + seed)
+    load, engine, last = CELLS[cell]
+    requests = agents(2.0 * FILLED * load * engine.kv_capacity_tokens, SEED + seed, last=last)
     options = WindowOptions()
     policy = "session-affinity-bounded" if entry == "affinity" else "gorgo-ms"
     if entry == "queue":
@@ -180,6 +183,7 @@ EXPERIMENT = Experiment(
     entries=ENTRIES,
     run=run,
     seeds=10,
+    on_request=tuple(_LAST),
     events=("failed",),
     minutes=120,
 )
