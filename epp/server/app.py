@@ -225,6 +225,9 @@ class App:
             return None
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
+        if settings.programs.enabled:
+            words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
+            log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings)
         return Queueing(binding, settings.ttl_s, settings.longest_s, self._clock, self.metrics)
 
