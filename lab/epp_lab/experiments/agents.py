@@ -51,16 +51,18 @@ DECODE_BOUND = replace(PREFILL_BOUND, name="decode-bound", decode_curve=((1, 32.
 
 
 class Load(NamedTuple):
-    """Contexts over KV caches, the engines, and which half of the sessions."""
+    """Contexts over KV caches, the engines, which half of the sessions, and requests of chat beside them."""
 
     load: float
     engine: EngineClass = PREFILL_BOUND
     last: bool = False
+    chats: int = 0
 
 
 _FIRST = {f"{load}": Load(load) for load in LOADS} | {
     f"{load} decode-bound": Load(load, DECODE_BOUND) for load in (1.0, 2.0)
 }
+_FIRST |= {f"{load} and chat": Load(load, chats=3_000) for load in (1.0, 2.0)}
 _LAST = {f"{name} last": load._replace(last=True) for name, load in _FIRST.items()}
 CELLS: Mapping[str, Load] = _FIRST | _LAST
 ENTRIES = ("early", "affinity", "queue", "programs")
@@ -69,6 +71,14 @@ ENTRIES = ("early", "affinity", "queue", "programs")
 @cache
 def _sessions(last: bool) -> Sequence[Mapping[str, Any]]:
     return [row for at, row in enumerate(recorded_sessions()) if at % 2 == last]
+
+
+def chat(count: int) -> Iterator[TraceRequest]:
+    """Make a short request of no session each second."""
+    for number in range(count):
+        yield TraceRequest(
+            number * 1e3, "", "chat", 1_024, 100, tuple(range(-4 * number - 4, -4 * number)), 256
+        )
 
 
 def agents(kv_tokens: float, seed: int, *, last: bool) -> tuple[TraceRequest, ...]:
@@ -130,8 +140,9 @@ def fleet(engine: EngineClass) -> FleetSpec:
     return FleetSpec(tuple(ReplicaSpec(f"{engine.name}-{n}:8000", engine, NetworkPath(2.0)) for n in (1, 2)))
 
 
-def measures(requests: Sequence[TraceRequest], results: Sequence[SimResult]) -> dict[str, float]:
-    """Sum up a run."""
+def measures(requests: Sequence[TraceRequest], every: Sequence[SimResult]) -> dict[str, float]:
+    """Sum up a run; what is not called chat is of agents."""
+    results = [one for one in every if one.session]
     ends = sorted(one.intended_ms + one.e2e_ms for one in results)
     from_ms, until_ms = ends[len(ends) // 5], ends[4 * len(ends) // 5]
     within = [one for one in results if from_ms < one.intended_ms + one.e2e_ms <= until_ms]
@@ -148,6 +159,7 @@ def measures(requests: Sequence[TraceRequest], results: Sequence[SimResult]) -> 
         users[requests[one.index].user] += one.ok
     job_s = [(end - start) / 1e3 for start, end in spans.values()]
     turns = np.array(list(users.values()), float)
+    chats_ms = [one.ttft_ms or 0.0 for one in every if not one.session and one.ok]
     return {
         "turns/s": len(done) / (until_ms - from_ms) * 1e3,
         "hits": sum(one.cached_tokens for one in done) / max(sum(one.prompt_tokens for one in done), 1),
@@ -159,14 +171,16 @@ def measures(requests: Sequence[TraceRequest], results: Sequence[SimResult]) -> 
         "held > 30 s %": 100.0 * float(np.mean([one.queued_ms > 30e3 for one in within])),
         "longest wait s": max(one.queued_ms for one in results) / 1e3,
         "Jain": float(turns.sum() ** 2 / (len(turns) * (turns**2).sum())),
-        "failed": float(sum(not one.ok for one in results)),
+        "failed": float(sum(not one.ok for one in every)),
+        "chat TTFT p95 s": float(np.percentile(chats_ms or [np.nan], 95)) / 1e3,
     }
 
 
 def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     """Run one load under one policy."""
-    load, engine, last = CELLS[cell]
-    requests = agents(2.0 * FILLED * load * engine.kv_capacity_tokens, SEED + seed, last=last)
+    load, engine, last, chats = CELLS[cell]
+    turns = agents(2.0 * FILLED * load * engine.kv_capacity_tokens, SEED + seed, last=last)
+    requests = in_time_order([*turns, *chat(chats)])
     options = WindowOptions()
     policy = "session-affinity-bounded" if entry == "affinity" else "gorgo-ms"
     if entry == "queue":
