@@ -48,7 +48,7 @@ class ProgramBook:
         self._turns = _Recent[str, Program]()
         self._responses = _Recent[int, Program]()
         self._ends = _Recent[int, tuple[Program, int]]()  # last block of an answered prompt -> and its tokens
-        self._partings = _Recent[int, int]()  # block -> prompts that went on after it in ways of their own
+        self._gone_on = _Recent[int, bool]()  # ends that a prompt went on from
 
     def find(self, request: RequestInfo) -> Program:
         """Return the program of a request, a new one where none is known."""
@@ -68,30 +68,17 @@ class ProgramBook:
             found = ends.get(block)
             if found is not None and request.prompt_tokens > found[1]:
                 del ends[block]
-                self._partings.use(block, self._partings.get(block, 0) + 1)
+                self._gone_on.use(block, True)
                 found[0].known = True
                 return found[0]
         return None
-
-    def shared_tokens(self, deepest: int | None, matched_tokens: float) -> float:
-        """Return how much of a new program's prompt others send as well.
-
-        Args:
-            deepest: the last block of it that was sent before, None where none was.
-            matched_tokens: up to there.
-        """
-        if deepest is None:
-            return 0.0
-        before = self._partings.get(deepest, 0)
-        self._partings.use(deepest, before + 1)
-        return matched_tokens if before else 0.0
 
     def answered(self, program: Program, request: RequestInfo) -> None:
         """Note that a turn was answered, so that the next one is known by it."""
         if request.program or not request.blocks:
             return
         block = request.blocks[-1]
-        if block not in self._partings and (gone := self._ends.use(block, (program, request.prompt_tokens))):
+        if block not in self._gone_on and (gone := self._ends.use(block, (program, request.prompt_tokens))):
             self._forgotten(gone[0])
 
     def sent(self, program: Program, decision_id: str) -> None:

@@ -98,9 +98,8 @@ class ProgramGate:
         self._ask_engines(now_s)
         waiter.program = program = self._book.find(request)
         shared = program.shared_tokens
-        if not program.context_tokens:
-            matched = float(measured.seen.cached_tokens.max(initial=0.0))
-            shared = self._book.shared_tokens(measured.deepest, matched)
+        if not program.context_tokens and measured.parted:  # others begin alike
+            shared = float(measured.seen.cached_tokens.max(initial=0.0))
         self._resize(program, float(request.prompt_tokens), shared)
         known = [slot for slot in slots if slot in self.sets.engines]
         if not known or not self._is_gated(program, known[0]):

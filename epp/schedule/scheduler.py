@@ -77,12 +77,14 @@ class Measured(Struct, frozen=True):
         found: who may serve it.
         seen: the signals of these.
         deepest: the last block of its prompt that was sent before, None where none was.
+        parted: another prompt went on from there in a way of its own.
     """
 
     request: RequestInfo
     found: Candidates
     seen: Snapshot
     deepest: int | None
+    parted: bool = False
 
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
@@ -223,7 +225,8 @@ class Scheduler:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
-        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest)
+        parted = match is not None and match.parted
+        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted)
 
     def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
         """Price the candidates, and choose."""

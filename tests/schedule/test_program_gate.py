@@ -159,3 +159,12 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue() -> None:
     talk.binding.leave(held, 1.0)
     assert len(talk.programs.held) == 0
     assert talk.poll() == []
+
+
+def test_what_agents_begin_with_alike_takes_no_room() -> None:
+    talk, template = Talk(FIRST), list(range(30))
+    for number, agent in enumerate("abc"):
+        blocks = template + list(range(100 * number + 100, 100 * number + 110))
+        assert where(talk.ask(agent, 40_000, agent, blocks=blocks)) == FIRST
+    (engine,) = talk.programs.sets.engines.values()
+    assert engine.used_tokens == 40_000 + 10_000 + 10_000

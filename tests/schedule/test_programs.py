@@ -194,10 +194,3 @@ def test_a_response_that_is_gone_on_from_names_the_program() -> None:
     found.sent(first, "d")
     found.stored("d", 77)
     assert found.find(ask(range(1), 9, previous_response=77)) is first
-
-
-def test_what_several_programs_begin_with_is_shared() -> None:
-    found = book()
-    assert found.shared_tokens(None, 0.0) == 0.0
-    assert found.shared_tokens(7, 100.0) == 0.0  # one conversation may go on here
-    assert found.shared_tokens(7, 100.0) == 100.0
