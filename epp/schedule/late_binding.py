@@ -243,10 +243,10 @@ class LateBinding:
         home = None if self.programs is None else self.programs.enter(waiter, measured, now_s)
         if home is None:
             return None
-        if home != HELD:
-            return self._send(waiter, _only(measured.found, {home}, self._datastore), now_s, wall_s)
         waiter.request = _packed(measured.request)
-        return waiter
+        if home == HELD:
+            return waiter
+        return self._send(waiter, _only(measured.found, {home}, self._datastore), now_s, wall_s)
 
     def _reserve(self, waiter: Waiter, decision: Decision, measured: Measured, now_s: float) -> None:
         self._scheduler.reserve(decision, measured, now_s)
@@ -267,7 +267,7 @@ class LateBinding:
         for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
             try:
                 found = self._scheduler.locate(waiter.request, now_s)
-                if slot in found.slots:
+                if slot is not None and slot in found.slots:
                     found = _only(found, {slot}, self._datastore)
                 self._send(waiter, found, now_s, wall_s)
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not

@@ -182,15 +182,16 @@ class ProgramGate:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
         free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
         for _ in range(MOST_TURNS):
-            waiter = self.held.take(lambda _, free=free: free)
+            waiter = self.held.take(lambda _: free)
             if waiter is None or (program := waiter.program) is None:
                 break
             slots = free if waiter.others == ANY else free & waiter.others
             slot = self.sets.place(program, slots, now_s - waiter.came_s, now_s)
             if slot is None:
                 back.append(waiter)
-                free = free - slots
+                free.difference_update(slots)
                 continue
+            self.held.served(waiter.request.priority, waiter.flow, program.tokens)
             yield self._let_go(waiter, now_s), slot
             for other in self.held.waiting():
                 if other.program is program:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from epp.config.federation import Federation
 from epp.config.pool import EndpointSpec
 from epp.config.relays import Relays
-from epp.config.schema import Config, Nats, Prefix
+from epp.config.schema import Config, Nats, Prefix, ProgramsSection, QueueSection
 from epp.ops.doctor.checks import examine
 from epp.ops.doctor.context import Context, Severity
 from epp.ops.doctor.envoy_dump import Envoy
@@ -190,6 +190,15 @@ def test_a_list_of_endpoints_for_a_cluster_that_reads_one_address_is_found() -> 
     assert "2 fallbacks" in finding.what
     assert "policy.fallbacks: 0" in finding.fix
     assert dump.found() == []
+
+
+def test_a_route_that_ends_before_a_held_turn_may_is_found() -> None:
+    dump, queue = Dump(), QueueSection(enabled=True, programs=ProgramsSection(enabled=True))
+    dump.route["route"]["timeout"] = "300s"
+    assert dump.found() == []
+    [finding] = dump.found(config=config(queue=queue))
+    assert finding.severity is Severity.ERROR
+    assert "may wait 540 s" in finding.why
 
 
 def holding(*hosts: tuple[str, int]) -> dict[str, Any]:

@@ -33,7 +33,9 @@ class Talk:
         if holds:  # contexts are computed all the time
             self.programs.guard.count(1_000.0, 0.0)
 
-    def ask(self, name: str, tokens: int, agent: str, *, blocks: Sequence[int] = ()) -> Decision | Waiter:
+    def ask(
+        self, name: str, tokens: int, agent: str, *, blocks: Sequence[int] = (), flow: str = ""
+    ) -> Decision | Waiter:
         request = RequestInfo(
             decision_id=name,
             prompt_tokens=tokens,
@@ -43,7 +45,7 @@ class Talk:
             session=agent,
             api="chat",
         )
-        return self.binding.decide(request, self.now_s, 0.0, flow="", ttft_slo_s=0.0, held_bytes=10)
+        return self.binding.decide(request, self.now_s, 0.0, flow=flow, ttft_slo_s=0.0, held_bytes=10)
 
     def end(self, name: str, answer_tokens: int = 0) -> None:
         self.scheduler.usage(name, Usage(None, answer_tokens, None))
@@ -94,6 +96,18 @@ def test_two_turns_of_a_held_program_are_let_go_together() -> None:
     talk.end("a")
     talk.now_s = 5.0
     assert talk.poll() == held
+
+
+def test_tenants_are_given_places_in_turn() -> None:
+    talk = Talk(FIRST)
+    talk.ask("a", 60_000, "a")
+    held = [talk.ask(name, 60_000, name, flow=name[0]) for name in ("x1", "x2", "y1")]
+    order = list[Waiter]()
+    for name in ("a", "x1", "y1"):
+        talk.end(name)
+        talk.now_s += 5.0
+        order += talk.poll()
+    assert order == [held[0], held[2], held[1]]
 
 
 def test_a_request_of_no_program_and_a_small_one_pass() -> None:

@@ -156,6 +156,12 @@ def route_timeouts(context: Context) -> Findings:
                 "longer answers are cut, while tokens still flow",
                 "set timeout: 0s on the route, and let idle_timeout find what hangs",
             )
+        elif 0.0 < timeout_s <= context.config.queue.longest_s:
+            yield error(
+                f"route {name} ends a request after {timeout_s:g} s",
+                f"requests may wait {context.config.queue.longest_s:g} s in the picker before they are sent",
+                "set timeout: 0s on the route, or shorter waits (queue.ttl_s, queue.programs.longest_hold_s)",
+            )
 
 
 def retries(context: Context) -> Findings:
