@@ -109,6 +109,8 @@ class ProgramGate:
         self.guard.count(program.tokens * rate_ms / 1e3, now_s)
         if not self._holds(now_s) or waiter.deadline_s < math.inf:
             return None
+        if not len(self.held) and self.sets.has_room(program, now_s):  # the policy balances as it does
+            return None
         if program.active and program.home in slots:
             self.sets.shrink(program.home, now_s)
             return program.home

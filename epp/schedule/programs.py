@@ -8,6 +8,7 @@ more than the caches keep, and an active program finds its context.
 A pure state machine: it takes the instant and says who goes where; it sends nothing and keeps no queue.
 
 Rules
+- While no engine is filled to `AMPLE`, programs go where the policy sends them.
 - A program is admitted where the sum of contexts is at most `ADMIT` of the KV cache: at home first, else
   where there is most room. Beyond `PAUSE` programs lose their places, for contexts grow.
 - Idle programs that cannot be back before the engine could compute their context again lose their place when
@@ -25,8 +26,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-#: Shares of an engine's KV cache: contexts up to which a program is admitted, and beyond which one is paused.
-ADMIT, PAUSE = 0.95, 1.05
+#: Shares of an engine's KV cache: contexts up to which programs need no place, up to which they are admitted,
+#: and beyond which one is paused.
+AMPLE, ADMIT, PAUSE = 0.8, 0.95, 1.05
 #: Most of an engine's KV cache that is left to traffic which belongs to no program.
 MOST_OTHERS = 0.5
 #: Time over which the guard takes the mean, and the shares of engine time at which it lets programs be held
@@ -136,6 +138,11 @@ class ProgramSets:
         """Forget an engine that left; its programs are paused, and at home nowhere."""
         for program in self.engines.pop(slot).active:
             program.active, program.home = False, NOWHERE
+
+    def has_room(self, program: Program, now_s: float) -> bool:
+        """Tell whether a program has ample room wherever it goes."""
+        tokens = 0.0 if program.active else program.tokens
+        return all(engine.room_tokens(now_s, AMPLE) >= tokens for engine in self.engines.values())
 
     def count_others(self, slot: int, tokens: float, now_s: float) -> None:
         """Count what a request that belongs to no program puts into an engine's cache."""

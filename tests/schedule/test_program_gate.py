@@ -81,12 +81,22 @@ def test_a_program_without_a_place_is_held_until_an_idle_one_has_had_its_lease()
 
 def test_a_turn_of_an_active_program_goes_home_whatever_waits_there() -> None:
     talk = Talk(FIRST, SECOND)
+    home = where(talk.ask("a1", 99_000, "a"))
+    talk.end("a1")
+    slot = talk.scheduler.datastore.slot_of(home)
+    assert slot is not None
+    talk.scheduler.datastore.ledger.reserve("x", slot, 100_000, 100_000, 0.0, sequences=9)
+    assert where(talk.ask("a2", 99_500, "a")) == home
+
+
+def test_while_there_is_room_everywhere_the_policy_chooses() -> None:
+    talk = Talk(FIRST, SECOND)
     home = where(talk.ask("a1", 60_000, "a"))
     talk.end("a1")
     slot = talk.scheduler.datastore.slot_of(home)
     assert slot is not None
     talk.scheduler.datastore.ledger.reserve("x", slot, 100_000, 100_000, 0.0, sequences=9)
-    assert where(talk.ask("a2", 60_500, "a")) == home
+    assert where(talk.ask("a2", 60_500, "a")) != home
 
 
 def test_two_turns_of_a_held_program_are_let_go_together() -> None:
