@@ -143,6 +143,7 @@ class ProgramGate:
             self.counts["prompt"] += request.prompt_tokens
             self.counts["cached"] += round(float(seen.cached_tokens[decision.chosen]))
         else:
+            self.sets.pause(program)
             program.home, program.running = slot, program.running + 1
             uncached = float(seen.uncached_tokens[decision.chosen])
             self.sets.count_others(slot, uncached + request.expected_output_tokens, now_s)
