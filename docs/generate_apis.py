@@ -93,7 +93,8 @@ renders is left out: names and states of items, signatures, marks for caching, a
 ## Session keys
 
 The first of these that is a text and not empty: the headers `x-session-id`, `x-session-affinity`, `session-id`,
-`x-conversation-id`, `x-claude-code-session-id`; in the body `session_params.id`, `session_id`, `metadata.session_id`,
+`x-conversation-id`, `x-claude-code-session-id`, `x-dynamo-session-id`, `x-opencode-session`, `x-amp-thread-id`,
+`x-litellm-session-id`, `session_id`; in the body `session_params.id`, `session_id`, `metadata.session_id`,
 `conversation`, `conversation_id`, `routing_key`, `prompt_cache_key`, `metadata.user_id`, `safety_identifier`, `user`,
 `previous_response_id`.
 

@@ -206,6 +206,7 @@ class RequestInfo(Struct, frozen=True):
         opaque: the body was not understood, so the prompt cannot be priced.
         stream: the client asked for an event stream.
         session: the client's session as it may be recorded, ``""`` when it names none.
+        program: the same of the agent that the request is a turn of: no key that several conversations share.
         choices: how many answers to each prompt it asks for.
         sequences: how many its engine generates in all, or reads where it generates none: for every prompt
             `choices` at least, more where it keeps the best of them.
@@ -258,6 +259,7 @@ class RequestInfo(Struct, frozen=True):
     opaque: bool = False
     stream: bool = False
     session: str = ""
+    program: str = ""
     choices: int = 1
     sequences: int = 1
     more: tuple[RequestInfo, ...] = ()

@@ -26,7 +26,14 @@ _SESSION_HEADERS = (
     "session-id",
     "x-conversation-id",
     "x-claude-code-session-id",
+    "x-dynamo-session-id",
+    "x-opencode-session",
+    "x-amp-thread-id",
+    "x-litellm-session-id",
+    "session_id",
 )
+#: Names one of the agents that share a session of Claude Code's; the first of them goes without.
+_AGENT_HEADER = "x-claude-code-agent-id"
 #: A cache salt: one for all prompts of a batch, or one for each.
 Salt = str | list[str | None] | None
 #: Sequences of one request that are counted; the APIs that engines follow take 128.
@@ -142,6 +149,7 @@ class Body(msgspec.Struct, kw_only=True):
             stream=bool(asked.stream),
             max_output_tokens=limit,
             session=asked._session(headers),
+            program=asked._program(headers),
             cache_salt=asked._salt(),
             include_usage=cls.tells_usage or bool(options and options.include_usage),
             template_arguments=framed.arguments,
@@ -187,27 +195,39 @@ class Body(msgspec.Struct, kw_only=True):
 
         The most specific comes first: a conversation, a key that many of them share, a person.
         """
-        for name in _SESSION_HEADERS:
-            if value := headers.get(name):
-                return value
         metadata = self.metadata if isinstance(self.metadata, dict) else {}
-        conversation = self.conversation
-        for hint in (
-            self.session_params.id if self.session_params else None,
-            self.session_id,
-            metadata.get("session_id"),
-            conversation.get("id") if isinstance(conversation, dict) else conversation,
-            self.conversation_id,
+        return self._conversation(headers) or _first(
             self.routing_key,
             self.prompt_cache_key,
             metadata.get("user_id"),
             self.safety_identifier,
             self.user,
             self.previous_response_id,
-        ):
-            if isinstance(hint, str) and hint:
-                return hint
-        return ""
+        )
+
+    def _conversation(self, headers: Headers) -> str:
+        metadata = self.metadata if isinstance(self.metadata, dict) else {}
+        conversation = self.conversation
+        return _first(
+            *map(headers.get, _SESSION_HEADERS),
+            self.session_params.id if self.session_params else None,
+            self.session_id,
+            metadata.get("session_id"),
+            conversation.get("id") if isinstance(conversation, dict) else conversation,
+            self.conversation_id,
+        )
+
+    def _program(self, headers: Headers) -> str:
+        """Return what names the agent: its conversation, and which of the agents in it.
+
+        Claude Code writes its session into ``metadata.user_id``, a text or JSON.
+        """
+        found = self._conversation(headers)
+        if not found and isinstance(self.metadata, dict):
+            user = self.metadata.get("user_id")
+            found = user if isinstance(user, str) and "session" in user else ""
+        agent = headers.get(_AGENT_HEADER, "")
+        return f"{found} {agent}" if found and agent else found
 
     def _salt(self) -> str:
         """Return one salt for all that keeps prefixes apart: salt, extra key, adapter."""
@@ -216,6 +236,11 @@ class Body(msgspec.Struct, kw_only=True):
             parts.append(self.lora_request)
         salt = self.cache_salt or ""
         return salt if isinstance(salt, str) and not any(parts[1:]) else _ENCODER.encode(parts).decode()
+
+
+def _first(*hints: Any) -> str:
+    """Return the first that is a text and not empty."""
+    return next((hint for hint in hints if isinstance(hint, str) and hint), "")
 
 
 def counted(*counts: int | None) -> int:

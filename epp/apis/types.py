@@ -31,6 +31,7 @@ class ParsedRequest(Struct, frozen=True):
         stream: whether the client asked for server-sent events.
         max_output_tokens: the client's output limit, None when it sets none.
         session: session hint from body or headers, ``""`` when there is none.
+        program: the same where it names one agent or conversation, and no person or key that many share.
         cache_salt: the client's cache salt; prompts with different salts share nothing.
         include_usage: whether a streamed answer will carry ``usage``.
         template_arguments: what the client gives the model's chat template beside the chat.
@@ -74,6 +75,7 @@ class ParsedRequest(Struct, frozen=True):
     rewritten_from: str | None = None
     previous_response: str = ""
     stores: bool = False
+    program: str = ""
 
 
 #: Status, message and the field at fault to the body of an error.

@@ -149,6 +149,24 @@ class Limits(Section, frozen=True):
     domain: Literal["rank", "value"] = "rank"
 
 
+class ProgramsSection(Section, frozen=True):
+    """Turns of agents wait until the agent's whole context has a place in a KV cache.
+
+    Attributes:
+        enabled: hold turns; `queue.enabled` is needed, and clients that wait as long as `longest_hold_s`.
+        quantum_s: time for which an agent keeps its place although others wait. The longest wait is about
+            (load - 1) times this, the load being the sum of contexts over that of KV caches; a gain needs
+            several times what it takes to fill a KV cache.
+        age_s: wait from which a turn takes the place of agents that ran for a quantum.
+        longest_hold_s: wait after which a turn goes without a place.
+    """
+
+    enabled: bool = False
+    quantum_s: Positive = 300.0
+    age_s: NotNegative = 120.0
+    longest_hold_s: Positive = 540.0
+
+
 class QueueSection(BandSettings, frozen=True):
     """Requests that find no room wait in the picker until they can be sent.
 
@@ -164,6 +182,7 @@ class QueueSection(BandSettings, frozen=True):
         negative: the same for other priorities below zero.
         limits: decides for the pool when there is room, instead of for each engine.
         priorities: of the InferenceObjectives that requests name, where no cluster tells them.
+        programs: agents whose turns wait for a place of their contexts.
     """
 
     enabled: bool = False
@@ -176,6 +195,12 @@ class QueueSection(BandSettings, frozen=True):
     negative: BandSettings | None = None
     limits: Limits | None = None
     priorities: dict[str, int] = {}
+    programs: ProgramsSection = ProgramsSection()
+
+    def __post_init__(self) -> None:
+        """Turns of agents are held in the queue."""
+        if self.programs.enabled and not self.enabled:
+            raise ValueError("queue.programs.enabled needs queue.enabled: true")
 
     def of(self, priority: int) -> BandSettings:
         """Return the settings of a priority."""
@@ -186,7 +211,8 @@ class QueueSection(BandSettings, frozen=True):
     def longest_s(self) -> float:
         """How long any request may wait."""
         bands = [self, *self.bands, self.negative or self]
-        return max(self.empty_ttl_s, *(band.ttl_s for band in bands))
+        held_s = self.programs.longest_hold_s if self.programs.enabled else 0.0
+        return max(held_s, self.empty_ttl_s, *(band.ttl_s for band in bands))
 
 
 class PolicySection(Section, frozen=True):
@@ -481,6 +507,10 @@ class Config(Section, frozen=True):
         """Pickers that share hash alike."""
         if self.nats.url and not self.prefix.secret_file:
             raise ValueError("nats.url needs prefix.secret_file, the same bytes for every picker")
+        if self.nats.url and self.queue.programs.enabled:
+            raise ValueError(
+                "queue.programs.enabled is for a picker alone, as places are not shared: no nats.url"
+            )
         if self.federation.region:
             self._check_federation()
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from epp.request.response_sampling import Sampler
     from epp.request.tokenizers import ServedTokenizers
     from epp.schedule.late_binding import LateBinding
+    from epp.schedule.program_gate import ProgramGate
     from epp.schedule.scheduler import Scheduler
     from epp.signals.datastore import Datastore
     from epp.signals.paths import PathFigures
@@ -77,11 +78,37 @@ class QueueState:
 
     Attributes:
         binding: lets requests wait.
+        datastore: the engines.
         mono_s: the time.
     """
 
     binding: LateBinding
+    datastore: Datastore
     mono_s: Callable[[], float]
+
+
+def of_programs(how: Callable[[QueueState, ProgramGate], Samples]) -> Callable[[QueueState], Samples]:
+    """Read what holds turns of agents; nothing where nothing does."""
+
+    def read(state: QueueState) -> Samples:
+        return [] if state.binding.programs is None else how(state, state.binding.programs)
+
+    return read
+
+
+def program_sets(figure: Callable[[Any], float]) -> Callable[[QueueState], Samples]:
+    """Read a figure of each engine's set."""
+
+    def read(state: QueueState, programs: ProgramGate) -> Samples:
+        address_of = state.datastore.address_of
+        return [((address_of(slot) or "",), figure(its)) for slot, its in programs.sets.engines.items()]
+
+    return of_programs(read)
+
+
+def program_counts(*kinds: str) -> Callable[[QueueState], Samples]:
+    """Read counts of turns or tokens of agents."""
+    return of_programs(lambda _, programs: [((kind,), float(programs.counts[kind])) for kind in kinds])
 
 
 def summary_ages(link: RegionLink) -> Samples:

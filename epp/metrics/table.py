@@ -335,6 +335,49 @@ TABLE: tuple[Row, ...] = (
         read.one(lambda s: float(s.binding.open_engines(s.mono_s()))),
     ),
     histogram("epp_queue_seconds", "", "How long requests waited in the picker, of those that did.", _TTFT_S),
+    # Agents whose turns are held, where they are.
+    _of_queue(
+        "epp_programs_active",
+        "endpoint",
+        "Agents whose contexts have a place in the endpoint's KV cache.",
+        read.program_sets(lambda engine: float(len(engine.active))),
+    ),
+    _of_queue(
+        "epp_programs_kv_share",
+        "endpoint",
+        "Their contexts over the endpoint's KV cache.",
+        read.program_sets(lambda engine: engine.used_tokens / engine.capacity_tokens),
+    ),
+    _of_queue(
+        "epp_program_prefill_share",
+        "",
+        "Share of engine time that agents' contexts would take if none was cached: held from .2 on.",
+        read.of_programs(lambda _, programs: [((), programs.guard.share)]),
+    ),
+    _of_queue(
+        "epp_program_held",
+        "",
+        "Turns of agents that wait for a place.",
+        read.of_programs(lambda _, programs: [((), float(len(programs.held)))]),
+    ),
+    _of_queue(
+        "epp_program_longest_hold_seconds",
+        "",
+        "Longest time that one was held.",
+        read.of_programs(lambda _, programs: [((), programs.longest_s)]),
+    ),
+    _of_queue(
+        "epp_program_turns_total",
+        "how",
+        "Turns of agents: held, and forced (let go without a place).",
+        read.program_counts("held", "forced"),
+    ),
+    _of_queue(
+        "epp_program_tokens_total",
+        "kind",
+        "Tokens of agents' prompts while turns are held: all, expected cached.",
+        read.program_counts("prompt", "cached"),
+    ),
     _of_picker(
         "llm_d_epp_prefix_indexer_size",
         "plugin_name plugin_type",

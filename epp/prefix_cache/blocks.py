@@ -109,6 +109,7 @@ class BlockHasher:
             max_output_tokens=request.max_output_tokens,
             affinity_key=affinity,
             session=session,
+            program=self.export_name(request.program) if request.program else "",
             stream=request.stream,
             choices=request.choices,
             sequences=request.sequences * request.prompts,

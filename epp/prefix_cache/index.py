@@ -106,7 +106,7 @@ class PrefixIndex:
     def match(self, prompt: RequestInfo) -> PrefixMatch:
         """Walk the prompt's blocks; changes nothing."""
         blocks, steps, answered = prompt.blocks, list[tuple[int, float]](), dict[int, int]()
-        position, alive = 0, -1
+        position, alive, parted = 0, -1, False
         while position < len(blocks):
             segment = self._segments.get(blocks[position])
             if segment is None:
@@ -117,6 +117,7 @@ class PrefixIndex:
             if answered:  # known blocks below an answer's prompt: they show how it went on for these slots
                 answered = {slot: covered for slot, covered in answered.items() if not alive >> slot & 1}
             matched = _matched(segment.hashes, blocks, position)
+            parted = matched < len(segment.hashes) or not segment.leaf
             position += matched
             tokens = prompt.tokens_before(position)
             if steps and steps[-1][0] == alive:
@@ -130,7 +131,7 @@ class PrefixIndex:
                     if prompt.prompt_tokens > before and alive >> slot & 1:
                         answered[slot] = covered
         limit = None if self._states is None else partial(self._states.reusable, prompt)
-        return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit)
+        return PrefixMatch(steps, answered, prompt.prompt_tokens, position, limit, parted=parted)
 
     def insert(self, slot: int, prompt: RequestInfo) -> float:
         """Make the whole prompt the slot's most recently used path.

@@ -25,9 +25,10 @@ class PrefixMatch:
         prompt_tokens: an upper bound of every answer.
         depth_blocks: blocks of the prompt that anybody holds.
         limit: of slots and the tokens cached there, those that can be taken up; None where that is all.
+        parted: another prompt went on from there in a way of its own.
     """
 
-    __slots__ = ("_answered", "_limit", "_prompt_tokens", "_steps", "depth_blocks")
+    __slots__ = ("_answered", "_limit", "_prompt_tokens", "_steps", "depth_blocks", "parted")
 
     def __init__(
         self,
@@ -36,10 +37,12 @@ class PrefixMatch:
         prompt_tokens: int,
         depth_blocks: int = 0,
         limit: _Limit | None = None,
+        *,
+        parted: bool = False,
     ) -> None:
         self._steps, self._answered, self._prompt_tokens = steps, answered, prompt_tokens
         self._limit = limit
-        self.depth_blocks = depth_blocks
+        self.depth_blocks, self.parted = depth_blocks, parted
 
     def cached_tokens(self, slots: Slots) -> Floats:
         """Return the tokens believed cached, by candidate."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epp.prefix_cache.index import PrefixIndex
+    from epp.prefix_cache.match import PrefixMatch
     from epp.types import Floats, RequestInfo, Slots
 
 
@@ -39,15 +40,20 @@ class RequestMatch:
     Args:
         prompts: the matches of each prompt, by source.
         most_tokens: that the request's engine may read of all of them, None for any.
-        depth_blocks: blocks of the first prompt that any slot holds by the picker's own index.
+        own: the match of the first prompt by the picker's own index.
+
+    Attributes:
+        depth_blocks: blocks of the first prompt that any slot holds by that index.
+        parted: another prompt went on from there in a way of its own.
     """
 
-    __slots__ = ("_most_tokens", "_prompts", "depth_blocks")
+    __slots__ = ("_most_tokens", "_prompts", "depth_blocks", "parted")
 
     def __init__(
-        self, prompts: Sequence[Sequence[Match]], most_tokens: float | None, depth_blocks: int
+        self, prompts: Sequence[Sequence[Match]], most_tokens: float | None, own: PrefixMatch
     ) -> None:
-        self._prompts, self._most_tokens, self.depth_blocks = prompts, most_tokens, depth_blocks
+        self._prompts, self._most_tokens = prompts, most_tokens
+        self.depth_blocks, self.parted = own.depth_blocks, own.parted
 
     def cached_tokens(self, slots: Slots) -> Floats:
         """Return the cached tokens that the request's engine may read, by candidate."""
@@ -83,7 +89,7 @@ class PrefixSources:
         prompts += [(self._index.match(one), *self._ask_others(one)) for one in request.more]
         readable_tokens = request.readable_tokens
         most_tokens = None if readable_tokens is None else float(readable_tokens * request.prompts)
-        return RequestMatch(prompts, most_tokens, own.depth_blocks)
+        return RequestMatch(prompts, most_tokens, own)
 
     def _ask_others(self, prompt: RequestInfo) -> list[Match]:
         return [source.match(prompt) for source in self.others.values()]

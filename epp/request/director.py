@@ -367,7 +367,7 @@ class Director:
         if listed is not None:
             wait_s, held_bytes = self._model_wait_s, len(parsed.canonical)
             start = partial(asyncio.wait, (listed,), timeout=wait_s)
-            longest_s = wait_s + (self._queue.ttl_s if self._queueing_of(request) else 0.0)
+            longest_s = wait_s + (self._queue.longest_s if self._queueing_of(request) else 0.0)
             await Wait(start, listed.cancel, held_bytes=held_bytes, longest_s=longest_s)
             listed.cancel()
 

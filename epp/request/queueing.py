@@ -44,14 +44,16 @@ class Queueing:
 
     Args:
         binding: says which.
-        ttl_s: the longest wait, which the proxy is asked for.
+        longest_s: the longest wait, which the proxy is asked for.
         clock: the time.
         metrics: counted into.
         pool: name of the pool.
     """
 
-    def __init__(self, binding: LateBinding, ttl_s: float, clock: Clock, metrics: Metrics, pool: str) -> None:
-        self.binding, self._ttl_s, self._clock = binding, ttl_s, clock
+    def __init__(
+        self, binding: LateBinding, longest_s: float, clock: Clock, metrics: Metrics, pool: str
+    ) -> None:
+        self.binding, self._longest_s, self._clock = binding, longest_s, clock
         self._seconds = metrics.histogram("epp_queue_seconds")
         self._metrics, self._pool = metrics, pool
         self._hold((FAIRNESS_ID, PRIORITY, "", "", pool), 0, 0)  # there from the start
@@ -97,7 +99,7 @@ class Queueing:
         self._hold(labels, 1, waiter.held_bytes)
         self._set_timer()
         wait = Wait(
-            lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._ttl_s
+            lambda: future, partial(self._leave, waiter), held_bytes=held_bytes, longest_s=self._longest_s
         )
         if await wait is None:  # nobody waits for an answer, or there is no memory to wait in
             return self.binding.decide_now(waiter.request, self._clock.mono_s(), self._clock.wall_s())

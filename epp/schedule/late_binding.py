@@ -27,6 +27,7 @@ from epp.errors import NoEndpointError, NotAdmittedError
 from epp.schedule.admission import is_below_limit
 from epp.schedule.decision import QueueWait
 from epp.schedule.filters import Candidates
+from epp.schedule.program_gate import HELD, ProgramGate
 from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
 from epp.signals.ledger import DECODING, PENDING, RUNNING
 from epp.signals.slots import grown
@@ -152,6 +153,7 @@ class LateBinding:
 
     Attributes:
         queue: what waits.
+        programs: holds turns of agents, None where nothing does.
         on_ready: called, once until the next `poll`, when something may have room.
     """
 
@@ -166,6 +168,7 @@ class LateBinding:
         self._yielded: dict[int, dict[int, float]] = {}
         self._saturation, self._looks = saturation, 0
         self._unmoved: deque[Waiter] = deque()  # they wait for engines of an earlier pool
+        self.programs = ProgramGate(scheduler, settings) if settings.programs.enabled else None
         self._room, self._ready, self._other_pool = Room(scheduler.datastore), False, False
         scheduler.datastore.ledger.on_change["queue"] = self._changed
         scheduler.datastore.on_pool["queue"] = self._pool_changed
@@ -173,7 +176,7 @@ class LateBinding:
     @property
     def due_s(self) -> float:
         """When `poll` has something to do, whatever happens."""
-        return self.queue.due_s
+        return self.queue.due_s if self.programs is None else min(self.queue.due_s, self.programs.due_s)
 
     def _changed(self, slot: int, promised_tokens: int) -> None:
         if not promised_tokens and len(self.queue) and self._may_open(slot):
@@ -194,6 +197,8 @@ class LateBinding:
 
     def _pool_changed(self) -> None:
         self._other_pool = True
+        if self.programs is not None:
+            self.programs.pool_changed()
         self._look()
 
     def hear(self, origin: str, state: Mapping[int, BandState], now_s: float) -> None:
@@ -203,7 +208,7 @@ class LateBinding:
         self._look()
 
     def _look(self) -> None:
-        if not self._ready and len(self.queue):
+        if not self._ready and (len(self.queue) or (self.programs is not None and len(self.programs.held))):
             self._ready = True
             self.on_ready()
 
@@ -244,6 +249,8 @@ class LateBinding:
             self.queue.put(waiter)
             return waiter
         measured = self._scheduler.measure(request, found, now_s)
+        if (turn := self._turn_of_agent(waiter, measured, now_s, wall_s)) is not None:
+            return turn
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
         has_room = self._datastore.is_peer(slot) or (  # at a peer its own picker queues
@@ -265,7 +272,7 @@ class LateBinding:
                 allowed = _only(found, open_slots, self._datastore)
                 measured = self._scheduler.measure(measured.request, allowed, now_s)
                 decision = self._scheduler.schedule(measured, now_s, wall_s)
-        self._scheduler.reserve(decision, measured, now_s)
+        self._reserve(waiter, decision, measured, now_s)
         self.queue.served(request.priority, flow, waiter.tokens, now_s)
         return decision
 
@@ -290,6 +297,45 @@ class LateBinding:
             self.queue.served(request.priority, flow, -waiter.tokens, now_s)
         return waiter
 
+    def _turn_of_agent(
+        self, waiter: Waiter, measured: Measured, now_s: float, wall_s: float
+    ) -> Decision | Waiter | None:
+        """Send an agent's turn home, or hold it; None for what goes on as any request does."""
+        home = None if self.programs is None else self.programs.enter(waiter, measured, now_s)
+        if home is None:
+            return None
+        waiter.request = _packed(measured.request)
+        if home == HELD:
+            return waiter
+        return self._send(waiter, _only(measured.found, {home}, self._datastore), now_s, wall_s)
+
+    def _reserve(self, waiter: Waiter, decision: Decision, measured: Measured, now_s: float) -> None:
+        self._scheduler.reserve(decision, measured, now_s)
+        if self.programs is not None:
+            slot = int(measured.found.slots[decision.chosen])
+            self.programs.sent(waiter.program, decision, slot, now_s)
+
+    def _send(self, waiter: Waiter, found: Candidates, now_s: float, wall_s: float) -> Decision:
+        """Decide a request among these, and send it whatever waits there."""
+        measured = self._scheduler.measure(waiter.request, found, now_s)
+        decision = waiter.decision = self._scheduler.schedule(measured, now_s, wall_s)
+        self._reserve(waiter, decision, measured, now_s)
+        return decision
+
+    def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
+        """Send the turns of agents that have a place by now; return what is settled."""
+        settled = list[Waiter]()
+        for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
+            try:
+                found = self._scheduler.locate(waiter.request, now_s)
+                if slot is not None and slot in found.slots:
+                    found = _only(found, {slot}, self._datastore)
+                self._send(waiter, found, now_s, wall_s)
+            except Exception as error:  # noqa: BLE001 - that request fails, the others do not
+                waiter.refusal = error
+            settled.append(waiter)
+        return settled
+
     def decide_now(self, request: RequestInfo, now_s: float, wall_s: float) -> Decision:
         """Decide a request that cannot wait.
 
@@ -304,6 +350,7 @@ class LateBinding:
         settled = self.queue.expire(now_s)
         for waiter in settled:
             waiter.refusal = self._expired(waiter, now_s)
+        settled += self._send_held(now_s, wall_s)
         if not len(self.queue):
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
@@ -370,7 +417,7 @@ class LateBinding:
             best = int(allowed.slots[decision.chosen])
         wait = QueueWait(now_s - waiter.came_s, waiter.wanted, _let_go_by(waiter, decision.endpoint))
         decision = replace(decision, wait=wait)
-        scheduler.reserve(decision, measured, now_s)
+        self._reserve(waiter, decision, measured, now_s)
         waiter.decision = decision
         self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens, now_s)
         return best
@@ -380,14 +427,18 @@ class LateBinding:
         if waiter.decision is not None:
             self._scheduler.end(waiter.decision.id, "client-gone", now_s)
         elif waiter.refusal is None:
-            self.queue.remove(waiter)
+            self._remove(waiter)
         waiter.refusal = waiter.refusal or NotAdmittedError("its client has gone", "client")
+
+    def _remove(self, waiter: Waiter) -> None:
+        programs = self.programs
+        (self.queue if programs is None or not waiter.held else programs.held).remove(waiter)
 
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
-        waiting = self.queue.waiting()
+        waiting = self.queue.waiting() + ([] if self.programs is None else self.programs.held.waiting())
         for waiter in waiting:
-            self.queue.remove(waiter)
+            self._remove(waiter)
             waiter.refusal = NoEndpointError("shutting-down", "the picker is shutting down")
         return waiting
 

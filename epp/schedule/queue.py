@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from epp.config.schema import BandSettings, QueueSection
     from epp.schedule.decision import Decision
+    from epp.schedule.programs import Program
     from epp.types import Floats, RequestInfo
 
 #: An engine's slot, or the slots of all that may serve a request.
@@ -65,6 +66,8 @@ class Waiter:
         decision: where it goes.
         refusal: why it goes nowhere.
         wanted: address of its best engine when it came, ``""`` for any.
+        program: the session that it is a turn of, None where nobody asked.
+        held: it waits for a place of its program (`epp.schedule.program_gate`).
     """
 
     request: RequestInfo
@@ -79,6 +82,8 @@ class Waiter:
     decision: Decision | None = None
     refusal: Exception | None = None
     wanted: str = ""
+    program: Program | None = None
+    held: bool = False
     number: int = 0
     impatient: bool = False
 

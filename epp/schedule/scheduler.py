@@ -77,12 +77,14 @@ class Measured(Struct, frozen=True):
         found: who may serve it.
         seen: the signals of these.
         deepest: the last block of its prompt that was sent before, None where none was.
+        parted: another prompt went on from there in a way of its own.
     """
 
     request: RequestInfo
     found: Candidates
     seen: Snapshot
     deepest: int | None
+    parted: bool = False
 
 
 def datastore_of(config: Config, index: PrefixIndex) -> Datastore:
@@ -134,6 +136,10 @@ class Scheduler:
         datastore.on_pool["filters"] = lambda: self.filters.set_pool(datastore.members)
         self._extras = policy.extra_columns()
         self._roots = PromptRoots()
+        #: Called with what became of a request, and the instant.
+        self.on_end: dict[str, Callable[[Outcome, float], None]] = {}
+        #: Called with a decision and the id of the response that its engine stores.
+        self.on_stored: dict[str, Callable[[str, str], None]] = {}
         self._in_flight: dict[str, InFlight] = {}
         self._ended: dict[str, InFlight] = {}
         self._sequence = 0
@@ -219,7 +225,8 @@ class Scheduler:
             seen = replace(seen, extra=self._extras.columns(request, datastore, seen, slots, now_s))
         depth = 0 if match is None else match.depth_blocks
         deepest = request.blocks[depth - 1] if depth else None
-        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest)
+        parted = match is not None and match.parted
+        return Measured(self._completed(request, deepest, now_s, found), found, seen, deepest, parted)
 
     def schedule(self, measured: Measured, now_s: float, wall_s: float) -> Decision:
         """Price the candidates, and choose."""
@@ -484,6 +491,8 @@ class Scheduler:
         entry, datastore = self._known(decision_id), self.datastore
         if entry is None or not entry.request.stores:
             return
+        for listener in self.on_stored.values():
+            listener(decision_id, response_id)
         slot = datastore.slot_of(entry.where)
         current = decision_id in self._ended or datastore.ledger.live(
             entry.leg.reservation
@@ -512,6 +521,7 @@ class Scheduler:
         for leg in entry.legs:
             self.datastore.ledger.end(leg.reservation)
         outcome = outcome_of(decision_id, entry, cause, now_s)
+        self._tell_end(outcome, now_s)
         slot = self.datastore.slot_of(outcome.where)
         if slot is not None and cause in DONE:
             if outcome.where != entry.leg.endpoint:
@@ -534,4 +544,11 @@ class Scheduler:
     def expire(self, now_s: float) -> list[Outcome]:
         """End the requests whose leases outlived their time."""
         gone = [(lease, self._in_flight.pop(lease, None)) for lease in self.datastore.ledger.expire(now_s)]
-        return [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+        found = [outcome_of(lease, entry, "expired", now_s) for lease, entry in gone if entry is not None]
+        for outcome in found:
+            self._tell_end(outcome, now_s)
+        return found
+
+    def _tell_end(self, outcome: Outcome, now_s: float) -> None:
+        for listener in self.on_end.values():
+            listener(outcome, now_s)

@@ -175,7 +175,8 @@ class App:
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
-            self.metrics.show("queue", QueueState(self._queueing.binding, self._clock.mono_s))
+            queue = QueueState(self._queueing.binding, self.scheduler.datastore, self._clock.mono_s)
+            self.metrics.show("queue", queue)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
         if self._regions is not None:
@@ -227,6 +228,9 @@ class App:
             return None
         from epp.request.queueing import Queueing  # noqa: PLC0415  # only where it is configured
 
+        if settings.programs.enabled:
+            words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
+            log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
         return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
 

@@ -318,6 +318,13 @@ class Datastore:
         self._learned_tokens[slot] = tokens
         self._size_index(slot, self._members[address][1])
 
+    def kv_capacity_tokens(self, slot: int) -> int | None:
+        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known."""
+        address = self._slots.address_of(slot)
+        if address is None or address not in self._members:
+            return None
+        return self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+
     def learn_models(self, slot: int, listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists, by its names."""
         self._listed[slot] = listed

@@ -240,3 +240,21 @@ def test_the_output_limit(fields: dict[str, Any], limit: int | None) -> None:
 def test_the_session_hint_in_the_body_has_an_order(fields: dict[str, Any], session: str) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
     assert Chat.parse(body, {"x-request-id": "r"}).session == session
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "program"),
+    [
+        ({"session-id": "codex"}, {"prompt_cache_key": "k"}, "codex"),
+        ({"x-claude-code-session-id": "c"}, {}, "c"),
+        ({"x-claude-code-session-id": "c", "x-claude-code-agent-id": "sub"}, {}, "c sub"),
+        ({}, {"metadata": {"user_id": "user_1_account_2_session_3"}}, "user_1_account_2_session_3"),
+        ({}, {"metadata": {"user_id": "somebody"}, "user": "u", "prompt_cache_key": "k"}, ""),
+        ({"x-claude-code-agent-id": "sub"}, {}, ""),
+    ],
+)
+def test_an_agent_is_named_by_its_conversation_and_not_by_what_many_share(
+    headers: dict[str, str], fields: dict[str, Any], program: str
+) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    assert Chat.parse(body, headers).program == program

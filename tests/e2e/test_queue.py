@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import ClientTimeout
+from msgspec.structs import replace
 from rich.console import Console
 
 from epp.envoy.settings import Variant
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aiohttp import ClientResponse, web
+
+    from epp.config.pool import EndpointSpec
 
 #: Four of these take any engine seconds: there is no room beside them.
 LONG = "a word or two " * 5_000
@@ -232,3 +235,25 @@ async def test_what_waits_in_full_duplex_in_a_picker_that_dies_or_freezes_may_co
         assert len(engine.asked) == 4
         if how is signal.SIGSTOP:
             serving.picker.signal(signal.SIGCONT)
+
+
+class _Small(EngineServing):
+    """Engines whose KV caches keep one long context."""
+
+    def specs(self) -> list[EndpointSpec]:
+        return [replace(spec, kv_capacity_tokens=400_000) for spec in super().specs()]
+
+
+async def test_an_agent_whose_context_has_no_place_is_held_and_others_are_not(tmp_path: Path) -> None:
+    engine, context = Busy(), "a word or two " * 100_000
+    engine.free.set()
+    section = {"enabled": True, "programs": {"enabled": True, "longest_hold_s": 600.0}}
+    async with _Small(tmp_path, [engine], queue=section, envoy={"queue_wait_s": 600.0}) as serving:
+        picker = serving.picker
+        assert (await serving.chat(context, headers={"x-session-id": "first"}))[0] == 200
+        second = asyncio.ensure_future(serving.chat(f"2 {context}", headers={"x-session-id": "second"}))
+        await picker.until_metric("epp_program_held", lambda value: value == 1)
+        assert (await serving.chat("hello"))[0] == 200
+        assert await picker.metric("epp_programs_active") == 1
+        second.cancel()
+        await picker.until_metric("epp_program_held", lambda value: value == 0)

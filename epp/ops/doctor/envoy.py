@@ -119,8 +119,8 @@ def waits(context: Context) -> Findings:
     config = context.config
     if not config.queue.enabled:
         return
-    longest_s = config.queue.ttl_s + config.request.model_wait_s
-    what = f"requests may wait {longest_s:g} s in the picker (queue.ttl_s and request.model_wait_s)"
+    longest_s = config.queue.longest_s + config.request.model_wait_s
+    what = f"requests may wait {longest_s:g} s in the picker (queue and request.model_wait_s)"
     for asked in context.envoy.asked:
         full_duplex = asked.mode.get("request_body_mode") == "FULL_DUPLEX_STREAMED"
         granted_s = seconds(asked.ext_proc.get("max_message_timeout"), 0.0)

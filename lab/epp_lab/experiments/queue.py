@@ -71,10 +71,16 @@ def _trace(name: str) -> Path:
 
 
 @cache
-def _sessions() -> Sequence[tuple[int, Sequence[list[Any]]]]:
-    """Read block size and requests of each session, without those of sub-agents."""
+def recorded_sessions() -> Sequence[Mapping[str, Any]]:
+    """Read the recorded sessions of Claude Code."""
     with gzip.open(_trace("claude_code_sessions")) as lines:
-        rows = [msgspec.json.decode(line) for line in lines]
+        return [msgspec.json.decode(line) for line in lines]
+
+
+@cache
+def _sessions() -> Sequence[tuple[int, Sequence[list[Any]]]]:
+    """Take block size and requests of each session, without those of sub-agents."""
+    rows = recorded_sessions()
     return [(row["block"], [one for one in row["requests"] if isinstance(one, list)]) for row in rows]
 
 

@@ -584,6 +584,7 @@ class FleetSim:
             max_output_tokens=request.output_tokens,
             affinity_key=request.session,
             session=request.session,
+            program=request.session,
             api="simulated",
             stream=True,
         )

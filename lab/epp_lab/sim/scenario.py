@@ -176,7 +176,15 @@ class WindowOptions:
 
     def with_queue(self) -> WindowOptions:
         """Return the same with requests that may wait in the picker."""
-        queue = structs.replace(self.config.queue, enabled=True)
+        return self._with_queue(enabled=True)
+
+    def with_programs(self) -> WindowOptions:
+        """Return the same with turns of agents held until their contexts have a place."""
+        programs = structs.replace(self.config.queue.programs, enabled=True)
+        return self._with_queue(enabled=True, programs=programs)
+
+    def _with_queue(self, **values: object) -> WindowOptions:
+        queue = structs.replace(self.config.queue, **values)
         return replace(self, config=structs.replace(self.config, queue=queue))
 
 

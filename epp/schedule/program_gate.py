@@ -1,0 +1,233 @@
+"""Hold the turns of programs that have no place: `epp.schedule.programs` beside queue and scheduler.
+
+Owns which turns are held, and what the sets are told of engines and requests. Held turns wait in a queue of
+their own: in its order of priorities, flows and arrival, which fills no engine's room, so that requests of no
+program never wait for one. Whoever drives it sends what `poll` lets go.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from epp.schedule.feedback import DONE
+from epp.schedule.program_book import ProgramBook
+from epp.schedule.programs import Guard, Program, ProgramSets
+from epp.schedule.queue import ANY, RequestQueue, Waiter
+from epp.signals.stored_responses import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from epp.config.schema import QueueSection
+    from epp.schedule.decision import Decision, Outcome
+    from epp.schedule.scheduler import Measured, Scheduler
+    from epp.types import RequestInfo
+
+#: Share of an engine's KV cache below which a context is not worth a place: it is soon computed again.
+SMALL = 0.005
+#: Turns that a program has at engines at once: a key with more names no agent.
+MOST_AT_ONCE = 8
+#: While turns are held, places are looked for so often, and engines are asked for their caches.
+LOOK_S = 1.0
+#: Turns that one look lets go.
+MOST_TURNS = 64
+#: `ProgramGate.enter`: it is held.
+HELD = -2
+
+
+class _Turn(NamedTuple):
+    program: Program
+    request: RequestInfo
+    slot: int
+
+
+class ProgramGate:
+    """Says which turns go home, which are held, and which are none of its business.
+
+    Args:
+        scheduler: whose requests they are.
+        settings: bounds of what is held.
+
+    Attributes:
+        held: turns that wait for a place.
+        sets: who has one.
+        guard: whether anything is held at all.
+        counts: turns that were held, and of these the ones forced, let go without a place; tokens of agents'
+            prompts, and those expected cached.
+        longest_s: the longest that one was held.
+    """
+
+    def __init__(self, scheduler: Scheduler, settings: QueueSection) -> None:
+        programs = settings.programs
+        self.held, self.guard = RequestQueue(settings), Guard()
+        self.sets = ProgramSets(programs.quantum_s, programs.age_s)
+        self.counts = dict.fromkeys(("held", "forced", "prompt", "cached"), 0)
+        self.longest_s = 0.0
+        self._book = ProgramBook(self.sets.pause)
+        self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
+        self._turns: dict[str, _Turn] = {}
+        self._looked_s = self._asked_s = -math.inf
+        scheduler.on_end["programs"] = self.ended
+        scheduler.on_stored["programs"] = lambda decision, response: self._book.stored(
+            decision, key_of(response)
+        )
+
+    @property
+    def due_s(self) -> float:
+        """When `poll` has something to do, whatever happens; infinite where nothing is held."""
+        return min(self.held.due_s, self._looked_s + LOOK_S) if len(self.held) else math.inf
+
+    def enter(self, waiter: Waiter, measured: Measured, now_s: float) -> int | None:
+        """Take a request that came.
+
+        Args:
+            waiter: how it would wait; is given its program.
+            measured: the request, and who may serve it.
+            now_s: the instant.
+
+        Returns:
+            The slot that it goes to now, `HELD`, or None where it goes on as any request does.
+
+        Raises:
+            NotAdmittedError: too much is held.
+        """
+        request, slots = measured.request, measured.found.slots.tolist()
+        if not request.prompt_tokens:
+            return None
+        self._ask_engines(now_s)
+        waiter.program = program = self._book.find(request)
+        shared = program.shared_tokens
+        if not program.context_tokens and measured.parted:  # others begin alike
+            shared = float(measured.seen.cached_tokens.max(initial=0.0))
+        self._resize(program, float(request.prompt_tokens), shared)
+        known = [slot for slot in slots if slot in self.sets.engines]
+        if not known or not self._is_gated(program, known[0]):
+            self.sets.pause(program)
+            return None
+        rate_ms = float(self._datastore.rates.block()[1, known].mean())
+        self.guard.count(program.tokens * rate_ms / 1e3, now_s)
+        if not self._holds(now_s) or waiter.deadline_s < math.inf:
+            return None
+        if not len(self.held) and self.sets.has_room(program, now_s):  # the policy balances as it does
+            return None
+        if program.active and program.home in slots:
+            self.sets.shrink(program.home, now_s)
+            return program.home
+        self.sets.pause(program)
+        if not len(self.held) and (slot := self.sets.place(program, slots, 0.0, now_s)) is not None:
+            return slot
+        waiter.best = waiter.others = frozenset(slots)
+        waiter.expires_s = now_s + self._longest_hold_s
+        self.held.put(waiter)
+        waiter.held = True
+        self.counts["held"] += 1
+        return HELD
+
+    def _resize(self, program: Program, tokens: float, shared_tokens: float) -> None:
+        """Take the tokens of a turn; a far longer context may be that of an agent beside this one."""
+        if not program.running:
+            self.sets.resize(program, max(tokens, program.context_tokens / 2), shared_tokens)
+
+    def _is_gated(self, program: Program, slot: int) -> bool:
+        small = SMALL * self.sets.engines[slot].capacity_tokens
+        return program.known and program.tokens >= small and program.running < MOST_AT_ONCE
+
+    def sent(self, program: Program | None, decision: Decision, slot: int, now_s: float) -> None:
+        """Note that a request goes to an engine."""
+        if program is None:
+            return
+        request, seen = decision.request, decision.snapshot
+        if slot in self.sets.engines and self._is_gated(program, slot):
+            self.sets.sent(program, slot, now_s)
+            self.counts["prompt"] += request.prompt_tokens
+            self.counts["cached"] += round(float(seen.cached_tokens[decision.chosen]))
+        else:
+            self.sets.pause(program)
+            program.home, program.running = slot, program.running + 1
+            uncached = float(seen.uncached_tokens[decision.chosen])
+            self.sets.count_others(slot, uncached + request.expected_output_tokens, now_s)
+        self._turns[decision.id] = _Turn(program, request, slot)
+        self._book.sent(program, decision.id)
+
+    def ended(self, outcome: Outcome, now_s: float) -> None:
+        """Note what became of a request; unknown ones are fine."""
+        turn = self._turns.pop(outcome.id, None)
+        if turn is None:
+            return
+        program, request, slot = turn
+        answer_tokens = outcome.usage.completion_tokens
+        if answer_tokens is None:  # engines may tell it later, or not at all
+            answer_tokens = round(request.expected_output_tokens)
+        self.sets.ended(program, now_s)
+        self._resize(program, float(request.prompt_tokens + answer_tokens), program.shared_tokens)
+        if outcome.cause in DONE:
+            self._book.answered(program, request)
+        self.sets.shrink(slot, now_s)
+
+    def poll(self, now_s: float) -> Iterator[tuple[Waiter, int | None]]:
+        """Yield what is let go by now: to an engine, or to any where that is None."""
+        if not len(self.held):
+            return
+        self._looked_s = now_s
+        self._ask_engines(now_s)
+        for waiter in self.held.expire(now_s):
+            self.counts["forced"] += 1
+            yield self._let_go(waiter, now_s), None
+        if self._holds(now_s):
+            yield from self._places(now_s)
+        else:
+            for waiter in self.held.waiting()[:MOST_TURNS]:
+                self.held.remove(waiter)
+                yield self._let_go(waiter, now_s), None
+
+    def _places(self, now_s: float) -> Iterator[tuple[Waiter, int]]:
+        """Give places in the queue's order; who finds none keeps those behind from its engines."""
+        free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
+        for _ in range(MOST_TURNS):
+            waiter = self.held.take(lambda _: free)
+            if waiter is None or (program := waiter.program) is None:
+                break
+            slots = free if waiter.others == ANY else free & waiter.others
+            slot = self.sets.place(program, slots, now_s - waiter.came_s, now_s)
+            if slot is None:
+                back.append(waiter)
+                free.difference_update(slots)
+                continue
+            self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
+            yield self._let_go(waiter, now_s), slot
+            for other in self.held.waiting():
+                if other.program is program:
+                    self.held.remove(other)
+                    yield self._let_go(other, now_s), slot
+        for waiter in back:
+            self.held.put_back(waiter, impatient=False)
+
+    def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
+        waiter.held = False
+        self.longest_s = max(self.longest_s, now_s - waiter.came_s)
+        return waiter
+
+    def pool_changed(self) -> None:
+        """Forget engines that left; let whoever waits be served by those that came."""
+        for slot in self.sets.engines.keys() - {slot for slot, _ in self._datastore.members}:
+            self.sets.forget(slot)
+        for waiter in self.held.waiting():
+            self.held.remove(waiter)
+            waiter.best = waiter.others = ANY
+            self.held.put_back(waiter, impatient=False)
+        self._asked_s = -math.inf
+
+    def _ask_engines(self, now_s: float) -> None:
+        """Take capacities and prefill rates, once in a while."""
+        if now_s - self._asked_s < LOOK_S:
+            return
+        self._asked_s = now_s
+        rates = self._datastore.rates.block()[1]
+        for slot, _ in self._datastore.members:
+            tokens = self._datastore.kv_capacity_tokens(slot)
+            if tokens and not self._datastore.is_peer(slot):
+                self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3)
+
+    def _holds(self, now_s: float) -> bool:
+        return self.guard.look(len(self.sets.engines), now_s)

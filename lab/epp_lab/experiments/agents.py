@@ -1,0 +1,203 @@
+"""Agents whose contexts outgrow the engines' KV caches: what holding their turns gains, and what it costs.
+
+Recorded sessions of Claude Code in closed loop, with their own think times up to 10 s, contexts up to 128k
+tokens, and the tool list and system prompt that all of them share. A load is the sum of contexts over the KV
+caches of two engines. Sessions, seeds and loads were written down before there was a policy; cells that are
+called ``last`` take the other half of the sessions, for the last run. Traces come from the folder of
+``EPP_TRACES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from epp.keyed_uniform import keyed_uniform
+from epp_lab.compare.trace import TraceRequest, in_time_order
+from epp_lab.experiment import Experiment
+from epp_lab.experiments.queue import recorded_sessions
+from epp_lab.sim.engine_class import H100, EngineClass
+from epp_lab.sim.network import NetworkPath
+from epp_lab.sim.run import run_window
+from epp_lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epp_lab.sim.results import SimResult
+
+SEED = 903
+LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+#: Share of a KV cache that contexts just fill: the rest takes answers, and what ended sessions left.
+FILLED = 0.9
+#: Turns of each user; what lies between the first and the last fifth of all turns is measured.
+TURNS = 50
+_MAX_CONTEXT_TOKENS, _MAX_THINK_S = 128_000, 10.0
+#: Blocks of the trace in one of ours, and where ids begin that all sessions share.
+_COARSE, _SHARED = 4, 1 << 60
+#: 50 us a token, what an H100 takes for 8B at some 50k tokens of context.
+PREFILL_BOUND = replace(
+    H100,
+    name="prefill-bound",
+    prefill_ms_per_token=0.05,
+    decode_curve=((1, 23.0), (2, 26.0)),  # 20 ms and .05 ms for each thousand tokens of context
+    kv_capacity_tokens=1_000_000,
+    context_tokens=140_000,
+)
+DECODE_BOUND = replace(PREFILL_BOUND, name="decode-bound", decode_curve=((1, 32.0), (2, 44.0)))
+
+
+class Load(NamedTuple):
+    """Contexts over KV caches, the engines, which half of the sessions, and requests of chat beside them."""
+
+    load: float
+    engine: EngineClass = PREFILL_BOUND
+    last: bool = False
+    chats: int = 0
+
+
+_FIRST = {f"{load}": Load(load) for load in LOADS} | {
+    f"{load} decode-bound": Load(load, DECODE_BOUND) for load in (1.0, 2.0)
+}
+_FIRST |= {f"{load} and chat": Load(load, chats=3_000) for load in (1.0, 2.0)}
+_LAST = {f"{name} last": load._replace(last=True) for name, load in _FIRST.items()}
+CELLS: Mapping[str, Load] = _FIRST | _LAST
+ENTRIES = ("early", "affinity", "queue", "programs")
+
+
+@cache
+def _sessions(last: bool) -> Sequence[Mapping[str, Any]]:
+    return [row for at, row in enumerate(recorded_sessions()) if at % 2 == last]
+
+
+def chat(count: int) -> Iterator[TraceRequest]:
+    """Make a short request of no session each second."""
+    for number in range(count):
+        yield TraceRequest(
+            number * 1e3, "", "chat", 1_024, 100, tuple(range(-4 * number - 4, -4 * number)), 256
+        )
+
+
+def agents(kv_tokens: float, seed: int, *, last: bool) -> tuple[TraceRequest, ...]:
+    """Let users run recorded sessions one after another, `TURNS` turns each.
+
+    There are as many as have mean contexts, beside what all share, that fill so many tokens together.
+    """
+    requests: list[TraceRequest] = []
+    user = 0
+    while kv_tokens > 0.0:
+        turns = list(_turns(user, seed, len(requests), last))
+        kv_tokens -= sum(map(_own_tokens, turns)) / TURNS
+        requests += turns
+        user += 1
+    return in_time_order(requests)
+
+
+def _own_tokens(request: TraceRequest) -> int:
+    shared = sum(block >= _SHARED for block in request.block_ids)
+    return request.prompt_tokens - shared * request.block_tokens
+
+
+def _turns(user: int, seed: int, first: int, last: bool) -> Iterator[TraceRequest]:
+    sessions = _sessions(last)
+    at_s, number, session = 60.0 * keyed_uniform(seed, str(user), "start"), first, 0
+    while number < first + TURNS:
+        row = sessions[int(len(sessions) * keyed_uniform(seed, f"{user} {session}", "session"))]
+        shared, own = row["tool_tokens"] + row["system_tokens"], ((user << 8) + session) << 24
+        turns = [one for one in row["requests"] if isinstance(one, list)]
+        name = f"u{user}.{session}" + (" cut" if number + len(turns) > first + TURNS else "")
+        for _, prompt, output, took_s, think_s, ranges in turns:
+            if prompt > _MAX_CONTEXT_TOKENS or number == first + TURNS:
+                break
+            block = row["block"] * _COARSE
+            pairs = zip(ranges[::2], ranges[1::2], strict=True)
+            ids = [at for low, high in pairs for at in range(low, high + 1)][: -(-prompt // row["block"])]
+            blocks = ids[_COARSE - 1 :: _COARSE] + ids[len(ids) - len(ids) % _COARSE :][-1:]
+            pause_s = min(think_s or 0.0, _MAX_THINK_S)
+            yield TraceRequest(
+                at_ms=at_s * 1e3,
+                session=name,
+                user=f"u{user}",
+                prompt_tokens=prompt,
+                output_tokens=max(output, 1),
+                block_ids=tuple(
+                    _SHARED + at if (at + 1) * block <= shared else own + one for at, one in enumerate(blocks)
+                ),
+                block_tokens=block,
+                after=number - 1 if number > first else None,
+                think_ms=pause_s * 1e3 if number > first else 0.0,
+            )
+            number += 1
+            at_s += min(took_s or 0.0, 5.0) + pause_s
+        session += 1
+
+
+def fleet(engine: EngineClass) -> FleetSpec:
+    """Make two engines."""
+    return FleetSpec(tuple(ReplicaSpec(f"{engine.name}-{n}:8000", engine, NetworkPath(2.0)) for n in (1, 2)))
+
+
+def measures(requests: Sequence[TraceRequest], every: Sequence[SimResult]) -> dict[str, float]:
+    """Sum up a run; what is not called chat is of agents."""
+    results = [one for one in every if one.session]
+    ends = sorted(one.intended_ms + one.e2e_ms for one in results)
+    from_ms, until_ms = ends[len(ends) // 5], ends[4 * len(ends) // 5]
+    within = [one for one in results if from_ms < one.intended_ms + one.e2e_ms <= until_ms]
+    done = [one for one in within if one.ok and one.ttft_ms is not None]
+    ttft_ms = [one.ttft_ms or 0.0 for one in done]
+    spans, users = dict[str, list[float]](), dict[str, int]()
+    for one in results:
+        request = requests[one.index]
+        users.setdefault(request.user, 0)
+        if not request.session.endswith("cut"):
+            span = spans.setdefault(request.session, [one.intended_ms, 0.0])
+            span[:] = min(span[0], one.intended_ms), max(span[1], one.intended_ms + one.e2e_ms)
+    for one in within:
+        users[requests[one.index].user] += one.ok
+    job_s = [(end - start) / 1e3 for start, end in spans.values()]
+    turns = np.array(list(users.values()), float)
+    chats_ms = [one.ttft_ms or 0.0 for one in every if not one.session and one.ok]
+    return {
+        "turns/s": len(done) / (until_ms - from_ms) * 1e3,
+        "hits": sum(one.cached_tokens for one in done) / max(sum(one.prompt_tokens for one in done), 1),
+        "TTFT p50 s": float(np.percentile(ttft_ms, 50)) / 1e3,
+        "TTFT p95 s": float(np.percentile(ttft_ms, 95)) / 1e3,
+        "JCT p50 s": float(np.percentile(job_s, 50)),
+        "JCT p95 s": float(np.percentile(job_s, 95)),
+        "TTFT > 30 s %": 100.0 * float(np.mean(np.array(ttft_ms) > 30e3)),
+        "held > 30 s %": 100.0 * float(np.mean([one.queued_ms > 30e3 for one in within])),
+        "longest wait s": max(one.queued_ms for one in results) / 1e3,
+        "Jain": float(turns.sum() ** 2 / (len(turns) * (turns**2).sum())),
+        "failed": float(sum(not one.ok for one in every)),
+        "chat TTFT p95 s": float(np.percentile(chats_ms or [np.nan], 95)) / 1e3,
+    }
+
+
+def run(cell: str, entry: str, seed: int) -> dict[str, float]:
+    """Run one load under one policy."""
+    load, engine, last, chats = CELLS[cell]
+    turns = agents(2.0 * FILLED * load * engine.kv_capacity_tokens, SEED + seed, last=last)
+    requests = in_time_order([*turns, *chat(chats)])
+    options = WindowOptions()
+    policy = "session-affinity-bounded" if entry == "affinity" else "gorgo-ms"
+    if entry == "queue":
+        options = options.with_queue()
+    elif entry == "programs":
+        options = options.with_programs()
+    result = run_window(requests, fleet(engine), policy, seed=SEED + seed, options=options)
+    return measures(requests, result.requests)
+
+
+EXPERIMENT = Experiment(
+    question="What does holding the turns of agents gain where their contexts outgrow the KV caches?",
+    cells=CELLS,
+    entries=ENTRIES,
+    run=run,
+    seeds=10,
+    on_request=tuple(_LAST),
+    events=("failed",),
+    minutes=120,
+)
