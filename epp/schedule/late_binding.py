@@ -240,7 +240,7 @@ class LateBinding:
         self._looks += 1
         if not len(self.queue):
             self._yielded.clear()  # nobody has looked meanwhile
-        settings, waiter = self._settings, self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
+        waiter = self._waiter(request, now_s, flow, ttft_slo_s, held_bytes)
         try:
             found = self._scheduler.locate(request, now_s)
         except NoEndpointError as error:
@@ -251,18 +251,25 @@ class LateBinding:
         measured = self._scheduler.measure(request, found, now_s)
         if (turn := self._turn_of_agent(waiter, measured, now_s, wall_s)) is not None:
             return turn
+        return self._send_or_wait(waiter, found, measured, now_s, wall_s)
+
+    def _send_or_wait(
+        self, waiter: Waiter, found: Candidates, measured: Measured, now_s: float, wall_s: float
+    ) -> Decision | Waiter:
+        """Send a request that came to an engine with room; it waits where none has any."""
+        settings, priority = self._settings, waiter.request.priority
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
         has_room = self._datastore.is_peer(slot) or (  # at a peer its own picker queues
-            not self.queue.before(request.priority, (), waiter)
-            and self._room.is_open(slot, seen, self._crowd(request.priority, now_s), now_s)
+            not self.queue.before(priority, (), waiter)
+            and self._room.is_open(slot, seen, self._crowd(priority, now_s), now_s)
         )
         waiter.request = measured.request
         if settings.limits or not has_room:
-            open_slots = self._open(found.slots, request.priority, now_s, waiter)
+            open_slots = self._open(found.slots, priority, now_s, waiter)
             patience_s, least_s = self._patience_s(measured, decision)
             waits = slot not in open_slots and (patience_s or not open_slots)
-            if waits or (settings.limits and self.queue.ahead_of(request.priority)):
+            if waits or (settings.limits and self.queue.ahead_of(priority)):
                 self._aim(waiter, decision, found, patience_s, now_s)
                 if not settings.limits:
                     waiter.expires_s = min(waiter.expires_s, waiter.deadline_s - least_s)
@@ -273,7 +280,7 @@ class LateBinding:
                 measured = self._scheduler.measure(measured.request, allowed, now_s)
                 decision = self._scheduler.schedule(measured, now_s, wall_s)
         self._reserve(waiter, decision, measured, now_s)
-        self.queue.served(request.priority, flow, waiter.tokens, now_s)
+        self.queue.served(priority, waiter.flow, waiter.tokens, now_s)
         return decision
 
     def _aim(
@@ -315,11 +322,14 @@ class LateBinding:
             slot = int(measured.found.slots[decision.chosen])
             self.programs.sent(waiter.program, decision, slot, now_s)
 
-    def _send(self, waiter: Waiter, found: Candidates, now_s: float, wall_s: float) -> Decision:
+    def _send(
+        self, waiter: Waiter, found: Candidates, now_s: float, wall_s: float, wait: QueueWait | None = None
+    ) -> Decision:
         """Decide a request among these, and send it whatever waits there."""
         measured = self._scheduler.measure(waiter.request, found, now_s)
-        decision = waiter.decision = self._scheduler.schedule(measured, now_s, wall_s)
+        decision = replace(self._scheduler.schedule(measured, now_s, wall_s), wait=wait)
         self._reserve(waiter, decision, measured, now_s)
+        waiter.decision = decision
         return decision
 
     def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
@@ -330,7 +340,8 @@ class LateBinding:
                 found = self._scheduler.locate(waiter.request, now_s)
                 if slot is not None and slot in found.slots:
                     found = _only(found, {slot}, self._datastore)
-                self._send(waiter, found, now_s, wall_s)
+                reason = "turns were held no longer" if slot is None else "its context had a place"
+                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", reason))
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
                 waiter.refusal = error
             settled.append(waiter)
@@ -434,9 +445,13 @@ class LateBinding:
         programs = self.programs
         (self.queue if programs is None or not waiter.held else programs.held).remove(waiter)
 
+    def waiting(self) -> list[Waiter]:
+        """List all that wait, for room or for a place of their agent's context."""
+        return self.queue.waiting() + ([] if self.programs is None else self.programs.held.waiting())
+
     def shut(self) -> list[Waiter]:
         """Refuse all that wait: the picker ends."""
-        waiting = self.queue.waiting() + ([] if self.programs is None else self.programs.held.waiting())
+        waiting = self.waiting()
         for waiter in waiting:
             self._remove(waiter)
             waiter.refusal = NoEndpointError("shutting-down", "the picker is shutting down")

@@ -27,7 +27,7 @@ class Talk:
     def __init__(self, *engines: str, section: QueueSection = SECTION, holds: bool = True) -> None:
         self.scheduler = picker_of("gorgo-ms", pool=[])
         self.scheduler.set_pool([_endpoint(one) for one in engines], 0.0)
-        self.binding = LateBinding(self.scheduler, section)
+        self.binding = LateBinding(self.scheduler, section, lambda _: 0.0)
         assert self.binding.programs is not None
         self.programs, self.now_s = self.binding.programs, 0.0
         if holds:  # contexts are computed all the time
