@@ -180,7 +180,7 @@ class Director:
             self.outcomes,
             relayed=relays is not None,
             peers=() if regions is None else regions.peers,
-            queued=queueing is not None,
+            queued=queueing is not None and queueing.alone,
         )
 
     def configure(self, config: Config) -> None:

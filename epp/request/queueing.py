@@ -48,7 +48,12 @@ class Queueing:
         clock: the time.
         metrics: counted into.
         pool: name of the pool.
+
+    Attributes:
+        alone: what Envoy sends back comes to this process: it has no other workers.
     """
+
+    alone = True
 
     def __init__(
         self, binding: LateBinding, longest_s: float, clock: Clock, metrics: Metrics, pool: str
@@ -121,13 +126,18 @@ class Queueing:
         self._end(waiter)
 
     def _poll(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         began_s = self._clock.mono_s()
-        settled = self.binding.poll(began_s, self._clock.wall_s())
+        try:
+            settled = self.binding.poll(began_s, self._clock.wall_s())
+        finally:
+            self._set_timer()
         decided = sum(waiter.decision is not None for waiter in settled)
         for _ in range(decided):
             self._schedule_seconds.observe((self._clock.mono_s() - began_s) / decided)
         self._settle(settled)
-        self._set_timer()
 
     def _settle(self, waiters: list[Waiter]) -> None:
         for waiter in waiters:
@@ -159,13 +169,17 @@ class Queueing:
         total.value += 1.0
 
     def _set_timer(self) -> None:
+        """Look again when something is due, and soon in any case: requests that come do not put that off."""
+        if (due_s := self.binding.due_s) == math.inf:
+            return
+        loop = asyncio.get_running_loop()
+        in_s = max(due_s - self._clock.mono_s(), 0.0) + 0.001  # the loop's clock may be a little ahead
+        at_s = loop.time() + min(in_s, LOOK_S)
         if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
             self._timer.cancel()
-            self._timer = None
-        if (due_s := self.binding.due_s) < math.inf:
-            in_s = max(due_s - self._clock.mono_s(), 0.0) + 0.001  # the loop's clock may be a little ahead
-            in_s = min(in_s, LOOK_S)
-            self._timer = asyncio.get_running_loop().call_later(in_s, self._poll)
+        self._timer = loop.call_at(at_s, self._poll)
 
 
 def _seconds(text: str) -> float:

@@ -66,8 +66,10 @@ def is_below_limit(
     ranks = sorted(priorities, reverse=True)
     below = ranks.index(priority) / max(len(ranks) - 1, 1)
     if limits.policy == "soft-reflective-ceiling":
+        if found >= 1.0:
+            return False
         period = max(int(found / max(1.0 - found, 1e-9) + 0.5), 1)
-        return found < 1.0 - below * found or (found < 1.0 and look % period == 0)
+        return found < 1.0 - below * found or look % period == 0
     if limits.domain == "value":
         below = (ranks[0] - priority) / max(ranks[0] - ranks[-1], 1)
     return found < limits.max_ceiling - below * (limits.max_ceiling - limits.min_ceiling)

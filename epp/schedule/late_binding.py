@@ -329,6 +329,7 @@ class LateBinding:
         measured = self._scheduler.measure(waiter.request, found, now_s)
         decision = replace(self._scheduler.schedule(measured, now_s, wall_s), wait=wait)
         self._reserve(waiter, decision, measured, now_s)
+        self.queue.served(waiter.request.priority, waiter.flow, waiter.tokens, now_s)
         waiter.decision = decision
         return decision
 
@@ -363,6 +364,7 @@ class LateBinding:
             waiter.refusal = self._expired(waiter, now_s)
         settled += self._send_held(now_s, wall_s)
         if not len(self.queue):
+            self._unmoved.clear()
             return settled
         if self._other_pool:  # whoever waits may be served by those that came
             self._other_pool = False

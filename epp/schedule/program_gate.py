@@ -213,6 +213,8 @@ class ProgramGate:
         for slot in self.sets.engines.keys() - {slot for slot, _ in self._datastore.members}:
             self.sets.forget(slot)
         for waiter in self.held.waiting():
+            if waiter.others == ANY:
+                continue
             self.held.remove(waiter)
             waiter.best = waiter.others = ANY
             self.held.put_back(waiter, impatient=False)

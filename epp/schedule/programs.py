@@ -150,7 +150,7 @@ class ProgramSets:
             engine.others_tokens, engine.others_s = engine.others(now_s) + tokens, now_s
 
     def place(self, program: Program, slots: Collection[int], waited_s: float, now_s: float) -> int | None:
-        """Admit a program that is not active; return the slot of its engine, None where it has to wait.
+        """Admit a program; return the slot of its engine, None where it has to wait.
 
         Args:
             program: which one; its tokens are those of the turn that waits.
@@ -158,6 +158,10 @@ class ProgramSets:
             waited_s: how long its turn has waited.
             now_s: the instant.
         """
+        if program.active:  # by another turn of it, meanwhile
+            if program.home in slots:
+                return program.home
+            self.pause(program)
         engines = self.engines
         known = [slot for slot in slots if slot in engines]
         known.sort(key=lambda slot: (slot != program.home, -engines[slot].room_tokens(now_s)))

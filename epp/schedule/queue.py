@@ -174,7 +174,10 @@ class _Band:
     def hear(self, origin: str, state: BandState, now_s: float) -> None:
         """Take what another picker tells."""
         requests, age_s, charges = state
-        flows = [self.charge(name, tokens) for name, tokens in charges.items()]
+        # A flow that only waits there was served nothing: it loses no turn by that.
+        flows = [
+            self.charge(name, tokens) if tokens else self._flow(name) for name, tokens in charges.items()
+        ]
         self.elsewhere.pop(origin, None)
         if requests:
             self.elsewhere[origin] = requests, now_s - age_s, flows

@@ -232,7 +232,9 @@ class App:
             words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
             log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
-        return Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
+        queueing = Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
+        queueing.alone = self._host.balancer is None
+        return queueing
 
     def _build_learning(self) -> Learning | None:
         config = self._config
