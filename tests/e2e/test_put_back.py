@@ -71,7 +71,7 @@ async def test_a_fleet_that_refuses_everything_is_not_asked_twice_for_long(tmp_p
     async with queueing(tmp_path, [engine]) as served:
         answers = [await asked(served, f"{number}") for number in range(40)]
         assert {(answer.status, answer.headers["retry-after"]) for answer in answers} == {(429, "0")}
-        assert 40 < len(engine.asked) < 60
+        assert 40 < len(engine.asked) < 76, "without a budget of retries in vain each is asked twice"
 
 
 async def test_a_refusal_that_cannot_be_sent_back_reaches_the_client(tmp_path: Path) -> None:

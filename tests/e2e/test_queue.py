@@ -133,7 +133,7 @@ async def test_the_page_shows_who_waits_for_what_and_explains_why_it_was_let_go(
         url = f"http://{serving.picker.http}/decisions/newest"
         async with serving.http.get(url, params={"explained": ""}) as answer:
             why = (await answer.json())["words"][1]
-        told = rf"waited \d+\.\d s for {engine.address}, let go because its engine had room; then "
+        told = rf"waited \d+\.\d s for {what}, let go because (its|an) engine (joined or )?had room; then "
         assert re.match(told, why), why
         duration = "llm_d_epp_flow_control_request_queue_duration_seconds_count"
         assert await serving.picker.metric(duration, fairness_id="team-a", outcome="Dispatched") == 2
