@@ -1,9 +1,15 @@
 """Let requests wait in the picker: what it costs below saturation, and what it keeps above.
 
-The loads and their capacities were written down before there was a queue; it was tuned on others. Capacity is
-the pace up to which four engines without a queue keep up. Traces come from the folder of ``EPP_TRACES``:
-Mooncake's conversations (as many windows of them as seeds) and recorded sessions of Claude Code, whose
-capacity is the number of sessions whose contexts just fill the engines' KV caches.
+The first three loads and their capacities were written down before there was a queue. Its constants were set
+after a look at them under two other seeds (702 and 703, which no run here meets). The last two loads were
+named after that, before the queue met them. Traces come from the folder of ``EPP_TRACES``: Mooncake's
+conversations (as many windows of them as seeds; they overlap), recorded sessions of Claude Code, and LMCache's
+of other agents, with long answers and short contexts.
+
+Capacity is the pace up to which four engines without a queue keep up; of Claude Code the number of sessions
+whose contexts just fill the engines' KV caches. Of the last two loads it is the largest pace, in steps of a
+tenth from a pace at which they do, with a TTFT p95 without a queue of at most three times that at half the
+pace (means of seeds 20 and 21, which are not judged).
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import gzip
 import os
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,15 +40,17 @@ if TYPE_CHECKING:
 
     from epp_lab.sim.results import SimResult
 
-SEED = 701
+SEED = 711
 #: How long requests are sent; the first part does not count.
 WINDOW_S, WARMUP_S = 240.0, 60.0
 FRACTIONS = (0.6, 0.7, 0.9, 1.1, 1.5)
 FLEET = parse_fleet("h100@2*4")
 _LONG = replace(H100, context_tokens=140_000, kv_capacity_tokens=1_000_000)
 LONG_FLEET = FleetSpec(tuple(ReplicaSpec(f"h100-{n}:8000", _LONG, NetworkPath(2.0)) for n in range(4)))
-#: Paces at capacity: of Mooncake's trace, of chat in users, of agents in sessions.
-MOONCAKE, CHAT, SESSIONS = 2.8, 6.0, 72
+#: Paces at capacity: of Mooncake's trace, of agents in sessions, of generated loads by their usual pace.
+MOONCAKE, SESSIONS, MAGAGENT_SESSIONS = 2.8, 72, 0
+GENERATED = {"chat": ("art-chat-apr-7", 6.0), "tool calls": ("toolagent-like", 0.0)}
+MAGAGENT = "lmcache_agent_magagent_hash16"
 SHARED = Tenancy(tenants=4, high_share=0.2)
 _DEADLINES = (1_000.0, 10_000.0)
 _MAX_CONTEXT_TOKENS, _MAX_THINK_S = 128_000, 10.0
@@ -61,7 +70,7 @@ _DEADLINE_CELLS = {
 }
 CELLS: Mapping[str, Load] = {
     f"{name} {fraction}": Load(name, fraction)
-    for name in ("mooncake_conversation", "claude_code_sessions", "chat")
+    for name in ("mooncake_conversation", "claude_code_sessions", "chat", MAGAGENT, "tool calls")
     for fraction in FRACTIONS
 } | {**_DEADLINE_CELLS, "claude_code_sessions 1.0": Load("claude_code_sessions", 1.0)}
 ENTRIES = ("off", "on")
@@ -72,23 +81,46 @@ def _trace(name: str) -> Path:
 
 
 @cache
-def _sessions() -> Sequence[tuple[int, Sequence[list[Any]]]]:
+def _sessions(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
     """Read block size and requests of each session, without those of sub-agents."""
-    with gzip.open(_trace("claude_code_sessions")) as lines:
+    with gzip.open(_trace(name)) as lines:
         rows = [msgspec.json.decode(line) for line in lines]
-    return [(row["block"], [one for one in row["requests"] if isinstance(one, list)]) for row in rows]
+    if name == "claude_code_sessions":
+        return [(row["block"], [one for one in row["requests"] if isinstance(one, list)]) for row in rows]
+    sessions: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        if row["input_length"]:
+            sessions.setdefault(row["session_id"], []).append(
+                [
+                    row["timestamp"] / 1e3,
+                    row["input_length"],
+                    row["output_length"],
+                    0.0,
+                    0.0,
+                    [at for one in row["hash_ids"] for at in (one, one)],
+                ]
+            )
+    for requests in sessions.values():  # when it was answered is not recorded: after half of the time
+        for one, following in pairwise(requests):
+            following[4] = one[3] = (following[0] - one[0]) / 2
+    return [(16, requests) for requests in sessions.values()]
 
 
-def agents(users: int, seed: int) -> tuple[TraceRequest, ...]:
+def agents(name: str, users: int, seed: int) -> tuple[TraceRequest, ...]:
     """Let each user run recorded sessions one after another, for longer than the window."""
     requests: list[TraceRequest] = []
     for user in range(users):
-        requests += _turns(user, seed, len(requests))
+        requests += _turns(name, user, seed, len(requests))
     return in_time_order(requests)
 
 
-def _turns(user: int, seed: int, first: int) -> Iterator[TraceRequest]:
-    sessions, at_s, after, number = _sessions(), 30.0 * keyed_uniform(seed, str(user), "start"), None, first
+def _turns(name: str, user: int, seed: int, first: int) -> Iterator[TraceRequest]:
+    sessions, at_s, after, number = (
+        _sessions(name),
+        30.0 * keyed_uniform(seed, str(user), "start"),
+        None,
+        first,
+    )
     for turn in range(20):
         key = f"{user} {turn}"
         which = int(len(sessions) * keyed_uniform(seed, key, "session"))
@@ -118,7 +150,9 @@ def load(cell: Load, seed: int) -> tuple[Sequence[TraceRequest], WindowOptions, 
     """Make a load's requests, how they are sent, and the fleet."""
     options, fleet, fraction = WindowOptions(), FLEET, cell.fraction
     if cell.name == "claude_code_sessions":
-        requests, fleet = agents(round(SESSIONS * fraction), seed), LONG_FLEET
+        requests, fleet = agents(cell.name, round(SESSIONS * fraction), seed), LONG_FLEET
+    elif cell.name == MAGAGENT:
+        requests = agents(cell.name, round(MAGAGENT_SESSIONS * fraction), seed)
     elif cell.name == "mooncake_conversation":
         pace = MOONCAKE * fraction
         stretch_s = WINDOW_S * pace
@@ -127,9 +161,8 @@ def load(cell: Load, seed: int) -> tuple[Sequence[TraceRequest], WindowOptions, 
         requests = Source(trace=trace, from_s=from_s, until_s=stretch_s).requests(seed)
         options = replace(options, time_scale=1.0 / pace)
     else:
-        workload = {"chat": "art-chat-apr-7"}.get(cell.name, cell.name)
-        rate = CHAT * fraction if cell.name == "chat" else fraction
-        requests = Source(workload=workload, until_s=WINDOW_S, rate=rate).requests(seed)
+        workload, rate = GENERATED[cell.name]
+        requests = Source(workload=workload, until_s=WINDOW_S, rate=rate * fraction).requests(seed)
     return cell.tenancy.apply(requests), options, fleet
 
 
