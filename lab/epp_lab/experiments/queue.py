@@ -3,7 +3,7 @@
 The first three loads and their capacities were written down before there was a queue. Its constants were set
 after a look at them under two other seeds (702 and 703, which no run here meets). The last two loads were
 named after that, before the queue met them. Traces come from the folder of ``EPP_TRACES``: Mooncake's
-conversations (as many windows of them as seeds; they overlap), recorded sessions of Claude Code, and LMCache's
+conversations (as many windows as seeds; they overlap), recorded sessions of Claude Code, and LMCache's
 of other agents, with long answers and short contexts.
 
 Capacity is the pace up to which four engines without a queue keep up; of Claude Code the number of sessions
@@ -49,7 +49,7 @@ _LONG = replace(H100, context_tokens=140_000, kv_capacity_tokens=1_000_000)
 LONG_FLEET = FleetSpec(tuple(ReplicaSpec(f"h100-{n}:8000", _LONG, NetworkPath(2.0)) for n in range(4)))
 #: Paces at capacity: of Mooncake's trace, of agents in sessions, of generated loads by their usual pace.
 MOONCAKE, SESSIONS, MAGAGENT_SESSIONS = 2.8, 72, 0
-GENERATED = {"chat": ("art-chat-apr-7", 6.0), "tool calls": ("toolagent-like", 0.0)}
+GENERATED = {"chat": ("art-chat-apr-7", 6.0), "shared-30": ("shared-30", 0.0)}
 MAGAGENT = "lmcache_agent_magagent_hash16"
 SHARED = Tenancy(tenants=4, high_share=0.2)
 _DEADLINES = (1_000.0, 10_000.0)
@@ -70,7 +70,7 @@ _DEADLINE_CELLS = {
 }
 CELLS: Mapping[str, Load] = {
     f"{name} {fraction}": Load(name, fraction)
-    for name in ("mooncake_conversation", "claude_code_sessions", "chat", MAGAGENT, "tool calls")
+    for name in ("mooncake_conversation", "claude_code_sessions", "chat", MAGAGENT, "shared-30")
     for fraction in FRACTIONS
 } | {**_DEADLINE_CELLS, "claude_code_sessions 1.0": Load("claude_code_sessions", 1.0)}
 ENTRIES = ("off", "on")
