@@ -48,8 +48,8 @@ FLEET = parse_fleet("h100@2*4")
 _LONG = replace(H100, context_tokens=140_000, kv_capacity_tokens=1_000_000)
 LONG_FLEET = FleetSpec(tuple(ReplicaSpec(f"h100-{n}:8000", _LONG, NetworkPath(2.0)) for n in range(4)))
 #: Paces at capacity: of Mooncake's trace, of agents in sessions, of generated loads by their usual pace.
-MOONCAKE, SESSIONS, MAGAGENT_SESSIONS = 2.8, 72, 0
-GENERATED = {"chat": ("art-chat-apr-7", 6.0), "shared-30": ("shared-30", 0.0)}
+MOONCAKE, SESSIONS, MAGAGENT_SESSIONS = 2.8, 72, 285
+GENERATED = {"chat": ("art-chat-apr-7", 6.0), "shared-30": ("shared-30", 3.3)}
 MAGAGENT = "lmcache_agent_magagent_hash16"
 SHARED = Tenancy(tenants=4, high_share=0.2)
 _DEADLINES = (1_000.0, 10_000.0)
