@@ -42,10 +42,11 @@ ROOM_MS = 2_000.0
 #: So few requests without a first token find room while nothing waits, however long their prompts are.
 FEW_REQUESTS = 4.0
 #: Part of an engine's batch that is kept for a higher priority while requests wait, and how long after the
-#: last one of it.
-KEPT, KEPT_S = 0.15, 60.0
-#: By how many requests an engine may run more than it was ever seen to.
-MORE_REQUESTS = 4.0
+#: last one of it. With less than `MORE_REQUESTS` kept the batch that is known does not shrink by that.
+KEPT, KEPT_S = 0.05, 60.0
+#: By how many requests an engine may run more than it was ever seen to, and by what part of those while
+#: nothing waits. What is sent beyond its batch waits there, and no priority passes it.
+MORE_REQUESTS, MORE = 4.0, 0.1
 #: What a request counts that waits at an engine, and was not sent from here.
 FOREIGN_MS = 50.0
 #: Waiting requests for each engine by which room comes half as near to the least.
@@ -115,21 +116,23 @@ class _Crowd(NamedTuple):
     """What waits, to a band that asks for room.
 
     Attributes:
-        share: what it leaves of the room that there is where nothing waits.
+        each: requests that wait, for each engine.
+        share: what they leave of the room that there is where nothing waits.
         kept: share of each engine's batch that is kept for higher bands.
     """
 
+    each: float
     share: float
     kept: float
 
     def leaves_room(self, pending_ms: Any, base_ms: Any, unanswered: Any, running: Any, largest: Any) -> Any:
         """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
-        most = largest * (1.0 + self.share - self.kept) + MORE_REQUESTS
+        most = largest * (1.0 + MORE * self.share - self.kept) + MORE_REQUESTS
         short = (pending_ms < base_ms + ROOM_MS * self.share) | (unanswered < FEW_REQUESTS * self.share)
         return short & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
 
 
-_NOBODY = _Crowd(1.0, 0.0)
+_NOBODY = _Crowd(0.0, 1.0, 0.0)
 
 
 class LateBinding:
@@ -212,7 +215,7 @@ class LateBinding:
         crowd, is_peer = self._crowd(request.priority, now_s), self._datastore.is_peer(slot)
         if not (is_peer or self._room.is_open(slot, seen, crowd, now_s)):  # at a peer its own picker queues
             open_slots = self._open(found.slots, request.priority, now_s)
-            patience_s, least_s = self._patience_s(measured, decision)
+            patience_s, least_s = self._patience_s(measured, decision, crowd, deadline_s - now_s)
             if patience_s or not open_slots:
                 waiter.request, waiter.others = _packed(measured.request), frozenset(found.slots.tolist())
                 waiter.best, waiter.patience_s = slot if patience_s else waiter.others, patience_s
@@ -286,7 +289,8 @@ class LateBinding:
         best = int(found.slots[decision.chosen])
         if best not in open_slots:
             waiter.others = frozenset(found.slots.tolist())
-            patience_s, _ = self._patience_s(measured, decision)
+            crowd = self._crowd(waiter.request.priority, now_s)
+            patience_s, _ = self._patience_s(measured, decision, crowd, waiter.deadline_s - now_s)
             if best != waiter.best and patience_s:  # its prefix has come there while it waited
                 waiter.best, waiter.patience_s = best, now_s - waiter.came_s + patience_s
                 self.queue.put_back(waiter, impatient=False)
@@ -343,10 +347,16 @@ class LateBinding:
             return _NOBODY
         each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
         higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
-        return _Crowd(0.5 ** (each / HALVING), KEPT if higher else 0.0)
+        return _Crowd(each, 0.5 ** (each / HALVING), KEPT if higher else 0.0)
 
-    def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
-        """Return how long a request waits for its best engine, and its least time to first token."""
+    def _patience_s(
+        self, measured: Measured, decision: Decision, crowd: _Crowd, left_s: float
+    ) -> tuple[float, float]:
+        """Return how long a request waits for its best engine, and its least time to first token.
+
+        A miss costs its time to the request, and to each that waits for an engine. Where a first token is due
+        in ``left_s``, half of the time that is left is for other engines.
+        """
         seen, chosen = measured.seen, decision.chosen
         rate_ms, base_ms = float(seen.prefill_ms_per_token[chosen]), float(seen.prefill_base_ms[chosen])
         cached = seen.cached_tokens
@@ -354,8 +364,10 @@ class LateBinding:
         least_ms = float(seen.rtt_ms[chosen]) + base_ms + float(seen.uncached_tokens[chosen]) * rate_ms
         if not self._settings.patience:
             return 0.0, least_ms / 1e3
-        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
-        return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
+        most_ms = max(left_s * 1e3 - least_ms, 0.0) / 2.0
+        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms * (1.0 + crowd.each)
+        patience_ms = min(max(self._settings.patience * saved_ms, 0.0), most_ms)
+        return patience_ms / 1e3, least_ms / 1e3
 
 
 def _packed(request: RequestInfo) -> RequestInfo:

@@ -65,8 +65,8 @@ class Load(NamedTuple):
 
 
 _DEADLINE_CELLS = {
-    "chat 1.1, deadlines, one tenant": Load("chat", 1.1, Tenancy(deadline_ms=_DEADLINES)),
-    "chat 1.1, deadlines, four tenants": Load("chat", 1.1, replace(SHARED, deadline_ms=_DEADLINES)),
+    "chat 1.1 deadlines one tenant": Load("chat", 1.1, Tenancy(deadline_ms=_DEADLINES)),
+    "chat 1.1 deadlines four tenants": Load("chat", 1.1, replace(SHARED, deadline_ms=_DEADLINES)),
 }
 CELLS: Mapping[str, Load] = {
     f"{name} {fraction}": Load(name, fraction)
