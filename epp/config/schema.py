@@ -95,7 +95,7 @@ class QueueSection(Section, frozen=True):
     Attributes:
         enabled: let requests wait. Envoy must grant the time (`ttl_s`).
         patience: seconds that a request waits for the engine that serves it best, for each second of prefill
-            that it saves there; then it takes any.
+            that it saves there, times 1 + the requests that wait for each engine; then it takes any.
         ttl_s: longest wait of all; then it is refused with 429.
         max_requests: requests of one priority that may wait; more are refused with 429.
         max_bytes: bytes of their bodies, likewise.

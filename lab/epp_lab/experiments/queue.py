@@ -15,10 +15,11 @@ pace (means of seeds 20 and 21, which are not judged).
 from __future__ import annotations
 
 import gzip
+import math
 import os
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ import numpy as np
 from epp.keyed_uniform import keyed_uniform
 from epp_lab.compare.plan import Source
 from epp_lab.compare.trace import TraceRequest, in_time_order
-from epp_lab.experiment import Experiment
+from epp_lab.experiment import CellRun, Experiment, interval
 from epp_lab.sim.engine_class import H100
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.run import run_window
@@ -229,11 +230,27 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     return measures(requests, result.requests, [at_ms.get(at, np.inf) for at in range(len(requests))])
 
 
+def at_overload(runs: Sequence[CellRun]) -> str:
+    """Set what a load meets at 1.5 of capacity beside 0.7 without a queue, under the same seeds."""
+    found, names = {run.key: run for run in runs}, ("high TTFT p95 ms", "hits")
+    lines = ["At 1.5 over 0.7 without a queue:", "", f"| load | | {' | '.join(names)} |", "|---|---|---|---|"]
+    for load, entry in product(dict.fromkeys(CELLS[run.cell].name for run in runs), ENTRIES):
+        busy = [run for run in runs if run.key[:2] == (f"{load} 1.5", entry)]
+        pairs = [(run, found.get((f"{load} 0.7", "off", run.seed))) for run in busy]
+        row = [load, entry]
+        for name in names:
+            logs = [math.log(run.value(name) / usual.value(name)) for run, usual in pairs if usual]
+            row.append("{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(interval(np.array(logs)))))
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 EXPERIMENT = Experiment(
     question="What does a queue in the picker cost below saturation, and what does it keep above?",
     cells=CELLS,
     entries=ENTRIES,
     run=run,
     seeds=20,
-    minutes=60,
+    minutes=110,
+    summary=at_overload,
 )
