@@ -4,7 +4,7 @@ Owns what room is, and what a request is worth waiting for. Room comes of what w
 of what the engine says waits there from elsewhere, and of the largest batch that it was seen to run. It is
 ample while nothing waits, so that the policy alone decides, and shrinks with what waits: what is not yet
 bound can still go where its prefix is. A request waits for the engine that the policy chose, longer the more
-prefill a miss would cost, and then for any.
+prefill a miss would cost and the more requests it would delay, and then for any.
 
 A state machine: whoever drives it asks `decide`, and calls `poll` when `on_ready` was called or `due_s` is
 reached. What has waited is located, measured and scheduled anew when its turn has come, among the engines
