@@ -46,7 +46,7 @@ FEW_REQUESTS = 4.0
 KEPT, KEPT_S = 0.05, 60.0
 #: By how many requests an engine may run more than it was ever seen to, and by what part of those while
 #: nothing waits. What is sent beyond its batch waits there, and no priority passes it.
-MORE_REQUESTS, MORE = 4.0, 0.1
+MORE_REQUESTS, MORE = 4.0, 0.5
 #: What a request counts that waits at an engine, and was not sent from here.
 FOREIGN_MS = 50.0
 #: Waiting requests for each engine by which room comes half as near to the least.
