@@ -191,7 +191,7 @@ def test_the_more_wait_the_longer_a_request_waits_for_its_engine_but_for_half_of
 def test_an_engine_whose_batch_is_full_gets_no_more_while_nothing_waits() -> None:
     talk = Conversation(engines=(FIRST,))
     talk.scheduler.datastore.room.observe(0, EngineSample("vllm", 20.0, 1.0, 0.9, 1000), 0.0)
-    talk.scheduler.datastore.ledger.reserve("batch", 0, 1, 1, 0.0, sequences=25)
+    talk.scheduler.datastore.ledger.reserve("batch", 0, 1, 1, 0.0, sequences=33)
     talk.scheduler.datastore.ledger.first_token("batch", 0.0)
     assert isinstance(talk.ask("last"), Decision)
     assert isinstance(talk.ask("waits"), Waiter)
