@@ -29,7 +29,7 @@ import numpy as np
 from epp.keyed_uniform import keyed_uniform
 from epp_lab.compare.plan import Source
 from epp_lab.compare.trace import TraceRequest, in_time_order
-from epp_lab.experiment import CellRun, Experiment, interval
+from epp_lab.experiment import CellRun, Experiment, ratio_text
 from epp_lab.sim.engine_class import H100
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.run import run_window
@@ -240,7 +240,7 @@ def at_overload(runs: Sequence[CellRun]) -> str:
         row = [load, entry]
         for name in names:
             logs = [math.log(run.value(name) / usual.value(name)) for run, usual in pairs if usual]
-            row.append("{:.2f} [{:.2f}, {:.2f}]".format(*np.exp(interval(np.array(logs)))))
+            row.append(ratio_text(np.array(logs)))
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
