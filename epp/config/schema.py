@@ -174,7 +174,7 @@ class QueueSection(BandSettings, frozen=True):
         enabled: let requests wait. Envoy must grant the time (`ttl_s`).
         full_duplex: let them wait in full duplex as well, where those that wait get 503 if the picker dies.
         patience: seconds that a request waits for the engine that serves it best, for each second of prefill
-            that it saves there; then it takes any.
+            that it saves there, times 1 + the requests that wait for each engine; then it takes any.
         empty_ttl_s: longest wait of what comes while the pool has no endpoint; 0 for `ttl_s`.
         total_requests: requests of all priorities that may wait.
         total_bytes: bytes of their bodies.

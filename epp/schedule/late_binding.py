@@ -4,8 +4,8 @@ Owns what room is, and what a request is worth waiting for. Room comes of what w
 of what the engine says waits there from elsewhere, and of the largest batch that it was seen to run. It is
 ample while nothing waits, so that the policy alone decides, and shrinks with what waits: what is not yet
 bound can still go where its prefix is. A request waits for the engine that the policy chose, longer the more
-prefill a miss would cost, and then for any. Where the next turn is another picker's, an engine that has room
-is left to that one for a moment.
+prefill a miss would cost and the more requests it would delay, and then for any. Where the next turn is
+another picker's, an engine that has room is left to that one for a moment.
 
 A state machine: whoever drives it asks `decide`, and calls `poll` when `on_ready` was called or `due_s` is
 reached. What has waited is located, measured and scheduled anew when its turn has come, among the engines
@@ -49,10 +49,11 @@ ROOM_MS = 2_000.0
 #: So few requests without a first token find room while nothing waits, however long their prompts are.
 FEW_REQUESTS = 4.0
 #: Part of an engine's batch that is kept for a higher priority while requests wait, and how long after the
-#: last one of it.
-KEPT, KEPT_S = 0.15, 60.0
-#: By how many requests an engine may run more than it was ever seen to.
-MORE_REQUESTS = 4.0
+#: last one of it. With less than `MORE_REQUESTS` kept the batch that is known does not shrink by that.
+KEPT, KEPT_S = 0.05, 60.0
+#: By how many requests an engine may run more than it was ever seen to, and by what part of those while
+#: nothing waits. What is sent beyond its batch waits there, and no priority passes it.
+MORE_REQUESTS, MORE = 4.0, 0.5
 #: What a request counts that waits at an engine, and was not sent from here.
 FOREIGN_MS = 50.0
 #: Waiting requests for each engine by which room comes half as near to the least.
@@ -126,21 +127,26 @@ class _Crowd(NamedTuple):
     """What waits, to a band that asks for room.
 
     Attributes:
-        share: what it leaves of the room that there is where nothing waits.
+        each: requests that wait, for each engine.
         kept: share of each engine's batch that is kept for higher bands.
     """
 
-    share: float
+    each: float
     kept: float
+
+    @property
+    def share(self) -> float:
+        """What they leave of the room that there is where nothing waits."""
+        return math.exp2(-self.each / HALVING)
 
     def leaves_room(self, pending_ms: Any, base_ms: Any, unanswered: Any, running: Any, largest: Any) -> Any:
         """Compare what an engine was sent with its room, of one or of many; an unknown batch is no limit."""
-        most = largest * (1.0 + self.share - self.kept) + MORE_REQUESTS
+        most = largest * (1.0 + MORE * self.share - self.kept) + MORE_REQUESTS
         short = (pending_ms < base_ms + ROOM_MS * self.share) | (unanswered < FEW_REQUESTS * self.share)
         return short & ((running < most) | (most != most))  # noqa: PLR0124 - NaN
 
 
-_NOBODY = _Crowd(1.0, 0.0)
+_NOBODY = _Crowd(0.0, 0.0)
 
 
 class LateBinding:
@@ -190,7 +196,7 @@ class LateBinding:
         sent, (base_ms, rate_ms, *_) = datastore.ledger.block[:, slot], datastore.rates.block()[:, slot]
         unanswered, largest = sent[RUNNING] - sent[DECODING], datastore.room.largest[slot]
         return bool(
-            _Crowd(self._share(band), 0.0).leaves_room(
+            _Crowd(self._each(band), 0.0).leaves_room(
                 sent[PENDING] * rate_ms, base_ms, unanswered, sent[RUNNING], largest
             )
         )
@@ -260,14 +266,14 @@ class LateBinding:
         settings, priority = self._settings, waiter.request.priority
         decision = self._scheduler.schedule(measured, now_s, wall_s)
         slot, seen = int(found.slots[decision.chosen]), measured.seen.at(decision.chosen)
+        crowd = self._crowd(priority, now_s)
         has_room = self._datastore.is_peer(slot) or (  # at a peer its own picker queues
-            not self.queue.before(priority, (), waiter)
-            and self._room.is_open(slot, seen, self._crowd(priority, now_s), now_s)
+            not self.queue.before(priority, (), waiter) and self._room.is_open(slot, seen, crowd, now_s)
         )
         waiter.request = measured.request
         if settings.limits or not has_room:
             open_slots = self._open(found.slots, priority, now_s, waiter)
-            patience_s, least_s = self._patience_s(measured, decision)
+            patience_s, least_s = self._patience_s(measured, decision, crowd, waiter.deadline_s - now_s)
             waits = slot not in open_slots and (patience_s or not open_slots)
             if waits or (settings.limits and self.queue.ahead_of(priority)):
                 self._aim(waiter, decision, found, patience_s, now_s)
@@ -415,7 +421,8 @@ class LateBinding:
         best = int(found.slots[decision.chosen])
         if best not in open_slots:
             waiter.others = self._others(found, now_s)
-            patience_s, _ = self._patience_s(measured, decision)
+            crowd = self._crowd(waiter.request.priority, now_s)
+            patience_s, _ = self._patience_s(measured, decision, crowd, waiter.deadline_s - now_s)
             if best != waiter.best and patience_s:  # its prefix has come there while it waited
                 waiter.best, waiter.patience_s = best, now_s - waiter.came_s + patience_s
                 self.queue.put_back(waiter, impatient=False)
@@ -503,19 +510,24 @@ class LateBinding:
         return {slot for slot in found if now_s - since[slot] >= YIELD_S}
 
     def _crowd(self, band: int, now_s: float) -> _Crowd:
-        """Count what waits in a band and those above it, for each engine."""
+        """Say what waits, to a band."""
         if not (self.queue.ahead_of(band) or len(self.queue)):
             return _NOBODY
         higher = any(other > band and now_s - asked_s < KEPT_S for other, asked_s in self._asked_s.items())
-        return _Crowd(self._share(band), KEPT if higher else 0.0)
+        return _Crowd(self._each(band), KEPT if higher else 0.0)
 
-    def _share(self, band: int) -> float:
-        each = self.queue.ahead_of(band) / max(len(self._datastore), 1)
-        share: float = 0.5 ** (each / HALVING)
-        return share
+    def _each(self, band: int) -> float:
+        """Count what waits in a band and those above it, for each engine."""
+        return self.queue.ahead_of(band) / max(len(self._datastore), 1)
 
-    def _patience_s(self, measured: Measured, decision: Decision) -> tuple[float, float]:
-        """Return how long a request waits for its best engine, and its least time to first token."""
+    def _patience_s(
+        self, measured: Measured, decision: Decision, crowd: _Crowd, left_s: float
+    ) -> tuple[float, float]:
+        """Return how long a request waits for its best engine, and its least time to first token.
+
+        A miss costs its time to the request, and to each that waits for an engine. Where a first token is due
+        in ``left_s``, half of the time that is left is for other engines.
+        """
         seen, chosen = measured.seen, decision.chosen
         rate_ms, base_ms = float(seen.prefill_ms_per_token[chosen]), float(seen.prefill_base_ms[chosen])
         cached = seen.cached_tokens
@@ -523,8 +535,10 @@ class LateBinding:
         least_ms = float(seen.rtt_ms[chosen]) + base_ms + float(seen.uncached_tokens[chosen]) * rate_ms
         if not self._settings.patience:
             return 0.0, least_ms / 1e3
-        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms
-        return max(self._settings.patience * saved_ms / 1e3, 0.0), least_ms / 1e3
+        most_ms = max(left_s * 1e3 - least_ms, 0.0) / 2.0
+        saved_ms = (float(cached[chosen]) - elsewhere) * rate_ms * (1.0 + crowd.each)
+        patience_ms = min(max(self._settings.patience * saved_ms, 0.0), most_ms)
+        return patience_ms / 1e3, least_ms / 1e3
 
 
 def _let_go_by(waiter: Waiter, engine: str) -> str:

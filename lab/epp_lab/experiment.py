@@ -187,12 +187,12 @@ def table(experiment: Experiment, runs: Sequence[CellRun]) -> str:
                 if measure not in plain:
                     logs = _log_ratios(own, values(cell, entries[0], measure))
                     ratios.setdefault((entry, measure), []).append(logs)
-                    row.append("" if entry == entries[0] else _ratio_text(logs))
+                    row.append("" if entry == entries[0] else ratio_text(logs))
             lines.append(f"| {' | '.join(row)} |")
     for entry in entries[1:] if len(cells) > 1 else ():
         row = ["**all cells**", entry]
         for measure in measures:
-            row += [""] if measure in plain else ["", _ratio_text(np.mean(ratios[entry, measure], axis=0))]
+            row += [""] if measure in plain else ["", ratio_text(np.mean(ratios[entry, measure], axis=0))]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -230,7 +230,8 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
     return _mean_text(known, ".4g")
 
 
-def _ratio_text(logs: Floats) -> str:
+def ratio_text(logs: Floats) -> str:
+    """Write the geometric mean of ratios, given their logarithms, as tables do."""
     return _mean_text(logs, ".3f", np.exp)
 
 

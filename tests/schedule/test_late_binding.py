@@ -251,6 +251,32 @@ def test_a_decision_says_how_long_it_waited_for_which_engine_and_why_it_was_let_
     assert waits.decision.wait == QueueWait(talk.now_s, engines.get(engine, ""), reason)
 
 
+def test_the_more_wait_the_longer_a_request_waits_for_its_engine_but_for_half_of_its_deadline() -> None:
+    talk = Conversation()
+    talk.ask("warm", 50_000, blocks=range(50))
+    talk.scheduler.end("warm", "completed", 0.0)
+    talk.fill()
+    for n in range(6):
+        talk.ask(f"cold{n}")
+    waits, soon = (
+        talk.ask("again", 50_500, blocks=range(50)),
+        talk.ask("soon", 50_500, blocks=range(50), slo_s=10.0),
+    )
+    assert isinstance(waits, Waiter)
+    assert isinstance(soon, Waiter)
+    assert waits.patience_s == pytest.approx(4.0 * 50_000 * 0.04e-3 * (1.0 + 6 / 2))
+    assert 4.9 < soon.patience_s < 5.0
+
+
+def test_an_engine_whose_batch_is_full_gets_no_more_while_nothing_waits() -> None:
+    talk = Conversation(engines=(FIRST,))
+    talk.scheduler.datastore.room.observe(0, EngineSample("vllm", 20.0, 1.0, 0.9, 1000), 0.0)
+    talk.scheduler.datastore.ledger.reserve("batch", 0, 1, 1, 0.0, sequences=33)
+    talk.scheduler.datastore.ledger.first_token("batch", 0.0)
+    assert isinstance(talk.ask("last"), Decision)
+    assert isinstance(talk.ask("waits"), Waiter)
+
+
 def test_a_higher_band_has_room_where_a_lower_one_waits() -> None:
     talk = Conversation()
     talk.fill()
