@@ -63,6 +63,7 @@ def queue_of(flow: FlowControl, made: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("enableEviction: requests that run are not evicted here; leave it out")
     return {
         "enabled": True,
+        "full_duplex": True,  # as gateways ask
         "patience": 0.0,
         "empty_ttl_s": ttl_s(flow.no_endpoint_request_ttl),
         "total_requests": count(flow.max_requests, MOST),

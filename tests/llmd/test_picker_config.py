@@ -229,7 +229,7 @@ def test_flow_control_s_defaults_are_llm_ds() -> None:
     queue = made.config.queue
     assert not made.warnings[1:]
     assert queue == QueueSection(
-        enabled=True, patience=0.0, fairness="global-strict", ordering="fcfs", ttl_s=60.0, empty_ttl_s=60.0,
+        enabled=True, full_duplex=True, patience=0.0, fairness="global-strict", ordering="fcfs", ttl_s=60.0, empty_ttl_s=60.0,
         negative=BandSettings(fairness="global-strict", ordering="fcfs", ttl_s=60.0), limits=Limits(),
     )  # fmt: skip
     assert (queue.max_requests, queue.max_bytes, queue.limits and queue.limits.threshold) == (
@@ -245,7 +245,7 @@ def test_flow_control_s_bands_limits_and_detector_become_the_queue_s() -> None:
     made = read(BANDS).config
     plain: dict[str, Any] = {"fairness": "global-strict", "ordering": "fcfs", "ttl_s": 20.0}
     assert made.queue == QueueSection(
-        enabled=True, patience=0.0, **plain, empty_ttl_s=1.0, total_requests=1000, total_bytes=10 * 2**30,
+        enabled=True, full_duplex=True, patience=0.0, **plain, empty_ttl_s=1.0, total_requests=1000, total_bytes=10 * 2**30,
         bands=[QueueBand(priority=9, fairness="round-robin", ordering="slo-deadline", ttl_s=20.0,
                          max_requests=500, max_bytes=10**6)],
         negative=BandSettings(**plain, max_requests=1),
