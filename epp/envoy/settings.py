@@ -48,8 +48,8 @@ SYSTEM_CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 #: Headers of a request, as many as vLLM takes (``--h11-max-header-count``).
 MOST_HEADERS = 256
 
-#: First version of Envoy with all that we configure.
-FULL_FEATURED = (1, 38)
+#: First versions of Envoy that send a refused request back, and with all that we configure.
+PUT_BACK_SINCE, FULL_FEATURED = (1, 37), (1, 38)
 
 #: Longest time that Envoy is given, in seconds: it refuses durations over 292 years.
 MOST_S = 1e9
@@ -212,9 +212,11 @@ class EnvoySettings:
     def puts_back(self) -> bool:
         """Whether a request that an engine refuses may come back to the picker, where it waits for another.
 
-        In full duplex an engine may refuse what is still being sent, which cannot be sent again.
+        In full duplex an engine may refuse what is still being sent, which cannot be sent again. Before 1.37
+        a route that follows redirects holds up bodies that are longer than a connection's buffer.
         """
-        return self.queue_wait_s > 0 and self.variant is not Variant.FULL_DUPLEX and self.relays is None
+        may = self.variant is not Variant.FULL_DUPLEX and self.relays is None
+        return may and self.queue_wait_s > 0 and self.envoy_version >= PUT_BACK_SINCE
 
     @property
     def socket_names(self) -> list[str]:
