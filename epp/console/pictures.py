@@ -38,7 +38,7 @@ def merged(frames: Sequence[_Frame]) -> dict[str, Any]:
     return {
         "policies": offered(),
         "pickers": pickers,
-        "queue": largest_flows([*chain(*(frame["queue"] for frame in frames))]),
+        "queue": largest_flows([*chain.from_iterable(frame["queue"] for frame in frames)]),
         "decisions": rows[:ROWS],
         "failures": [*failures.values()][: -1 - MOST_FAILURES : -1],
     }

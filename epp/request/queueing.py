@@ -134,9 +134,9 @@ class Queueing:
             settled = self.binding.poll(began_s, self._clock.wall_s())
         finally:
             self._set_timer()
-        decided = sum(waiter.decision is not None for waiter in settled)
+        took_s, decided = self._clock.mono_s() - began_s, sum(one.decision is not None for one in settled)
         for _ in range(decided):
-            self._schedule_seconds.observe((self._clock.mono_s() - began_s) / decided)
+            self._schedule_seconds.observe(took_s / decided)
         self._settle(settled)
 
     def _settle(self, waiters: list[Waiter]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from epp.schedule.feedback import DONE
 from epp.schedule.program_book import ProgramBook
 from epp.schedule.programs import Guard, Program, ProgramSets
-from epp.schedule.queue import ANY, RequestQueue, Waiter
+from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
 from epp.signals.stored_responses import key_of
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ SMALL = 0.005
 MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches.
 LOOK_S = 1.0
-#: Turns that one look lets go.
-MOST_TURNS = 64
 #: `ProgramGate.enter`: it is held.
 HELD = -2
 

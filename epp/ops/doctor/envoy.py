@@ -135,7 +135,7 @@ def waits(context: Context) -> Findings:
             yield error(
                 f"{what}, and Envoy grants {granted_s:g} s (max_message_timeout)",
                 "it goes on without a pick when its message timeout is over",
-                f"set max_message_timeout to more than {longest_s:g}s, or lower queue.ttl_s",
+                f"set max_message_timeout to more than {longest_s:g}s, or shorten waits in `queue`",
             )
         for name, route, _ in asked.routes:
             idle = at(route, "route.idle_timeout", asked.manager.get("stream_idle_timeout"))
@@ -144,7 +144,7 @@ def waits(context: Context) -> Findings:
                 yield error(
                     f"{what}, and route {name} ends one that is idle for {idle_s:g} s",
                     "Envoy answers 504 to what still waits then",
-                    f"set idle_timeout of the route to more than {longest_s:g}s, or lower queue.ttl_s",
+                    f"set idle_timeout of the route to more than {longest_s:g}s, or shorten waits in `queue`",
                 )
 
 
