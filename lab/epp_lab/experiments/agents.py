@@ -27,7 +27,6 @@ from epp_lab.sim.scenario import FleetSpec, ReplicaSpec, WindowOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epp_lab.sim.results import SimResult
 
 SEED = 903
 LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -140,8 +139,8 @@ def fleet(engine: EngineClass) -> FleetSpec:
     return FleetSpec(tuple(ReplicaSpec(f"{engine.name}-{n}:8000", engine, NetworkPath(2.0)) for n in (1, 2)))
 
 
-def measures(requests: Sequence[TraceRequest], every: Sequence[SimResult]) -> dict[str, float]:
-    """Sum up a run; what is not called chat is of agents."""
+def measures(requests: Sequence[TraceRequest], every: Sequence[Any]) -> dict[str, float]:
+    """Sum up a run, simulated or as a client saw it; what is of no session is chat."""
     results = [one for one in every if one.session]
     ends = sorted(one.intended_ms + one.e2e_ms for one in results)
     from_ms, until_ms = ends[len(ends) // 5], ends[4 * len(ends) // 5]
@@ -162,14 +161,14 @@ def measures(requests: Sequence[TraceRequest], every: Sequence[SimResult]) -> di
     chats_ms = [one.ttft_ms or 0.0 for one in every if not one.session and one.ok]
     return {
         "turns/s": len(done) / (until_ms - from_ms) * 1e3,
-        "hits": sum(one.cached_tokens for one in done) / max(sum(one.prompt_tokens for one in done), 1),
+        "hits": sum(one.cached_tokens or 0 for one in done) / max(sum(one.prompt_tokens for one in done), 1),
         "TTFT p50 s": float(np.percentile(ttft_ms, 50)) / 1e3,
         "TTFT p95 s": float(np.percentile(ttft_ms, 95)) / 1e3,
         "JCT p50 s": float(np.percentile(job_s, 50)),
         "JCT p95 s": float(np.percentile(job_s, 95)),
         "TTFT > 30 s %": 100.0 * float(np.mean(np.array(ttft_ms) > 30e3)),
-        "held > 30 s %": 100.0 * float(np.mean([one.queued_ms > 30e3 for one in within])),
-        "longest wait s": max(one.queued_ms for one in results) / 1e3,
+        "held > 30 s %": 100.0 * float(np.mean([getattr(one, "queued_ms", 0.0) > 30e3 for one in within])),
+        "longest wait s": max(getattr(one, "queued_ms", 0.0) for one in results) / 1e3,
         "Jain": float(turns.sum() ** 2 / (len(turns) * (turns**2).sum())),
         "failed": float(sum(not one.ok for one in every)),
         "chat TTFT p95 s": float(np.percentile(chats_ms or [np.nan], 95)) / 1e3,
