@@ -14,6 +14,7 @@ from epp.schedule.feedback import DONE
 from epp.schedule.program_book import ProgramBook
 from epp.schedule.programs import Guard, Program, ProgramSets
 from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
+from epp.signals.ledger import PENDING
 from epp.signals.stored_responses import key_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ SMALL = 0.005
 MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches.
 LOOK_S = 1.0
+#: Prefill that awaits its first token at an engine which is computing a context: held turns go elsewhere, for
+#: what comes behind two contexts waits long.
+COLD_MS = 500.0
+#: Share of a KV cache that other traffic has taken of late: from there on half of the engines are kept from
+#: held turns while the others compute contexts.
+CHAT = 0.002
 #: `ProgramGate.enter`: it is held.
 HELD = -2
 
@@ -98,7 +105,7 @@ class ProgramGate:
         shared = program.shared_tokens
         if not program.context_tokens and measured.parted:  # others begin alike
             shared = float(measured.seen.cached_tokens.max(initial=0.0))
-        self._resize(program, float(request.prompt_tokens), shared)
+        self._resize(program, request.prompt_tokens + request.expected_output_tokens, shared)
         known = [slot for slot in slots if slot in self.sets.engines]
         if not known or not self._is_gated(program, known[0]):
             self.sets.pause(program)
@@ -181,7 +188,7 @@ class ProgramGate:
 
     def _places(self, now_s: float) -> Iterator[tuple[Waiter, int]]:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
-        free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
+        free, back = self._ready(now_s), list[Waiter]()
         for _ in range(MOST_TURNS):
             waiter = self.held.take(lambda _: free)
             if waiter is None or (program := waiter.program) is None:
@@ -194,12 +201,22 @@ class ProgramGate:
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
             yield self._let_go(waiter, now_s), slot
+            free &= self._ready(now_s) - {slot}
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
                     yield self._let_go(other, now_s), slot
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
+
+    def _ready(self, now_s: float) -> set[int]:
+        """Return the engines that a held turn may go to now: its context may have to be computed there."""
+        slots = self._datastore.serving(now_s)
+        pending = self._datastore.in_flight_tokens(slots)[PENDING] * self._datastore.rates.block()[1, slots]
+        ready = set(slots[pending < COLD_MS].tolist())
+        busy, engines = len(slots) - len(ready), self.sets.engines.values()
+        chats = any(one.others(now_s) > CHAT * one.capacity_tokens for one in engines)
+        return ready if busy < (max(len(slots) // 2, 1) if chats else len(slots)) else set()
 
     def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
         waiter.held = False

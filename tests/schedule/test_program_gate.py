@@ -191,4 +191,30 @@ def test_what_agents_begin_with_alike_takes_no_room() -> None:
         blocks = template + list(range(100 * number + 100, 100 * number + 110))
         assert where(talk.ask(agent, 40_000, agent, blocks=blocks)) == FIRST
     (engine,) = talk.programs.sets.engines.values()
-    assert engine.used_tokens == 40_000 + 10_000 + 10_000
+    assert engine.used_tokens == 40_000 + 10_000 + 10_000 + 3 * 128  # and the answers that are expected
+
+
+def test_held_turns_go_to_an_engine_one_by_one() -> None:
+    talk = Talk(FIRST)
+    talk.ask("a", 90_000, "a")
+    held = [talk.ask(name, 40_000, name) for name in "bc"]
+    talk.end("a")
+    talk.now_s = 5.0
+    assert talk.poll() == held[:1]
+    assert talk.poll() == []
+    talk.scheduler.first_token("b", talk.now_s)
+    assert talk.poll() == held[1:]
+
+
+def test_beside_other_requests_half_of_the_engines_are_kept_from_held_turns() -> None:
+    talk = Talk(FIRST, SECOND)
+    for name in "ab":
+        talk.ask(name, 90_000, name)
+    talk.ask("chat", 1_000, "")
+    held = [talk.ask(name, 90_000, name) for name in "cd"]
+    for name in ("a", "b", "chat"):
+        talk.end(name)
+    talk.now_s = 5.0
+    assert talk.poll() == held[:1]
+    talk.scheduler.first_token("c", talk.now_s)
+    assert talk.poll() == held[1:]
