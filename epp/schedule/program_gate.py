@@ -201,7 +201,7 @@ class ProgramGate:
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
             yield self._let_go(waiter, now_s), slot
-            free &= self._ready(now_s) - {slot}
+            free.intersection_update(self._ready(now_s) - {slot})
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
