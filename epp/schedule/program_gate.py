@@ -32,8 +32,9 @@ MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches.
 LOOK_S = 1.0
 #: Prefill that awaits its first token at an engine which is computing a context: held turns go elsewhere, for
-#: what comes behind two contexts waits long.
-COLD_MS = 500.0
+#: what comes behind two contexts waits long. And for how long: an engine that always has as much to compute
+#: takes them, too.
+COLD_MS, COLD_S = 500.0, 10.0
 #: Share of a KV cache that other traffic has taken of late: from there on half of the engines are kept from
 #: held turns while the others compute contexts.
 CHAT = 0.002
@@ -72,6 +73,7 @@ class ProgramGate:
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
         self._turns: dict[str, _Turn] = {}
+        self._busy_s: dict[int, float] = {}
         self._looked_s = self._asked_s = -math.inf
         scheduler.on_end["programs"] = self.ended
         scheduler.on_stored["programs"] = lambda decision, response: self._book.stored(
@@ -200,6 +202,7 @@ class ProgramGate:
                 free.difference_update(slots)
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
+            self._busy_s.pop(slot, None)
             yield self._let_go(waiter, now_s), slot
             free.intersection_update(self._ready(now_s) - {slot})
             for other in self.held.waiting():
@@ -213,7 +216,9 @@ class ProgramGate:
         """Return the engines that a held turn may go to now: its context may have to be computed there."""
         slots = self._datastore.serving(now_s)
         pending = self._datastore.in_flight_tokens(slots)[PENDING] * self._datastore.rates.block()[1, slots]
-        ready = set(slots[pending < COLD_MS].tolist())
+        since_s = self._busy_s
+        self._busy_s = {slot: since_s.get(slot, now_s) for slot in slots[pending >= COLD_MS].tolist()}
+        ready = {slot for slot in slots.tolist() if now_s - self._busy_s.get(slot, -math.inf) >= COLD_S}
         busy, engines = len(slots) - len(ready), self.sets.engines.values()
         chats = any(one.others(now_s) > CHAT * one.capacity_tokens for one in engines)
         return ready if busy < (max(len(slots) // 2, 1) if chats else len(slots)) else set()

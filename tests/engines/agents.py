@@ -1,10 +1,10 @@
-"""Eight agents before two llama.cpp servers that keep four of their contexts, turns held in the picker and not.
+"""Eight agents before two llama.cpp servers that keep half of their contexts, turns held in the picker and not.
 
     python -m tests.engines.agents FOLDER
 
-Each server keeps what its two slots hold, and nothing beside them. Each agent begins with some 1,400 tokens,
-and ends at 2,000. What is told is what the engines count, of all turns from when the picker holds any, and
-of the same number where it holds none.
+Each server keeps what its two slots hold, and nothing beside them. An agent's job begins with 1,000 to 1,400
+tokens, and has 20 turns; then the agent begins another. What is told is what the engines count, from
+when the picker first holds a turn, and of as many turns where it holds none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from epp.config.pool import EndpointSpec
+from epp.keyed_uniform import keyed_uniform
 from epp_lab.demo.stack import Stack
 from tests.kit.llama_cpp import MODEL, TOKENIZER, llama_cpp_process
 from tests.kit.replicas import metric
@@ -26,9 +27,13 @@ from tests.kit.replicas import metric
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-AGENTS, SLOTS, CONTEXT_TOKENS = 8, 2, 2_150
+AGENTS, JOB_TURNS = 8, 20
+#: Words of a job's first context, some seven tokens each.
+WORDS = (150, 200)
+#: What two contexts take at most, of each server.
+KV_TOKENS = 3_500
 #: Turns of all agents, and before them where none is held; pause after an answer.
-TURNS, WARMUP_TURNS, THINK_S, ANSWER_TOKENS = 240, 24, 0.2, 4
+TURNS, WARMUP_TURNS, THINK_S, ANSWER_TOKENS = 400, 100, 0.2, 4
 WAIT_S = 60.0
 _HELD = {"enabled": True, "quantum_s": 15.0, "age_s": 6.0, "longest_hold_s": WAIT_S}
 _PREFILLED = "llamacpp:prompt_tokens_total"
@@ -53,9 +58,15 @@ class Sums:
 
 
 async def _agent(http: aiohttp.ClientSession, url: str, number: int, sums: Sums) -> None:
-    said = [{"role": "system", "content": " ".join(f"{number} knows {word}" for word in range(200))}]
-    headers = {"x-session-id": f"agent-{number}"}
+    said, headers = list[dict[str, str]](), dict[str, str]()
     for turn in count():
+        if not turn % JOB_TURNS:
+            words, name = (
+                int(WORDS[0] + (WORDS[1] - WORDS[0]) * keyed_uniform(number, str(turn), "words")),
+                f"{number}.{turn}",
+            )
+            said = [{"role": "system", "content": " ".join(f"{name} knows {word}" for word in range(words))}]
+            headers = {"x-session-id": name}
         said.append({"role": "user", "content": f"And {turn}?"})
         body = {"model": MODEL, "messages": said, "max_tokens": ANSWER_TOKENS}
         async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
@@ -68,10 +79,7 @@ async def _agent(http: aiohttp.ClientSession, url: str, number: int, sums: Sums)
 async def told(folder: Path, *, held: bool) -> str:
     """Let the agents ask, and tell what engines counted."""
     engines = [llama_cpp_process(folder, cache_ram_mib=0) for _ in range(2)]
-    pool = {
-        one.address: EndpointSpec(address=one.address, kv_capacity_tokens=SLOTS * CONTEXT_TOKENS)
-        for one in engines
-    }
+    pool = {one.address: EndpointSpec(address=one.address, kv_capacity_tokens=KV_TOKENS) for one in engines}
     sections = {
         "queue": {"enabled": held, "ttl_s": WAIT_S, "programs": _HELD if held else {}},
         "tokens": {"models": {MODEL: {"source": str(TOKENIZER)}}, "budget_ms": 5000.0},

@@ -113,9 +113,7 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         MODEL,
         port=int(sys.argv[2]),
-        n_parallel=2,
-        n_ctx=2 * CONTEXT_TOKENS,
         endpoint_metrics=True,
-        **json.loads(sys.argv[3]),
+        **{"n_parallel": 2, "n_ctx": 2 * CONTEXT_TOKENS, **json.loads(sys.argv[3])},
     ):
         threading.Event().wait()

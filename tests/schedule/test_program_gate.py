@@ -206,6 +206,19 @@ def test_held_turns_go_to_an_engine_one_by_one() -> None:
     assert talk.poll() == held[1:]
 
 
+def test_a_held_turn_does_not_wait_for_ever_for_an_engine_that_always_has_much_to_compute() -> None:
+    talk = Talk(FIRST)
+    talk.ask("a", 90_000, "a")
+    held = [talk.ask(name, 40_000, name) for name in "bc"]
+    talk.end("a")
+    talk.now_s = 5.0
+    assert talk.poll() == held[:1]
+    talk.now_s = 14.9
+    assert talk.poll() == []
+    talk.now_s = 15.1
+    assert talk.poll() == held[1:]
+
+
 def test_beside_other_requests_half_of_the_engines_are_kept_from_held_turns() -> None:
     talk = Talk(FIRST, SECOND)
     for name in "ab":
