@@ -227,15 +227,15 @@ def _text(experiment: Experiment, measure: str, values: Floats) -> str:
     if measure in experiment.events:
         share, low, high = share_interval(known)
         return f"{share:.4g} [{low:.4g}, {high:.4g}]"
-    return _mean_text(known, ".4g")
+    return mean_text(known, ".4g")
 
 
 def ratio_text(logs: Floats) -> str:
     """Write the geometric mean of ratios, given their logarithms, as tables do."""
-    return _mean_text(logs, ".3f", np.exp)
+    return mean_text(logs, ".3f", np.exp)
 
 
-def _mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.asarray) -> str:
+def mean_text(values: Floats, form: str, scale: Callable[[Floats], Floats] = np.asarray) -> str:
     """Write the mean of the known values with its interval, of few with the least and the most."""
     known = values[~np.isnan(values)]
     if not len(known):

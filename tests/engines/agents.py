@@ -2,8 +2,8 @@
 
     python -m tests.engines.agents FOLDER
 
-Each server keeps what its two slots hold, and nothing beside them. An agent's job begins with 1,000 to 1,400
-tokens, and has 20 turns; then the agent begins another. What is told is what the engines count, from
+Each server keeps what its two slots hold, and nothing beside them. An agent's job begins with 1,400 to 1,650
+tokens, and has 20 turns of 24; then the agent begins another. What is told is what the engines count, from
 when the picker first holds a turn, and of as many turns where it holds none.
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 AGENTS, JOB_TURNS = 8, 20
-#: Words of a job's first context, some seven tokens each.
-WORDS = (150, 200)
+#: Words of a job's first context, some ten tokens each.
+WORDS = (150, 170)
 #: What two contexts take at most, of each server.
-KV_TOKENS = 3_500
+KV_TOKENS = 4_300
 #: Turns of all agents, and before them where none is held; pause after an answer.
 TURNS, WARMUP_TURNS, THINK_S, ANSWER_TOKENS = 400, 100, 0.2, 4
 WAIT_S = 60.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from epp.keyed_uniform import keyed_uniform
 from epp_lab.compare.trace import TraceRequest, in_time_order
-from epp_lab.experiment import Experiment
+from epp_lab.experiment import CellRun, Experiment, mean_text, ratio_text
 from epp_lab.experiments.queue import MAGAGENT, recorded_sessions, sessions_of
 from epp_lab.sim.engine_class import H100, EngineClass
 from epp_lab.sim.network import NetworkPath
@@ -276,6 +276,38 @@ def run(cell: str, entry: str, seed: int) -> dict[str, float]:
     return measures(requests, result.requests)
 
 
+#: Columns of `goals`: ratios to early binding, and means with and without.
+_RATIOS = ("turns/s", "JCT p50 s", "JCT p95 s", "TTFT p95 s")
+_MEANS = ("hits", "TTFT p50 s", "chat TTFT p95 s", "held > 30 s %", "longest wait s", "Jain")
+
+
+def goals(runs: Sequence[CellRun]) -> str:
+    """Write a row for each cell whose turns are held: ratios to early binding, means beside its means."""
+    found = {run.key: run for run in runs}
+    heads = [
+        "cell",
+        "seeds",
+        *(f"{name}, ratio" for name in _RATIOS),
+        *(f"{name} (early)" for name in _MEANS),
+    ]
+    lines = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in dict.fromkeys(run.cell for run in runs if run.entry == "programs"):
+        held = [run for run in runs if run.key[:2] == (cell, "programs")]
+        early = [found.get((cell, "early", run.seed)) for run in held]
+        row = [cell, f"{len(held)}"]
+        for name in _RATIOS:
+            pairs = [
+                (one.value(name), other.value(name)) for one, other in zip(held, early, strict=True) if other
+            ]
+            row.append(ratio_text(np.log(np.array([one / other for one, other in pairs]))))
+        for name in _MEANS:
+            text = mean_text(np.array([run.value(name) for run in held]), ".3g")
+            without = mean_text(np.array([run.value(name) for run in early if run]), ".3g").split(" ")[0]
+            row.append(f"{text} ({without})")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 EXPERIMENT = Experiment(
     question="What does holding the turns of agents gain where their contexts outgrow the KV caches?",
     cells=CELLS,
@@ -285,4 +317,5 @@ EXPERIMENT = Experiment(
     on_request=tuple(_LAST),
     events=("failed",),
     minutes=120,
+    summary=goals,
 )
