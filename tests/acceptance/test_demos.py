@@ -36,7 +36,7 @@ sys.exit(regions.main(["--only", "global", "--seconds", "1", "--out", sys.argv[1
 def test_the_demo_shows_faults_behind_the_picker_and_behind_plain_envoy(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran = subprocess.run(
-        (sys.executable, "-c", DEMO, str(out)), capture_output=True, text=True, timeout=120, check=False
+        (sys.executable, "-c", DEMO, str(out)), capture_output=True, text=True, timeout=280, check=False
     )
     text = ran.stdout
     assert ran.returncode == 0, ran.stderr

@@ -260,7 +260,7 @@ async def test_top_shows_the_same_in_a_terminal(tmp_path: Path) -> None:
 async def until_printed(terminal: int, words: str) -> None:
     """Read a terminal until it shows something."""
     shown = ""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while words not in shown:
             ready, _, _ = select.select([terminal], [], [], 0)
             if ready:

@@ -43,7 +43,7 @@ def within_bounds(world: World) -> None:
     assert plan.weights in (STARTING, GOOD)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_prefix_of_any_file_survives_picker_and_tuner_go_on(
     lived: World, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
