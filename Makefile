@@ -7,7 +7,7 @@ KUBE := build/kube
 KUBE_VERSION := k8s.io/component-base/version
 
 .DEFAULT_GOAL := help
-.PHONY: help setup measures measures-slow demo demo-overload demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients cases attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm
+.PHONY: help setup measures measures-slow demo demo-overload demo-regions test test-random test-envoy-oldest test-k8s test-k8s-real test-gateway test-chart test-image release test-vllm test-clients attacks audit h2spec peers helm manifests image-constraints fuzz lint screenshots protos envoy-config docs bench bench-ui bench-long bench-policies bench-tuner bench-lodestar bench-laar bench-wan demo-pickers clean bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -47,9 +47,6 @@ test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's vers
 bench-vllm: setup ## policies on two real vLLM replicas beside their simulation, kept in build/vllm (half an hour)
 	installed=$$(timeout 1800 tests/engines/install_vllm.sh) && \
 	  EPP_VLLM=$$installed $(BIN)/python -m tests.engines.calibrate build/vllm
-
-cases: setup ## engines that say one thing and mean another, through a real Envoy, each figure beside the one before (3 minutes)
-	$(BIN)/python -m tests.cases
 
 attacks: setup ## floods against the picker's port, peers that behave beside them (5 minutes; ATTACKS="--tls", see --help)
 	$(BIN)/python -m tests.attacks $(ATTACKS)

@@ -31,7 +31,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "lodestar": (
         "tool calls 10 to 22 a second / hetero",
-        ("lodestar", "lodestar-paper", "prefix-threshold 20 %", "unguarded from 7 A30"),
+        ("lodestar", "prefix-threshold 20 %", "unguarded from 7 A30"),
     ),
     "lodestar-gate": ("l20-a30", ("no gate", "blind, gate")),
     "lodestar-promotion": ("6.5 a second", ("switchback",)),
