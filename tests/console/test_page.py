@@ -48,7 +48,7 @@ async def test_decisions_show_and_are_explained_by_keyboard(tmp_path: Path) -> N
         await serving.chat()
         await page.until(f"{ROWS} === 1")
 
-        await page.until("document.querySelector('#totals tr') !== null", 60.0)
+        await page.until("document.querySelector('#totals tr') !== null")
         await page.press("g")
         assert await page.look("document.querySelector('#totals td').textContent") == "sim-model"
         await page.press("j")
