@@ -15,11 +15,11 @@ from nats import connect
 
 from epp.cluster.messages import Group, Lead, Message, encode
 from epp.config.plan import Plan, render_plan
-from epp.envoy.child import Child
 from epp.feeds.lead import read_lead
 from epp.records.schema import join
 from tests.kit.certificates import self_signed
 from tests.kit.events import opinion, pictures
+from tests.kit.forked import Forked
 from tests.kit.kubefollow import kubeconfig
 from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
@@ -294,9 +294,9 @@ async def test_the_tuner_of_the_leader_works_for_all_and_the_next_one_goes_on_fr
     async with Pair(tmp_path, nats.url, "gorgo") as pair, AsyncExitStack() as stack:
         leader, other = await pair.led()
 
-        async def epp(serving: Serving, name: str, *words: str) -> Child:
+        async def epp(serving: Serving, name: str, *words: str) -> Forked:
             config = ["--config", str(serving.folder / "epp.yaml")]
-            return await stack.enter_async_context(Child(name, ["tune", *words, *config], serving.folder))
+            return await stack.enter_async_context(Forked(name, ["tune", *words, *config], serving.folder))
 
         first, second = await epp(leader, "tune"), await epp(other, "tune")
         for serving in (leader, other):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from epp.envoy.child import Child
 from tests.kit import kubeobjects as objects
+from tests.kit.forked import Forked
 from tests.kit.kubefollow import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ async def picker_by_flags(folder: Path, plugins: str, *words: str) -> AsyncItera
         "serve", "--pool-namespace", objects.NAMESPACE, "--config-file", str(config), "--ready-file", str(ready),
         "--grpc-health-port", "0", "--grpc-port", "0", "--metrics-port", "0",
     ]  # fmt: skip
-    async with Child("picker", [*common, *words], folder) as child, aiohttp.ClientSession() as http:
+    async with Forked("picker", [*common, *words], folder) as child, aiohttp.ClientSession() as http:
         async with asyncio.timeout(PATIENCE_S):
-            while not ready.exists():
-                child.check()
-                await asyncio.sleep(0.02)
+            await child.until(ready.exists)
             addresses = json.loads(ready.read_text())
             while (await http.get(f"http://{loopback(addresses['http'])}/readyz")).status != 200:
                 await asyncio.sleep(0.05)

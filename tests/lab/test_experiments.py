@@ -66,7 +66,7 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
     for learner, settings in LEARNERS.items():
-        small = DataKeys(first=250, every=50, recent=500, replay=250)
+        small = DataKeys(first=250, every=200, recent=500, replay=250)
         gate = msgspec.structs.replace(settings.gate, held_out=83)
         network = msgspec.structs.replace(settings.network, batch=26)
         changes = {"data": small, "gate": gate, "network": network}
