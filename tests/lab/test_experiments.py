@@ -16,6 +16,7 @@ from epp_lab.experiment import CellRun, Experiment, execute
 from epp_lab.experiments import laar, lodestar, lodestar_gate, lodestar_promotion, wan
 from epp_lab.reward_model.settings import DataKeys, Gate, LearnerSettings, Network
 from epp_lab.tuner.settings import Stages, TunerSettings
+from epp_lab.workloads import art_chat
 from epp_lab.workloads.mooncake_chat import MooncakeChat
 from epp_lab.workloads.tool_agent import ToolAgent
 from tests.lab.test_page import drawn
@@ -65,6 +66,7 @@ def test_an_experiment_runs_and_names_each_of_its_figures(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "WINDOW_S", 60.0)
+    monkeypatch.setattr(art_chat, "APR_7", replace(art_chat.APR_7, duration_s=120.0))
     for learner, settings in LEARNERS.items():
         small = DataKeys(first=250, every=200, recent=500, replay=250)
         gate = msgspec.structs.replace(settings.gate, held_out=83)
