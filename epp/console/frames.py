@@ -18,7 +18,7 @@ import numpy as np
 from epp.config.plan import INCUMBENT, Switchback
 from epp.console.figures import clock_time, number, share
 from epp.console.history import CELLS, OTHER
-from epp.console.why import ANY_ENGINE, costs_of
+from epp.console.why import ANY_ENGINE, PLACE, costs_of
 from epp.errors import EppError
 from epp.metrics.metrics import FAIRNESS_ID
 from epp.policies.registry import create
@@ -291,7 +291,7 @@ def _queue(live: Live) -> list[Waiting]:
     for waiter in live.waiting():
         target = waiter.targets[-1]
         engine = (isinstance(target, int) and address_of(target)) or ANY_ENGINE
-        engine = f"a place at {engine}" if waiter.held else engine
+        engine = PLACE if waiter.held else engine
         age_s, flow = round(now_s - waiter.came_s, 1), waiter.flow[:64] or FAIRNESS_ID
         rows.append((waiter.request.priority, flow, engine, 1, age_s))
     return largest_flows(rows)

@@ -102,11 +102,13 @@ class QueueWait(Struct, frozen=True):
         waited_s: how long.
         engine: address of the engine that served it best when it came, ``""`` for any.
         reason: what ended the wait: a clause for people.
+        held: it was an agent's turn that waited for a place of its context.
     """
 
     waited_s: float
     engine: str
     reason: str
+    held: bool = False
 
 
 class Decision(Struct, frozen=True):

@@ -203,23 +203,23 @@ class ProgramGate:
         if (program := self._book.stored(decision_id, key_of(response_id))) is not None:
             self.sets.on_change(program)
 
-    def poll(self, now_s: float) -> Iterator[tuple[Waiter, int | None]]:
-        """Yield what is let go by now: to an engine, or to any where that is None."""
+    def poll(self, now_s: float) -> Iterator[tuple[Waiter, int | None, str]]:
+        """Yield what is let go by now: to an engine, or to any where that is None; and why, for people."""
         if not len(self.held):
             return
         self._looked_s = now_s
         self._ask_engines(now_s)
         for waiter in self.held.expire(now_s):
             self.counts["forced"] += 1
-            yield self._let_go(waiter, now_s), None
+            yield self._let_go(waiter, now_s), None, "no place came in time"
         if self._holds(now_s):
             yield from self._places(now_s)
         else:
             for waiter in self.held.waiting()[:MOST_TURNS]:
                 self.held.remove(waiter)
-                yield self._let_go(waiter, now_s), None
+                yield self._let_go(waiter, now_s), None, "turns are held no longer"
 
-    def _places(self, now_s: float) -> Iterator[tuple[Waiter, int]]:
+    def _places(self, now_s: float) -> Iterator[tuple[Waiter, int, str]]:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
         free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
         self.sets.draining, self._left, left_s = NOWHERE, {}, self._left
@@ -233,7 +233,7 @@ class ProgramGate:
             waiter = self.held.take(lambda _: free)
             if waiter is None or (program := waiter.program) is None:
                 break
-            slots = free if waiter.others == ANY else free & waiter.others
+            slots, home = free if waiter.others == ANY else free & waiter.others, program.home
             if self.held.before(waiter.request.priority, (), waiter):  # a turn at another picker goes first
                 slot = self.sets.place(program, slots - drained, 0.0, now_s, is_left=is_left)
             else:
@@ -243,11 +243,12 @@ class ProgramGate:
                 free.difference_update(slots)
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
-            yield self._let_go(waiter, now_s), slot
+            why = "it has one" + (", where it was before" if slot == home else "")
+            yield self._let_go(waiter, now_s), slot, why
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
-                    yield self._let_go(other, now_s), slot
+                    yield self._let_go(other, now_s), slot, why
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
 

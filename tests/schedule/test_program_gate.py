@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from epp.apis.usage import Usage
 from epp.config.schema import ProgramsSection, QueueSection
+from epp.console.why import why
+from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
 from epp.types import Endpoint, RequestInfo
@@ -77,6 +79,10 @@ def test_a_program_without_a_place_is_held_until_an_idle_one_has_had_its_lease()
     talk.now_s = 4.1
     assert talk.poll() == [held]
     assert where(held) == FIRST
+    assert held.decision is not None
+    assert "waited 4.1 s for a place of its context in a KV cache, let go because it has one; then " in why(
+        to_record(held.decision)
+    )
 
 
 def test_a_turn_of_an_active_program_goes_home_whatever_waits_there() -> None:
