@@ -279,6 +279,7 @@ def to_record(
         **({"extra": _lists(snapshot.extra)} if snapshot.extra else {}),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
+        **({"last_turn": True} if request.last_turn else {}),
         **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,

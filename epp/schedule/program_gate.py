@@ -197,6 +197,8 @@ class ProgramGate:
         self._resize(program, float(prompt_tokens + answer_tokens), program.shared_tokens)
         if outcome.cause in DONE and self._book.answered(program, request):
             self.sets.on_change(program)
+        if request.last_turn and not program.running:
+            self.sets.pause(program)
         self.sets.shrink(slot, now_s)
 
     def _stored(self, decision_id: str, response_id: str) -> None:
@@ -278,7 +280,8 @@ class ProgramGate:
         for slot, _ in self._datastore.members:
             tokens = self._datastore.kv_capacity_tokens(slot)
             if tokens and not self._datastore.is_peer(slot):
-                self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3)
+                started_s = self._datastore.engine.started_s(slot)
+                self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3, started_s)
 
     def _holds(self, now_s: float) -> bool:
         return self.guard.look(len(self.sets.engines), now_s)
