@@ -319,11 +319,16 @@ class Datastore:
         self._size_index(slot, self._members[address][1])
 
     def kv_capacity_tokens(self, slot: int) -> int | None:
-        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known."""
+        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known.
+
+        An engine of a hybrid model keeps no more than its states let it take up.
+        """
         address = self._slots.address_of(slot)
         if address is None or address not in self._members:
             return None
-        return self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        tokens = self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        states = self.index.states
+        return min(tokens, states.most_tokens) if tokens and states is not None else tokens
 
     def learn_models(self, slot: int, listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists, by its names."""

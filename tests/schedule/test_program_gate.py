@@ -10,6 +10,7 @@ import pytest
 from epp.apis.usage import Usage
 from epp.config.schema import ProgramsSection, QueueSection
 from epp.console.why import why
+from epp.prefix_cache.state_slots import StateSlots
 from epp.schedule.decision import to_record
 from epp.schedule.late_binding import LateBinding
 from epp.schedule.queue import Waiter
@@ -329,3 +330,10 @@ def test_a_client_that_gives_up_while_its_turn_runs_leaves_the_engine_to_others_
     assert talk.poll() == []
     talk.now_s = 4.1
     assert talk.poll() == [held]
+
+
+def test_engines_of_hybrid_models_keep_no_more_contexts_than_their_states_cover() -> None:
+    talk = Talk(FIRST)
+    talk.scheduler.datastore.index.states = StateSlots(count=12, chunk_tokens=4_096)
+    assert where(talk.ask("a", 30_000, "a")) == FIRST
+    assert isinstance(talk.ask("b", 30_000, "b"), Waiter)
