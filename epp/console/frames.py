@@ -260,13 +260,12 @@ def _agents(programs: ProgramGate) -> dict[int, str]:
 
 def _held(programs: ProgramGate, now_s: float) -> str:
     """Tell whether turns of agents are held, why, and how long the next one may be."""
-    share_of_time = f"their contexts would take {share(programs.guard.share)} of engine time"
+    costs = f"their contexts would take {share(programs.guard.share)} of engine time"
     if not (held := programs.held.waiting()):
-        return f"agents: no turn is held; {share_of_time}"
-    first = min(held, key=lambda one: one.expires_s)
+        return f"agents: no turn is held; {costs}"
+    left_s = min(one.expires_s for one in held) - now_s
     return (
-        f"agents: {len(held)} turns wait for a place of their context, one for {now_s - first.came_s:,.0f} s"
-        f" and at most {max(first.expires_s - now_s, 0.0):,.0f} s more; {share_of_time}"
+        f"agents: {len(held)} turns are held, the first for {max(left_s, 0.0):,.0f} s more at most; {costs}"
     )
 
 

@@ -105,13 +105,13 @@ class ProgramBook:
             found.program = None
         return None
 
-    def answered(self, program: Program, request: RequestInfo) -> bool:
-        """Note that a turn was answered, so that the next one is known by it; tell whether it is."""
-        block = request.blocks[-1] if request.blocks and not request.program else None
-        if block is None or ((before := self._names.get(block)) is not None and before.next_prompt):
-            return False
-        self.name(program, block, request.prompt_tokens)
-        return True
+    def answered(self, program: Program, request: RequestInfo) -> None:
+        """Note that a turn was answered, so that the next one is known by it."""
+        if request.program or not request.blocks:
+            return
+        found = self._names.get(request.blocks[-1])
+        if found is None or not found.next_prompt:
+            self.name(program, request.blocks[-1], request.prompt_tokens)
 
     def sent(self, program: Program, request: RequestInfo, decision_id: str) -> None:
         """Note whose turn a decision is of, whose response is to be stored."""

@@ -8,7 +8,7 @@ program never wait for one. Whoever drives it sends what `poll` lets go.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from epp.schedule.feedback import DONE
 from epp.schedule.program_book import ProgramBook
@@ -35,12 +35,6 @@ LOOK_S = 1.0
 HELD = -2
 
 
-class _Turn(NamedTuple):
-    program: Program
-    request: RequestInfo
-    slot: int
-
-
 class ProgramGate:
     """Says which turns go home, which are held, and which are none of its business.
 
@@ -65,10 +59,11 @@ class ProgramGate:
         self.longest_s = 0.0
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, tuple[Program, RequestInfo, int]] = {}
         self._looked_s = self._asked_s = -math.inf
         self._sharing: ProgramSharing | None = None
         self._left: dict[int, float] = {}  # slots with a place that is left to other pickers, since when
+        scheduler.datastore.on_restart["programs"] = self.sets.forget
         scheduler.on_end["programs"] = self.ended
         scheduler.on_stored["programs"] = self._stored
 
@@ -135,7 +130,9 @@ class ProgramGate:
             return None
         best = slots[int(cached.argmax())]
         if program.home == NOWHERE and best in known and float(cached.max()) - shared > program.tokens / 2:
-            self._return(program, best, now_s)
+            program.home = best  # as after a restart of this picker
+            if self.sets.engines[best].room_tokens(now_s, PAUSE) >= program.tokens:
+                self.sets.admit(program, best, now_s)
         if program.active and program.home in slots:
             self.sets.shrink(program.home, now_s)
             return program.home
@@ -148,12 +145,6 @@ class ProgramGate:
         waiter.held = True
         self.counts["held"] += 1
         return HELD
-
-    def _return(self, program: Program, slot: int, now_s: float) -> None:
-        """Count a program whose context is at an engine already, as after a restart of this picker."""
-        program.home = slot
-        if self.sets.engines[slot].room_tokens(now_s, PAUSE) >= program.tokens:
-            self.sets.admit(program, slot, now_s)
 
     def _resize(self, program: Program, tokens: float, shared_tokens: float) -> None:
         """Take the tokens of a turn; a far longer context may be that of an agent beside this one."""
@@ -178,7 +169,7 @@ class ProgramGate:
             program.home, program.running = slot, program.running + 1
             uncached = float(seen.uncached_tokens[decision.chosen])
             self.sets.count_others(slot, uncached + request.expected_output_tokens, now_s)
-        self._turns[decision.id] = _Turn(program, request, slot)
+        self._turns[decision.id] = program, request, slot
         self._book.sent(program, request, decision.id)
 
     def ended(self, outcome: Outcome, now_s: float) -> None:
@@ -187,16 +178,15 @@ class ProgramGate:
         if turn is None:
             return
         program, request, slot = turn
-        prompt_tokens, answer_tokens = outcome.usage.prompt_tokens, outcome.usage.completion_tokens
+        answer_tokens = outcome.usage.completion_tokens
         if answer_tokens is None:  # engines may tell it later, or not at all
             answer_tokens = round(request.expected_output_tokens)
-        if prompt_tokens is None or not request.previous_response:
-            known = program.context_tokens if request.previous_response else request.prompt_tokens
-            prompt_tokens = round(known)
+        prompt_tokens = outcome.usage.prompt_tokens or program.context_tokens
         self.sets.ended(program, now_s)
-        self._resize(program, float(prompt_tokens + answer_tokens), program.shared_tokens)
-        if outcome.cause in DONE and self._book.answered(program, request):
-            self.sets.on_change(program)
+        self._resize(program, prompt_tokens + answer_tokens, program.shared_tokens)
+        if outcome.cause in DONE:
+            self._book.answered(program, request)
+        self.sets.on_change(program)
         if request.last_turn and not program.running:
             self.sets.pause(program)
         self.sets.shrink(slot, now_s)
@@ -235,7 +225,7 @@ class ProgramGate:
             waiter = self.held.take(lambda _: free)
             if waiter is None or (program := waiter.program) is None:
                 break
-            slots, home = free if waiter.others == ANY else free & waiter.others, program.home
+            slots = free if waiter.others == ANY else free & waiter.others
             if self.held.before(waiter.request.priority, (), waiter):  # a turn at another picker goes first
                 slot = self.sets.place(program, slots - drained, 0.0, now_s, is_left=is_left)
             else:
@@ -245,12 +235,11 @@ class ProgramGate:
                 free.difference_update(slots)
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
-            why = "it has one" + (", where it was before" if slot == home else "")
-            yield self._let_go(waiter, now_s), slot, why
+            yield self._let_go(waiter, now_s), slot, "it has one"
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
-                    yield self._let_go(other, now_s), slot, why
+                    yield self._let_go(other, now_s), slot, "it has one"
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
 
@@ -280,8 +269,7 @@ class ProgramGate:
         for slot, _ in self._datastore.members:
             tokens = self._datastore.kv_capacity_tokens(slot)
             if tokens and not self._datastore.is_peer(slot):
-                started_s = self._datastore.engine.started_s(slot)
-                self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3, started_s)
+                self.sets.set_engine(slot, float(tokens), float(rates[slot]) / 1e3)
 
     def _holds(self, now_s: float) -> bool:
         return self.guard.look(len(self.sets.engines), now_s)

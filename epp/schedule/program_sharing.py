@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from epp.schedule.programs import NOWHERE
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -108,19 +106,18 @@ class ProgramSharing:
 
     def state(self, draining: int, now_s: float, *, whole: bool) -> ProgramsState:
         """Tell what changed; with ``whole`` all active programs of this picker, and its other traffic."""
-        engines, address_of = self._sets.engines, self._address_of
+        engines, address_of = self._sets.engines, self._datastore.address_of
         for engine in engines.values() if whole else ():
             self._untold |= dict.fromkeys(one for one in engine.active if one.running or not one.theirs)
-        untold, self._untold = list(self._untold), {}
-        if rest := untold[MOST_TOLD:]:
-            self._untold = dict.fromkeys(rest)
+        untold = [one for one in self._untold if one.name]
+        self._untold = dict.fromkeys(untold[MOST_TOLD:])
+        if self._untold:
             self._tell()
-        told = [self._state(one, now_s) for one in untold[:MOST_TOLD] if one.name]
-        others = {address_of(slot): engine.others(now_s) for slot, engine in engines.items()}
-        return ProgramsState(told, self._guard.work_s(now_s), address_of(draining), others if whole else None)
-
-    def _address_of(self, slot: int) -> str:
-        return "" if slot == NOWHERE else self._datastore.address_of(slot) or ""
+        told = [self._state(one, now_s) for one in untold[:MOST_TOLD]]
+        others = {address_of(slot) or "": engine.others(now_s) for slot, engine in engines.items()}
+        return ProgramsState(
+            told, self._guard.work_s(now_s), address_of(draining) or "", others if whole else None
+        )
 
     def _state(self, one: Program, now_s: float) -> ProgramState:
         told, one.told = one.told or one.name, one.name
@@ -128,7 +125,7 @@ class ProgramSharing:
             one.name,
             told,
             self._book.prompt_tokens(one.name),
-            self._address_of(one.home),
+            self._datastore.address_of(one.home) or "",
             one.context_tokens,
             one.shared_tokens,
             one.active,
@@ -146,7 +143,7 @@ class ProgramSharing:
             for slot, engine in self._sets.engines.items():
                 engine.elsewhere.pop(origin, None)
                 if state is not None and state.others is not None:
-                    engine.elsewhere[origin] = state.others.get(self._address_of(slot), 0.0)
+                    engine.elsewhere[origin] = state.others.get(self._datastore.address_of(slot) or "", 0.0)
         if state is None:
             return
         self._guard.elsewhere[origin] = state.work_s

@@ -36,8 +36,6 @@ MOST_OTHERS = 0.5
 #: Time over which the guard takes the mean, and the shares of engine time at which it lets programs be held
 #: and lets them go again.
 GUARD_S, GUARD_ON, GUARD_OFF = 120.0, 0.20, 0.15
-#: Start times nearer than this are of one process.
-_SAME_START_S = 1.0
 
 NOWHERE = -1
 
@@ -97,7 +95,6 @@ class _Engine:
         used_tokens: of these, kept beside them.
         others_tokens: what other traffic has put into the cache within a lease, by `others_s`.
         elsewhere: the same of other pickers, by picker, as of now.
-        started_s: Unix time since which it runs, 0 where it does not tell.
     """
 
     capacity_tokens: float
@@ -107,7 +104,6 @@ class _Engine:
     others_tokens: float = 0.0
     others_s: float = 0.0
     elsewhere: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
     def others(self, now_s: float) -> float:
         """Return what other traffic sent by this picker has in the cache by now."""
@@ -156,22 +152,17 @@ class ProgramSets:
         self._drained: tuple[Program, int] | None = None
         self.on_change: Callable[[Program], None] = lambda _: None
 
-    def set_engine(
-        self, slot: int, capacity_tokens: float, prefill_s_per_token: float, started_s: float = 0.0
-    ) -> None:
-        """Say what an engine's KV cache holds, and how fast it fills it; another process has none of it."""
+    def set_engine(self, slot: int, capacity_tokens: float, prefill_s_per_token: float) -> None:
+        """Say what an engine's KV cache holds, and how fast it fills it."""
         lease_s = capacity_tokens * prefill_s_per_token
         engine = self.engines.setdefault(slot, _Engine(capacity_tokens, lease_s))
-        if engine.started_s and started_s > engine.started_s + _SAME_START_S:
-            self.forget(slot)
-            engine = self.engines[slot] = _Engine(capacity_tokens, lease_s)
         engine.capacity_tokens, engine.lease_s = capacity_tokens, lease_s
-        engine.started_s = started_s or engine.started_s
 
     def forget(self, slot: int) -> None:
         """Forget an engine that left or lost its cache; its programs are paused, and at home nowhere."""
-        for program in self.engines.pop(slot).active:
-            program.active, program.home = False, NOWHERE
+        if engine := self.engines.pop(slot, None):
+            for program in engine.active:
+                program.active, program.home = False, NOWHERE
 
     def has_room(self, program: Program, slots: Collection[int], now_s: float) -> bool:
         """Tell whether a program has ample room wherever of these it goes."""
@@ -303,9 +294,8 @@ class ProgramSets:
             self.on_change(program)
 
     def ended(self, program: Program, now_s: float) -> None:
-        """Note that a turn is over."""
+        """Note that a turn is over; who calls this tells `on_change`."""
         program.running, program.idle_since_s = program.running - 1, now_s
-        self.on_change(program)
 
 
 class Guard:

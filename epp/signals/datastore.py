@@ -207,6 +207,8 @@ class Datastore:
         self.engine.on_sample["room"] = self.room.observe
         #: Called when the pool has changed, by name.
         self.on_pool: dict[str, Callable[[], None]] = {}
+        #: Called with the slot of an endpoint whose process is another.
+        self.on_restart: dict[str, Callable[[int], None]] = {}
         #: What is known of peer regions, None where there are none.
         self.remote: Remote | None = None
         #: What other pickers promised, None where there are none.
@@ -299,6 +301,8 @@ class Datastore:
         self._listed.pop(slot, None)
         self._size_index(slot, endpoint)
         self._begin_slow_start(slot, now_s)
+        for forget in self.on_restart.values():
+            forget(slot)
 
     def labels(self, key: str) -> dict[int, str]:
         """Return the value of a label by slot, of the endpoints that have it."""

@@ -235,10 +235,7 @@ async def test_agents_show_by_engine_what_of_its_cache_they_need_and_how_long_th
     shown = frame(live)
     assert [row["agents"] for row in shown["fleet"]] == ["1 agents, 60%, 0 wait"]
     assert shown["queue"] == [(0, "default-flow", "a place of its context in a KV cache", 1, 130.0)]
-    assert (
-        "1 turns wait for a place of their context, one for 130 s and at most 410 s more"
-        in shown["words"][-1]
-    )
+    assert "agents: 1 turns are held, the first for 410 s more at most; " in shown["words"][-1]
 
 
 @pytest.mark.envoy

@@ -270,11 +270,8 @@ def test_an_engine_that_restarts_has_lost_all_contexts() -> None:
     talk.ask("b1", 90_000, "b")
     slot = talk.scheduler.datastore.slot_of(home)
     assert slot is not None
-    for started_s in (100.0, 200.0):
-        talk.scheduler.datastore.engine.restarted(slot, started_s, talk.now_s)
-        talk.now_s += 2.0
-        talk.ask(f"look {started_s}", 100, "")
-    assert talk.used[slot] == 0
+    talk.scheduler.datastore.restart(home, talk.now_s)
+    talk.now_s += 2.0
     assert where(talk.ask("c", 60_000, "c")) == home
 
 
