@@ -236,6 +236,7 @@ class RequestInfo(Struct, frozen=True):
         previous_response: key of the stored response that it is about, 0 for none
             (`epp.signals.stored_responses`).
         stores: the engine is to store its response.
+        last_turn: the client says that it is the last one of `session`.
         origin_region: region whose picker forwarded the request first, ``""`` for a client's own.
         origin_decision: that picker's decision.
         came_s: when it came first, of one that comes back because an engine refused it; 0 for any other.
@@ -281,6 +282,7 @@ class RequestInfo(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     previous_response: int = 0
     stores: bool = False
+    last_turn: bool = False
     origin_region: str = ""
     origin_decision: str = ""
     came_s: float = 0.0

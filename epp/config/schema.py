@@ -507,10 +507,6 @@ class Config(Section, frozen=True):
         """Pickers that share hash alike."""
         if self.nats.url and not self.prefix.secret_file:
             raise ValueError("nats.url needs prefix.secret_file, the same bytes for every picker")
-        if self.nats.url and self.queue.programs.enabled:
-            raise ValueError(
-                "queue.programs.enabled is for a picker alone, as places are not shared: no nats.url"
-            )
         if self.federation.region:
             self._check_federation()
 

@@ -25,6 +25,8 @@ NO_COSTS = frozenset(
 )
 #: What a request waits for that waits for no engine of its own.
 ANY_ENGINE = "any engine"
+#: What an agent's turn is held for.
+PLACE = "a place of its context in a KV cache"
 #: Terms below this share of the largest difference are not worth words.
 _LEAST_SHARE = 0.1
 
@@ -57,7 +59,7 @@ def _waited(record: Mapping[str, Any]) -> str:
     """Say how the request waited; empty where it did not."""
     if (wait := record.get("wait")) is None:
         return ""
-    engine = wait["engine"] or ANY_ENGINE
+    engine = PLACE if wait.get("held") else wait["engine"] or ANY_ENGINE
     return f"waited {wait['waited_s']:.1f} s for {engine}, let go because {wait['reason']}; then "
 
 

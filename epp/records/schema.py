@@ -77,7 +77,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         **{name: request[name] for name in ASKED} | {"tried_models": tuple(request["tried_models"])},
         api=record["api"],
         text_bytes=record["text_bytes"],
-        **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
+        **{name: record[name] for name in (*ORIGIN, "sequences", "last_turn") if name in record},
     )
     return Decision(
         at_wall_s=record["at"],

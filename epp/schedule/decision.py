@@ -102,11 +102,13 @@ class QueueWait(Struct, frozen=True):
         waited_s: how long.
         engine: address of the engine that served it best when it came, ``""`` for any.
         reason: what ended the wait: a clause for people.
+        held: it was an agent's turn that waited for a place of its context.
     """
 
     waited_s: float
     engine: str
     reason: str
+    held: bool = False
 
 
 class Decision(Struct, frozen=True):
@@ -277,6 +279,7 @@ def to_record(
         **({"extra": _lists(snapshot.extra)} if snapshot.extra else {}),
         **({name: getattr(request, name) for name in ORIGIN} if request.origin_region else {}),
         **({"sequences": request.sequences} if request.sequences > 1 else {}),
+        **({"last_turn": True} if request.last_turn else {}),
         **({} if decision.wait is None else {"wait": asdict(decision.wait)}),
         "served_model": decision.upstream_model,
         "served_models": snapshot.models,

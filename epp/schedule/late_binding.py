@@ -342,13 +342,12 @@ class LateBinding:
     def _send_held(self, now_s: float, wall_s: float) -> list[Waiter]:
         """Send the turns of agents that have a place by now; return what is settled."""
         settled = list[Waiter]()
-        for waiter, slot in () if self.programs is None else self.programs.poll(now_s):
+        for waiter, slot, why in () if self.programs is None else self.programs.poll(now_s):
             try:
                 found = self._scheduler.locate(waiter.request, now_s)
                 if slot is not None and slot in found.slots:
                     found = _only(found, {slot}, self._datastore)
-                reason = "turns were held no longer" if slot is None else "its context had a place"
-                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", reason))
+                self._send(waiter, found, now_s, wall_s, QueueWait(now_s - waiter.came_s, "", why, True))
             except Exception as error:  # noqa: BLE001 - that request fails, the others do not
                 waiter.refusal = error
             settled.append(waiter)

@@ -523,7 +523,7 @@ class App:
         links, recent, peers = self._config.listen.links, self.director.recent, self._peers
         live = Live(self.scheduler, recent, self._clock, peers, self._learning, history, links)
         if self._queueing is not None:
-            live.waiting = self._queueing.binding.waiting
+            live.waiting, live.programs = self._queueing.binding.waiting, self._queueing.binding.programs
         return live
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -207,6 +207,8 @@ class Datastore:
         self.engine.on_sample["room"] = self.room.observe
         #: Called when the pool has changed, by name.
         self.on_pool: dict[str, Callable[[], None]] = {}
+        #: Called with the slot of an endpoint whose process is another.
+        self.on_restart: dict[str, Callable[[int], None]] = {}
         #: What is known of peer regions, None where there are none.
         self.remote: Remote | None = None
         #: What other pickers promised, None where there are none.
@@ -299,6 +301,8 @@ class Datastore:
         self._listed.pop(slot, None)
         self._size_index(slot, endpoint)
         self._begin_slow_start(slot, now_s)
+        for forget in self.on_restart.values():
+            forget(slot)
 
     def labels(self, key: str) -> dict[int, str]:
         """Return the value of a label by slot, of the endpoints that have it."""
@@ -319,11 +323,16 @@ class Datastore:
         self._size_index(slot, self._members[address][1])
 
     def kv_capacity_tokens(self, slot: int) -> int | None:
-        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known."""
+        """Return the KV capacity of an endpoint, as configured or reported; None where it is not known.
+
+        An engine of a hybrid model keeps no more than its states let it take up.
+        """
         address = self._slots.address_of(slot)
         if address is None or address not in self._members:
             return None
-        return self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        tokens = self._members[address][1].kv_capacity_tokens or self._learned_tokens.get(slot)
+        states = self.index.states
+        return min(tokens, states.most_tokens) if tokens and states is not None else tokens
 
     def learn_models(self, slot: int, listed: Mapping[str, ListedModel]) -> None:
         """Take the models that an engine lists, by its names."""

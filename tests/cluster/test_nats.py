@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from tests.kit.kubeserver import KubeServer
 from tests.kit.nats import nats_server
 from tests.kit.picker import PickerProcess, Serving, until_seen
 from tests.kit.records import ended, recorded
-from tests.kit.replicas import quick_config
+from tests.kit.replicas import QUICK, quick_config
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -163,6 +164,25 @@ async def test_a_newcomer_lets_those_go_first_who_wait_at_another_picker(tmp_pat
         assert (await pair.two.chat())[0] == 200
         assert await pair.two.picker.metric("epp_queue_seconds_count") == 1
         waits.cancel()
+
+
+async def test_an_agent_is_held_for_a_place_that_another_picker_gave_to_one(
+    tmp_path: Path, nats: Nats
+) -> None:
+    settings: dict[str, Any] = {
+        "queue": {"enabled": True, "programs": {"enabled": True}},
+        "envoy": {"queue_wait_s": 600.0},
+    }
+    large = dataclasses.replace(QUICK, context_tokens=1_000_000, kv_capacity_tokens=400_000)
+    first, context = {**settings, "replicas": [quick_config(engine_class=large)]}, "a word or two " * 100_000
+    async with Pair(tmp_path, nats.url, first=first, **settings) as pair:
+        await pair.meet()
+        assert (await pair.one.chat(context, headers={"x-session-id": "first"}))[0] == 200
+        await pair.two.picker.until_metric("epp_programs_active", lambda value: value == 1)
+        held = asyncio.ensure_future(pair.two.chat(f"2 {context}", headers={"x-session-id": "second"}))
+        await pair.two.picker.until_metric("epp_program_held", lambda value: value == 1)
+        assert (await pair.two.chat())[0] == 200
+        held.cancel()
 
 
 async def test_one_page_shows_the_pickers_of_a_cluster(tmp_path: Path, nats: Nats) -> None:

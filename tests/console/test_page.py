@@ -30,6 +30,7 @@ from tests.kit.browser import chromium
 from tests.kit.clock import ManualClock
 from tests.kit.events import opinion, pictures
 from tests.kit.picker import PickerProcess, Serving
+from tests.schedule.test_program_gate import FIRST, Talk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,6 +219,23 @@ async def test_an_endpoint_that_gets_no_requests_shows_why_and_since_when(tmp_pa
         "192.0.2.4": ("unproven", "it has not answered a probe lately"),
         "192.0.2.5": ("healthy", ""),
     }
+
+
+async def test_agents_show_by_engine_what_of_its_cache_they_need_and_how_long_the_next_turn_may_wait(
+    tmp_path: Path,
+) -> None:
+    app, clock, talk = app_of(tmp_path), ManualClock(), Talk(FIRST)
+    talk.ask("a", 60_000, "a")
+    talk.end("a")
+    talk.ask("b", 60_000, "b")
+    clock.advance(130.0)
+    history = History(talk.scheduler.datastore, clock)
+    live = Live(talk.scheduler, app.director.recent, clock, None, None, history, {})
+    live.waiting, live.programs = talk.binding.waiting, talk.programs
+    shown = frame(live)
+    assert [row["agents"] for row in shown["fleet"]] == ["1 agents, 60%, 0 wait"]
+    assert shown["queue"] == [(0, "default-flow", "a place of its context in a KV cache", 1, 130.0)]
+    assert "agents: 1 turns are held, the first for 410 s more at most; " in shown["words"][-1]
 
 
 @pytest.mark.envoy

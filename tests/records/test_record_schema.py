@@ -87,7 +87,7 @@ def test_requests_without_an_outcome_come_last_and_orphans_not_at_all() -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     params = {"scorers": {"lru": {"type": "no-hit-lru-scorer"}}, "scorer_weights": {"lru": 1.0}}
-    forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2}
+    forwarded = {"origin_region": "us", "origin_decision": "us-7", "sequences": 2, "last_turn": True}
     decision, prompt = decided(1, prefix="forwarded")[0]
     wait = QueueWait(1.8, "a:1", "its patience was over")
     decision = replace(decision, request=replace(decision.request, **forwarded), wait=wait)
