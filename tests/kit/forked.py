@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from typing import TYPE_CHECKING, Self
 
 from epp.cli import main
@@ -28,7 +28,9 @@ _SERVER.set_forkserver_preload(["pytest", "epp.server.command", "epp.server.app"
 
 
 def _run(words: list[str], log: Path, environment: Mapping[str, str]) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the server, which ends with the tests
+    # End with the server, and the server with the tests: each child has been given what keeps it alive.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
