@@ -300,6 +300,7 @@ class RequestQueue:
 
     Attributes:
         tell: asks for `state` to be told to other pickers soon, with ``urgent=True`` at once.
+        attains: whether a band counts what flows were served while nothing waited.
     """
 
     def __init__(self, settings: QueueSection) -> None:
@@ -310,10 +311,17 @@ class RequestQueue:
         self.tell: Callable[..., None] = lambda **_: None
         #: Logarithm of what each flow was served, where tokens count twice as much with each half-life.
         self._attained: dict[str, float] = {}
+        bands = (settings, settings.negative or settings, *settings.bands)
+        self.attains = any(band.fairness == "program-aware" for band in bands)
 
     def __len__(self) -> int:
         """Count the requests that wait."""
         return len(self._due)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, here or elsewhere."""
+        return not self._bands
 
     @property
     def due_s(self) -> float:

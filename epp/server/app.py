@@ -232,9 +232,14 @@ class App:
             words = "turns of agents are held for up to %g s: clients, gateways and routes must wait as long"
             log.info(words, settings.longest_s)
         binding = LateBinding(self.scheduler, settings, saturation)
-        queueing = Queueing(binding, settings.longest_s, self._clock, self.metrics, self._inference_pool)
-        queueing.alone = self._host.balancer is None
-        return queueing
+        return Queueing(
+            binding,
+            settings.longest_s,
+            self._clock,
+            self.metrics,
+            self._inference_pool,
+            alone=self._host.balancer is None,
+        )
 
     def _build_learning(self) -> Learning | None:
         config = self._config

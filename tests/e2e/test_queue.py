@@ -19,11 +19,13 @@ from rich.console import Console
 from epp.envoy.settings import Variant
 from epp.ops.top import drawn
 from epp.request.queueing import FAIRNESS_HEADER, TTFT_SLO_HEADER
+from epp.schedule.admission import OBJECTIVE_HEADERS
 from tests.kit.browser import chromium
-from tests.kit.engines import Engine, EngineServing
+from tests.kit.engines import Answered, Engine, EngineServing
 from tests.kit.events import pictures
 from tests.kit.replicas import CHAT, chat_body
 from tests.kit.waiting import until
+from tests.server.test_workers import by_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -211,6 +213,40 @@ async def test_what_waits_in_a_picker_that_dies_or_freezes_goes_on_by_envoys_fal
         assert (await second)[0] == 200
         if how is signal.SIGSTOP:
             serving.picker.signal(signal.SIGCONT)
+
+
+async def test_a_newcomer_lets_those_go_first_who_wait_at_another_worker(tmp_path: Path) -> None:
+    words = b'{"choices": [{"message": {"content": "hi"}}], "usage": {"completion_tokens": 1}}'
+    busy, idle = Busy(models=["big"]), Engine(models=["small"], answer=lambda _: Answered([words]))
+    queue = {"enabled": True, "ttl_s": 300.0, "priorities": {"high": 1}}
+    async with EngineServing(
+        tmp_path,
+        [busy, idle],
+        queue=queue,
+        envoy={"queue_wait_s": 300.0},
+        options=("--workers", "2"),
+        concurrency=4,
+    ) as serving:
+        high: dict[str, Any] = {"model": "big", "headers": {OBJECTIVE_HEADERS[0]: "high"}}
+        long = [asyncio.ensure_future(serving.chat(f"{n} {LONG}", **high)) for n in range(4)]
+        await until(lambda: len(busy.asked) == 4)
+        waiting = asyncio.ensure_future(serving.chat("hello", **high))
+        await waits(serving)
+        (where,) = +(await by_worker(serving, SIZE))
+        before = await by_worker(serving, "epp_queue_seconds_count")
+
+        async def one_waited_elsewhere() -> bool:
+            newcomers = [
+                serving.chat(f"hi {n}", model="small") for n in range(8)
+            ]  # connections of both workers
+            assert [status for status, _ in await asyncio.gather(*newcomers)] == [200] * 8
+            ended = await by_worker(serving, "epp_queue_seconds_count")
+            return ended[1 - where] > before[1 - where]
+
+        await until(one_waited_elsewhere)
+        busy.free.set()
+        assert [status for status, _ in await asyncio.gather(waiting, *long)] == [200] * 5
+        await waits(serving, 0)
 
 
 async def test_in_full_duplex_nothing_waits_unless_it_is_asked_for(tmp_path: Path) -> None:
