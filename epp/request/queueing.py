@@ -70,6 +70,7 @@ class Queueing:
         self._waiting: dict[Waiter, tuple[asyncio.Future[bool], tuple[str, ...]]] = {}
         #: Labels of flows, and what counts their requests that are let go.
         self._flows: dict[tuple[str, int, str, str | None], _FlowCounts] = {}
+        self._look_seconds = metrics.histogram("llm_d_epp_flow_control_dispatch_cycle_duration_seconds")
         self._schedule_seconds = metrics.histogram("llm_d_epp_scheduler_e2e_duration_seconds")
         self._timer: asyncio.TimerHandle | None = None
         binding.on_ready = self._wake
@@ -153,6 +154,7 @@ class Queueing:
         finally:
             self._set_timer()
         took_s, decided = self._clock.mono_s() - began_s, sum(one.decision is not None for one in settled)
+        self._look_seconds.observe(took_s)
         for _ in range(decided):
             self._schedule_seconds.observe(took_s / decided)
         self._settle(settled)

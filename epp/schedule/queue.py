@@ -345,6 +345,19 @@ class RequestQueue:
             found += band.before(turn)
         return found
 
+    def fill(self) -> dict[int, tuple[float, float]]:
+        """Return what part of its bounds in requests and bytes each band uses."""
+        named = {0, *self._bands, *(band.priority for band in self.settings.bands)}
+        return {
+            priority: (its.requests / its.settings.max_requests, its.held_bytes / its.settings.max_bytes)
+            for priority, its in ((one, self._band(one)) for one in named)
+        }
+
+    def total_fill(self) -> tuple[float, float]:
+        """Return the same of all bands together."""
+        held_bytes = sum(its.held_bytes for its in self._bands.values())
+        return len(self) / self.settings.total_requests, held_bytes / self.settings.total_bytes
+
     def state(self, now_s: float) -> dict[int, BandState]:
         """Tell what waits here; what was served is told once."""
         return {priority: band.state(now_s) for priority, band in self._bands.items()}

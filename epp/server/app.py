@@ -170,12 +170,20 @@ class App:
 
     def _show_state(self, admission: AdmissionController, served: ServedTokenizers) -> None:
         """Let Prometheus read the state of the parts."""
-        state = PickerState(self.scheduler, self._clock.mono_s, self._inference_pool, admission.saturation)
+        state = PickerState(
+            self.scheduler,
+            self._clock.mono_s,
+            self._inference_pool,
+            admission.saturation,
+            admission.stale_endpoints,
+        )
         self.metrics.show("picker", state)
         self.metrics.show("tokenizers", served)
         self.metrics.show("sampler", self._sampler)
         if self._queueing is not None:
-            queue = QueueState(self._queueing.binding, self.scheduler.datastore, self._clock.mono_s)
+            queue = QueueState(
+                self._queueing.binding, self.scheduler.datastore, self._clock.mono_s, self._inference_pool
+            )
             self.metrics.show("queue", queue)
         if self._peers is not None:
             self.metrics.show("peers", self._peers)
