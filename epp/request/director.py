@@ -265,12 +265,12 @@ class Director:
             NotAdmittedError: it found no room.
             NoEndpointError: nobody is eligible.
         """
-        began_s = self._clock.mono_s()
         queueing = self._queueing_of(request)
         if queueing is not None and (asked.api or asked.opaque):
             found = queueing.decide(asked, request.headers, len(request.body or b""))
             del asked
             return found if isinstance(found, Decision) else await found
+        began_s = self._clock.mono_s()
         await self._admission.admit(asked, began_s)
         decision = self.scheduler.decide(asked, began_s, self._clock.wall_s())
         self._schedule_seconds.observe(self._clock.mono_s() - began_s)

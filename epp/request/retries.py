@@ -91,7 +91,7 @@ class Retries:
         pick.proxy_headers = {**pick.proxy_headers, DECISION_HEADER: decision.id}
         if request.whole and self._budget.allows and not decision.request.came_s:
             scheme, host = request.headers.get(":scheme"), request.headers.get(":authority")
-            pick.metadata[PUT_BACK_KEY] = f"{self._secret} {came_s} {scheme}://{host}{request.path}"
+            pick.metadata[PUT_BACK_KEY] = f"{self._secret} {came_s:.3f} {scheme}://{host}{request.path}"
 
     def returned(self, request: HttpRequest) -> RequestInfo | None:
         """Return what a request was taken for that comes back; None for any other."""

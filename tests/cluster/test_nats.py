@@ -409,7 +409,7 @@ async def test_pickers_share_while_their_secret_is_changed_and_with_nobody_who_h
         await told(pair.two)
         seen = [await pair.two.respond(previous_response_id=response_id) for _ in range(10)]
         assert [status, *(each for each, _ in seen)] == [200] * 11
-        assert await pair.two.picker.metric("epp_cluster_index_complete") == 1
+        await pair.two.picker.until_metric("epp_cluster_index_complete", lambda value: value == 1)
         async with await connect(nats.url) as client:
             lead = Lead(2**64 - 1, "x", 0.0)
             message = Message(Group("default", "random", ""), "x", 0, lead=lead)
@@ -420,7 +420,7 @@ async def test_pickers_share_while_their_secret_is_changed_and_with_nobody_who_h
                 await serving.picker.until_metric(
                     "epp_cluster_messages_total", lambda value: value == 4, result="ignored: unsigned"
                 )
-                await serving.picker.until_metric("epp_cluster_peers", lambda value: value == 1)
+            await pair.meet()
 
 
 async def test_pickers_that_do_not_fit_ignore_each_other(tmp_path: Path, nats: Nats) -> None:
