@@ -109,14 +109,7 @@ class ProgramGate:
         if not request.prompt_tokens:
             return None
         self._ask_engines(now_s)
-        waiter.program = program = self._book.find(request)
-        shared, cached = program.shared_tokens, measured.seen.cached_tokens
-        if not program.context_tokens and measured.parted:  # others begin alike
-            shared = float(cached.max(initial=0.0))
-        tokens = float(request.prompt_tokens)
-        if request.previous_response and not request.came_s:  # the engine puts it behind what it has
-            tokens += program.context_tokens
-        self._resize(program, tokens, shared)
+        waiter.program = program = self._program_of(measured)
         known = [slot for slot in slots if slot in self.sets.engines]
         if not known or not self._is_gated(program, known[0]):
             self.sets.pause(program)
@@ -128,8 +121,9 @@ class ProgramGate:
         none_waits = not self.held.ahead_of(request.priority)
         if none_waits and self.sets.has_room(program, known, now_s):  # the policy balances as it does
             return None
+        cached = measured.seen.cached_tokens - program.shared_tokens
         best = slots[int(cached.argmax())]
-        if program.home == NOWHERE and best in known and float(cached.max()) - shared > program.tokens / 2:
+        if program.home == NOWHERE and best in known and cached.max() > program.tokens / 2:
             program.home = best  # as after a restart of this picker
             if self.sets.engines[best].room_tokens(now_s, PAUSE) >= program.tokens:
                 self.sets.admit(program, best, now_s)
@@ -145,6 +139,18 @@ class ProgramGate:
         waiter.held = True
         self.counts["held"] += 1
         return HELD
+
+    def _program_of(self, measured: Measured) -> Program:
+        """Find the program of a request, and take what its context is now."""
+        request = measured.request
+        program = self._book.find(request)
+        tokens, shared = float(request.prompt_tokens), program.shared_tokens
+        if request.previous_response and not request.came_s:  # the engine puts it behind what it has
+            tokens += program.context_tokens
+        if not program.context_tokens and measured.parted:  # others begin alike
+            shared = float(measured.seen.cached_tokens.max(initial=0.0))
+        self._resize(program, tokens, shared)
+        return program
 
     def _resize(self, program: Program, tokens: float, shared_tokens: float) -> None:
         """Take the tokens of a turn; a far longer context may be that of an agent beside this one."""
