@@ -187,7 +187,8 @@ class ProgramGate:
         answer_tokens = outcome.usage.completion_tokens
         if answer_tokens is None:  # engines may tell it later, or not at all
             answer_tokens = round(request.expected_output_tokens)
-        prompt_tokens = outcome.usage.prompt_tokens or program.context_tokens
+        known_tokens = program.context_tokens if request.previous_response else request.prompt_tokens
+        prompt_tokens = outcome.usage.prompt_tokens or known_tokens
         self.sets.ended(program, now_s)
         self._resize(program, prompt_tokens + answer_tokens, program.shared_tokens)
         if outcome.cause in DONE:
