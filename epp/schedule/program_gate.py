@@ -15,6 +15,7 @@ from epp.schedule.program_book import ProgramBook
 from epp.schedule.program_sharing import ProgramSharing, ProgramsState
 from epp.schedule.programs import NOWHERE, PAUSE, Guard, Program, ProgramSets
 from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
+from epp.signals.ledger import PENDING
 from epp.signals.stored_responses import key_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches. For so long
 #: a place is left to turns at other pickers that go first.
 LOOK_S = 1.0
+#: Prefill that awaits its first token at an engine which is computing a context: held turns go elsewhere, for
+#: what comes behind two contexts waits long. And for how long: an engine that always has as much to compute
+#: takes them, too.
+COLD_MS, COLD_S = 500.0, 10.0
+#: Share of a KV cache that other traffic has taken of late: from there on half of the engines are kept from
+#: held turns while the others compute contexts.
+CHAT = 0.002
 #: `ProgramGate.enter`: it is held.
 HELD = -2
 
@@ -60,6 +68,7 @@ class ProgramGate:
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
         self._turns: dict[str, tuple[Program, RequestInfo, int]] = {}
+        self._busy_s: dict[int, float] = {}
         self._looked_s = self._asked_s = -math.inf
         self._sharing: ProgramSharing | None = None
         self._left: dict[int, float] = {}  # slots with a place that is left to other pickers, since when
@@ -144,7 +153,7 @@ class ProgramGate:
         """Find the program of a request, and take what its context is now."""
         request = measured.request
         program = self._book.find(request)
-        tokens, shared = float(request.prompt_tokens), program.shared_tokens
+        tokens, shared = request.prompt_tokens + request.expected_output_tokens, program.shared_tokens
         if request.previous_response and not request.came_s:  # the engine puts it behind what it has
             tokens += program.context_tokens
         if not program.context_tokens and measured.parted:  # others begin alike
@@ -184,11 +193,13 @@ class ProgramGate:
         if turn is None:
             return
         program, request, slot = turn
-        answer_tokens = outcome.usage.completion_tokens
+        expected_tokens, usage = request.expected_output_tokens, outcome.usage
+        answer_tokens = usage.completion_tokens
         if answer_tokens is None:  # engines may tell it later, or not at all
-            answer_tokens = round(request.expected_output_tokens)
-        known_tokens = program.context_tokens if request.previous_response else request.prompt_tokens
-        prompt_tokens = outcome.usage.prompt_tokens or known_tokens
+            answer_tokens = round(expected_tokens)
+        prompt_tokens = float(usage.prompt_tokens or request.prompt_tokens)
+        if request.previous_response and not usage.prompt_tokens:
+            prompt_tokens = program.context_tokens - expected_tokens
         self.sets.ended(program, now_s)
         self._resize(program, prompt_tokens + answer_tokens, program.shared_tokens)
         if outcome.cause in DONE:
@@ -220,7 +231,7 @@ class ProgramGate:
 
     def _places(self, now_s: float) -> Iterator[tuple[Waiter, int, str]]:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
-        free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
+        free, back = self._ready(now_s), list[Waiter]()
         self.sets.draining, self._left, left_s = NOWHERE, {}, self._left
         drained = set(() if self._sharing is None else self._sharing.draining.values())
 
@@ -242,13 +253,26 @@ class ProgramGate:
                 free.difference_update(slots)
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
+            self._busy_s.pop(slot, None)
             yield self._let_go(waiter, now_s), slot, "it has one"
+            free.intersection_update(self._ready(now_s) - {slot})
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
                     yield self._let_go(other, now_s), slot, "it has one"
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
+
+    def _ready(self, now_s: float) -> set[int]:
+        """Return the engines that a held turn may go to now: its context may have to be computed there."""
+        slots = self._datastore.serving(now_s)
+        pending = self._datastore.in_flight_tokens(slots)[PENDING] * self._datastore.rates.block()[1, slots]
+        since_s = self._busy_s
+        self._busy_s = {slot: since_s.get(slot, now_s) for slot in slots[pending >= COLD_MS].tolist()}
+        ready = {slot for slot in slots.tolist() if now_s - self._busy_s.get(slot, -math.inf) >= COLD_S}
+        busy, engines = len(slots) - len(ready), self.sets.engines.values()
+        chats = any(one.others(now_s) > CHAT * one.capacity_tokens for one in engines)
+        return ready if busy < (max(len(slots) // 2, 1) if chats else len(slots)) else set()
 
     def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
         waiter.held = False
