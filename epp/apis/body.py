@@ -34,8 +34,6 @@ _SESSION_HEADERS = (
 )
 #: Names one of the agents that share a session of Claude Code's; the first of them goes without.
 _AGENT_HEADER = "x-claude-code-agent-id"
-#: Marks the last request of a session; Dynamo's is the only one that is known.
-_LAST_HEADER = "x-dynamo-session-final"
 #: A cache salt: one for all prompts of a batch, or one for each.
 Salt = str | list[str | None] | None
 #: Sequences of one request that are counted; the APIs that engines follow take 128.
@@ -152,7 +150,6 @@ class Body(msgspec.Struct, kw_only=True):
             max_output_tokens=limit,
             session=asked._session(headers),
             program=asked._program(headers),
-            last_turn=headers.get(_LAST_HEADER, "").strip().lower() == "true",
             cache_salt=asked._salt(),
             include_usage=cls.tells_usage or bool(options and options.include_usage),
             template_arguments=framed.arguments,

@@ -51,7 +51,6 @@ class ParsedRequest(Struct, frozen=True):
             client names none; else None.
         previous_response: id of the stored response that it goes on from, ``""`` for none.
         stores: the engine is to store its response.
-        last_turn: the client says that it is the last request of its session.
     """
 
     api: str
@@ -77,7 +76,6 @@ class ParsedRequest(Struct, frozen=True):
     previous_response: str = ""
     stores: bool = False
     program: str = ""
-    last_turn: bool = False
 
 
 #: Status, message and the field at fault to the body of an error.

@@ -110,7 +110,6 @@ class BlockHasher:
             affinity_key=affinity,
             session=session,
             program=self.export_name(request.program) if request.program else "",
-            last_turn=request.last_turn,
             stream=request.stream,
             choices=request.choices,
             sequences=request.sequences * request.prompts,

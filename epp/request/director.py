@@ -101,6 +101,8 @@ PUBLIC_MODEL_KEY, SERVED_MODEL_KEY, UNTRIED_KEY = "model_public", "model_served"
 #: Rules by which no region would serve a request, and statuses of those that are no lack of endpoints.
 _CLIENTS_FAULT = frozenset({"client", "epp_body_too_large"})
 _STATUS = {"saturated": 429, "room": 429, "hop": 403}
+#: Marks the last request of a session; no other header is known that does.
+_LAST_TURN_HEADER = "x-dynamo-session-final"
 #: Retrieves, cancels or deletes a stored response.
 _STORED_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]+)")
 #: Lists models, or describes one; what is before it is a gateway's.
@@ -408,6 +410,7 @@ class Director:
             known["previous_response"] = key_of(about[1]) if about else 0
             return RequestInfo(opaque=opaque, **known), hop
         known |= {"task": task_of(headers), "tried_models": tried_models(headers), "stores": parsed.stores}
+        known["last_turn"] = headers.get(_LAST_TURN_HEADER) == "true"
         if parsed.previous_response:
             known["previous_response"] = key_of(parsed.previous_response)
         tenant = headers.get(self._tenant_header, "") if self._tenant_header else ""

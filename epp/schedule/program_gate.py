@@ -15,6 +15,7 @@ from epp.schedule.program_book import ProgramBook
 from epp.schedule.program_sharing import ProgramSharing, ProgramsState
 from epp.schedule.programs import NOWHERE, PAUSE, Guard, Program, ProgramSets
 from epp.schedule.queue import ANY, MOST_TURNS, RequestQueue, Waiter
+from epp.signals.ledger import PENDING
 from epp.signals.stored_responses import key_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ MOST_AT_ONCE = 8
 #: While turns are held, places are looked for so often, and engines are asked for their caches. For so long
 #: a place is left to turns at other pickers that go first.
 LOOK_S = 1.0
+#: Prefill that awaits its first token at an engine which is computing a context: held turns go elsewhere, for
+#: what comes behind two contexts waits long. And for how long: an engine that always has as much to compute
+#: takes them, too.
+COLD_MS, COLD_S = 500.0, 10.0
+#: Share of a KV cache that other traffic has taken of late: from there on half of the engines are kept from
+#: held turns while the others compute contexts.
+CHAT = 0.002
 #: `ProgramGate.enter`: it is held.
 HELD = -2
 
@@ -60,6 +68,7 @@ class ProgramGate:
         self._book = ProgramBook(self.sets.pause)
         self._datastore, self._longest_hold_s = scheduler.datastore, programs.longest_hold_s
         self._turns: dict[str, tuple[Program, RequestInfo, int]] = {}
+        self._busy_s: dict[int, float] = {}
         self._looked_s = self._asked_s = -math.inf
         self._sharing: ProgramSharing | None = None
         self._left: dict[int, float] = {}  # slots with a place that is left to other pickers, since when
@@ -109,14 +118,7 @@ class ProgramGate:
         if not request.prompt_tokens:
             return None
         self._ask_engines(now_s)
-        waiter.program = program = self._book.find(request)
-        shared, cached = program.shared_tokens, measured.seen.cached_tokens
-        if not program.context_tokens and measured.parted:  # others begin alike
-            shared = float(cached.max(initial=0.0))
-        tokens = float(request.prompt_tokens)
-        if request.previous_response and not request.came_s:  # the engine puts it behind what it has
-            tokens += program.context_tokens
-        self._resize(program, tokens, shared)
+        waiter.program = program = self._program_of(measured)
         known = [slot for slot in slots if slot in self.sets.engines]
         if not known or not self._is_gated(program, known[0]):
             self.sets.pause(program)
@@ -128,8 +130,9 @@ class ProgramGate:
         none_waits = not self.held.ahead_of(request.priority)
         if none_waits and self.sets.has_room(program, known, now_s):  # the policy balances as it does
             return None
+        cached = measured.seen.cached_tokens - program.shared_tokens
         best = slots[int(cached.argmax())]
-        if program.home == NOWHERE and best in known and float(cached.max()) - shared > program.tokens / 2:
+        if program.home == NOWHERE and best in known and cached.max() > program.tokens / 2:
             program.home = best  # as after a restart of this picker
             if self.sets.engines[best].room_tokens(now_s, PAUSE) >= program.tokens:
                 self.sets.admit(program, best, now_s)
@@ -145,6 +148,18 @@ class ProgramGate:
         waiter.held = True
         self.counts["held"] += 1
         return HELD
+
+    def _program_of(self, measured: Measured) -> Program:
+        """Find the program of a request, and take what its context is now."""
+        request = measured.request
+        program = self._book.find(request)
+        tokens, shared = request.prompt_tokens + request.expected_output_tokens, program.shared_tokens
+        if request.previous_response and not request.came_s:  # the engine puts it behind what it has
+            tokens += program.context_tokens
+        if not program.context_tokens and measured.parted:  # others begin alike
+            shared = float(measured.seen.cached_tokens.max(initial=0.0))
+        self._resize(program, tokens, shared)
+        return program
 
     def _resize(self, program: Program, tokens: float, shared_tokens: float) -> None:
         """Take the tokens of a turn; a far longer context may be that of an agent beside this one."""
@@ -178,10 +193,13 @@ class ProgramGate:
         if turn is None:
             return
         program, request, slot = turn
-        answer_tokens = outcome.usage.completion_tokens
+        expected_tokens, usage = request.expected_output_tokens, outcome.usage
+        answer_tokens = usage.completion_tokens
         if answer_tokens is None:  # engines may tell it later, or not at all
-            answer_tokens = round(request.expected_output_tokens)
-        prompt_tokens = outcome.usage.prompt_tokens or program.context_tokens
+            answer_tokens = round(expected_tokens)
+        prompt_tokens = float(usage.prompt_tokens or request.prompt_tokens)
+        if request.previous_response and not usage.prompt_tokens:
+            prompt_tokens = program.context_tokens - expected_tokens
         self.sets.ended(program, now_s)
         self._resize(program, prompt_tokens + answer_tokens, program.shared_tokens)
         if outcome.cause in DONE:
@@ -213,7 +231,7 @@ class ProgramGate:
 
     def _places(self, now_s: float) -> Iterator[tuple[Waiter, int, str]]:
         """Give places in the queue's order; who finds none keeps those behind from its engines."""
-        free, back = set(self._datastore.serving(now_s).tolist()), list[Waiter]()
+        free, back = self._ready(now_s), list[Waiter]()
         self.sets.draining, self._left, left_s = NOWHERE, {}, self._left
         drained = set(() if self._sharing is None else self._sharing.draining.values())
 
@@ -235,13 +253,26 @@ class ProgramGate:
                 free.difference_update(slots)
                 continue
             self.held.served(waiter.request.priority, waiter.flow, program.tokens, now_s)
+            self._busy_s.pop(slot, None)
             yield self._let_go(waiter, now_s), slot, "it has one"
+            free.intersection_update(self._ready(now_s) - {slot})
             for other in self.held.waiting():
                 if other.program is program:
                     self.held.remove(other)
                     yield self._let_go(other, now_s), slot, "it has one"
         for waiter in back:
             self.held.put_back(waiter, impatient=False)
+
+    def _ready(self, now_s: float) -> set[int]:
+        """Return the engines that a held turn may go to now: its context may have to be computed there."""
+        slots = self._datastore.serving(now_s)
+        pending = self._datastore.in_flight_tokens(slots)[PENDING] * self._datastore.rates.block()[1, slots]
+        since_s = self._busy_s
+        self._busy_s = {slot: since_s.get(slot, now_s) for slot in slots[pending >= COLD_MS].tolist()}
+        ready = {slot for slot in slots.tolist() if now_s - self._busy_s.get(slot, -math.inf) >= COLD_S}
+        busy, engines = len(slots) - len(ready), self.sets.engines.values()
+        chats = any(one.others(now_s) > CHAT * one.capacity_tokens for one in engines)
+        return ready if busy < (max(len(slots) // 2, 1) if chats else len(slots)) else set()
 
     def _let_go(self, waiter: Waiter, now_s: float) -> Waiter:
         waiter.held = False

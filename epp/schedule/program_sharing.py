@@ -114,7 +114,7 @@ class ProgramSharing:
         if self._untold:
             self._tell()
         told = [self._state(one, now_s) for one in untold[:MOST_TOLD]]
-        others = {address_of(slot) or "": engine.others(now_s) for slot, engine in engines.items()}
+        others = {address_of(slot) or "": engine.sent_others(now_s) for slot, engine in engines.items()}
         return ProgramsState(
             told, self._guard.work_s(now_s), address_of(draining) or "", others if whole else None
         )

@@ -106,13 +106,16 @@ class _Engine:
     elsewhere: dict[str, float] = field(default_factory=dict)
 
     def others(self, now_s: float) -> float:
-        """Return what other traffic sent by this picker has in the cache by now."""
+        """Return what other traffic has in the cache by now."""
+        return self.sent_others(now_s) + sum(self.elsewhere.values())
+
+    def sent_others(self, now_s: float) -> float:
+        """Return that part of it which this picker sent."""
         return self.others_tokens * _left(now_s - self.others_s, self.lease_s)
 
     def room_tokens(self, now_s: float, share: float = ADMIT) -> float:
         """Return what is left up to a share of the cache, negative where that is exceeded."""
-        others = self.others(now_s) + sum(self.elsewhere.values())
-        others = min(others, MOST_OTHERS * self.capacity_tokens)
+        others = min(self.others(now_s), MOST_OTHERS * self.capacity_tokens)
         return share * (self.capacity_tokens - others) - self.used_tokens
 
     def fits(self, program: Program, now_s: float) -> bool:
@@ -177,7 +180,7 @@ class ProgramSets:
     def count_others(self, slot: int, tokens: float, now_s: float) -> None:
         """Count what a request that belongs to no program puts into an engine's cache."""
         if engine := self.engines.get(slot):
-            engine.others_tokens, engine.others_s = engine.others(now_s) + tokens, now_s
+            engine.others_tokens, engine.others_s = engine.sent_others(now_s) + tokens, now_s
 
     def place(
         self,

@@ -256,9 +256,3 @@ def test_an_agent_is_named_by_its_conversation_and_not_by_what_many_share(
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
     assert Chat.parse(body, headers).program == program
-
-
-def test_a_session_may_say_that_a_request_is_its_last() -> None:
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
-    assert Chat.parse(body, {"x-dynamo-session-final": "true"}).last_turn
-    assert not Chat.parse(body, {"x-dynamo-session-final": "false"}).last_turn

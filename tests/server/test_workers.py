@@ -262,7 +262,7 @@ async def test_workers_count_the_places_of_agents_that_others_gave(tmp_path: Pat
     bindings[0].decide(request, clock.mono_s(), 0.0, flow="", ttft_slo_s=0.0, held_bytes=10)
     other = bindings[1].programs
     assert other is not None
-    await until(lambda: [engine.used_tokens for engine in other.sets.engines.values()] == [60_000])
+    await until(lambda: any(engine.used_tokens >= 60_000 for engine in other.sets.engines.values()))
     for task in running:
         task.cancel()
         await asyncio.wait([task])

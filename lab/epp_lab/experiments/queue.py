@@ -88,7 +88,7 @@ def recorded_sessions(name: str = "claude_code_sessions") -> Sequence[Mapping[st
 
 
 @cache
-def _sessions(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
+def sessions_of(name: str) -> Sequence[tuple[int, Sequence[list[Any]]]]:
     """Read block size and requests of each session, without those of sub-agents."""
     rows = recorded_sessions(name)
     if name == "claude_code_sessions":
@@ -122,7 +122,7 @@ def agents(name: str, users: int, seed: int) -> tuple[TraceRequest, ...]:
 
 def _turns(name: str, user: int, seed: int, first: int) -> Iterator[TraceRequest]:
     sessions, at_s, after, number = (
-        _sessions(name),
+        sessions_of(name),
         30.0 * keyed_uniform(seed, str(user), "start"),
         None,
         first,

@@ -644,6 +644,9 @@ class FleetSim:
                 )
                 if isinstance(found, Waiter):
                     self._in_queue[id(found)] = flight
+                    if (patience_s := self.options.patience_s) < inf:
+                        gives_up_ms = self.loop.now_ms + patience_s * 1e3
+                        self.loop.at(gives_up_ms, Rank.ARRIVAL, self._give_up, queue, found)
                     self._wake(queue)
                     return
                 decision = found
@@ -687,6 +690,12 @@ class FleetSim:
                 self.decided(waiter.decision)
                 flight.start(waiter.decision)
         self._wake(queue)
+
+    def _give_up(self, queue: LateBinding, waiter: Waiter) -> None:
+        if not waiter.settled:
+            flight = self._in_queue.pop(id(waiter))
+            queue.leave(waiter, self.loop.now_ms / 1e3)
+            flight.refused("its client gave up")
 
     def _happen(self, event: Event) -> None:
         replica = self.replicas[event.address]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping  # noqa: TC003  # fleets are read from files by their annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 from typing import Literal
 
 from msgspec import structs
@@ -162,6 +163,7 @@ class WindowOptions:
         config: the picker's configuration as served live: intervals of probes and scrapes, tie band, slow
             start, index sizes. The policy's name and weights in it are not read.
         pickers: how many there are.
+        patience_s: after which a client whose request still waits in a picker gives up, and thinks on.
     """
 
     time_scale: float = 1.0
@@ -173,6 +175,7 @@ class WindowOptions:
     report_delay_ms: float = 2.0
     config: Config = field(default_factory=Config)
     pickers: PickerOptions = field(default_factory=PickerOptions)
+    patience_s: float = inf
 
     def with_queue(self) -> WindowOptions:
         """Return the same with requests that may wait in the picker."""
