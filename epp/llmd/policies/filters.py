@@ -244,6 +244,26 @@ class LabelFilter(Filter, frozen=True, tag="label-selector-filter"):
         )
 
 
+class SelectorFilter(LabelFilter, frozen=True, tag="by-label-selector"):
+    """The same by the name that it had."""
+
+
+class ByLabelFilter(Filter, frozen=True, tag="by-label"):
+    """Keep whose label has one of the values, or is not there: ``scheduling/filter/bylabel/filter.go``."""
+
+    label: Annotated[str, Meta(min_length=1)]
+    valid_values: list[str] = []
+    allows_no_label: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that somebody may pass."""
+        if not (self.valid_values or self.allows_no_label):
+            raise ValueError("validValues or allowsNoLabel is wanted")
+
+    def admits(self, labels: Mapping[str, str]) -> bool:
+        return labels.get(self.label, None if self.allows_no_label else "") in (*self.valid_values, None)
+
+
 class RoleFilter(Filter, frozen=True):
     """Keep the roles of label ``llm-d.ai/role`` that do a stage: ``scheduling/filter/bylabel/roles.go``."""
 
@@ -334,6 +354,8 @@ Filters = (
     | TopologyFilter
     | SessionFilter
     | LabelFilter
+    | SelectorFilter
+    | ByLabelFilter
     | DecodeFilter
     | PrefillFilter
     | EncodeFilter

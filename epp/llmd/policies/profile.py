@@ -141,7 +141,7 @@ class LlmDProfile(Policy):
             if not passed.any():
                 raise NoEndpointError("saturated", f"no endpoint passes {name}")
             if not passed.all():
-                rows, seen = rows[passed], _among(seen, passed)
+                rows, seen = rows[passed], among(seen, passed)
             terms[name] = _spread_out(np.ones(len(rows)), rows, count)
         score = np.zeros(len(rows))
         for name, scorer in self.scorers.items():
@@ -227,7 +227,7 @@ class LlmDProfiles(Policy):
         return self.chosen(request).rank(request, snapshot, weights, seed)
 
 
-def _among(snapshot: Snapshot, kept: Flags) -> Snapshot:
+def among(snapshot: Snapshot, kept: Flags) -> Snapshot:
     """Take some endpoints of a snapshot."""
     rows = np.flatnonzero(kept).tolist()
     return replace(
