@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from epp.errors import EppError
-from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, whole_leg
+from epp.schedule.decision import ASKED, ORIGIN, Basis, Decision, QueueWait, legs_of
 from epp.types import NUMERIC_COLUMNS, RTT_SOURCES, Ranking, RequestInfo, Snapshot
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         text_bytes=record["text_bytes"],
         **{name: record[name] for name in (*ORIGIN, "sequences") if name in record},
     )
+    ranking = Ranking(costs, terms, record["least_first_token_ms"])
     return Decision(
         at_wall_s=record["at"],
         basis=Basis(record["basis"]),
@@ -89,9 +90,9 @@ def _decision(record: Mapping[str, Any]) -> Decision:
         weights_version=record["weights_version"],
         seed=record["seed"],
         tolerance=record["tie_band"],
-        ranking=Ranking(costs, terms, record["least_first_token_ms"]),
+        ranking=ranking,
         slow_start_weights=None if shares is None else _column(shares, len(snapshot)),
-        legs=whole_leg(asked, snapshot, chosen, tuple(record["fallbacks"])),
+        legs=legs_of(asked, snapshot, chosen, tuple(record["fallbacks"]), ranking.partners),
         tied=record["tied"],
         slow_start_excluded=tuple(record["held_back"]),
         arm=record["arm"],

@@ -47,6 +47,7 @@ from epp.llmd.words import DROPPED_REASON, PLAIN_TEXT, dropped_reason, endpoint_
 from epp.logs import REPEATED
 from epp.metrics.metrics import models_of
 from epp.policies.base import Need
+from epp.request.disaggregation import STRIPPED, worker_headers
 from epp.request.outcomes import EstimatedReservations, Outcomes
 from epp.request.recent import PREVIEW, RecentDecisions
 from epp.request.retries import Retries
@@ -520,6 +521,9 @@ class Director:
         pick = Destination(",".join(endpoints), decision.id, proxy_headers=allowed)
         for header, address in self.scheduler.told_endpoints(decision).items():
             pick.set_headers[header] = resolver.known_as(address)
+        if self.scheduler.filters.has_roles:
+            pick.set_headers |= worker_headers(decision, resolver.known_as)
+            pick.remove_headers = (STRIPPED & request.headers.keys()) - pick.set_headers.keys()
         if not request.headers.get(REQUEST_ID_HEADER):
             pick.set_headers[REQUEST_ID_HEADER] = decision.id
         if protocol.emit_scores:

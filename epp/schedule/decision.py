@@ -18,8 +18,8 @@ from epp.policies.base import WORTH_TERM, Ties
 from epp.policies.registry import draws, params_of
 from epp.schedule.propensities import propensities
 from epp.schedule.select import select, with_local
-from epp.signals.duration import predict_duration
-from epp.types import NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES
+from epp.signals.duration import Duration, predict_duration
+from epp.types import HELPERS, NUMERIC_COLUMNS, PEER_CLASS, RTT_SOURCES, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from epp.apis.failure import AnswerFailure
     from epp.apis.usage import Usage
     from epp.policies.base import Policy
-    from epp.signals.duration import Duration
-    from epp.types import Floats, Ranking, RequestInfo, Snapshot
+    from epp.types import Floats, Ranking, RequestInfo, Rows, Snapshot
 
 
 #: Version of the records' schema, `docs/records.md`; another number means that readers must be told.
@@ -71,17 +70,11 @@ class Basis(Enum):
     BALANCE = "balance"  # plain balancing: no prompt to price (unknown path, body that is not JSON)
 
 
-class Role(StrEnum):
-    """What an endpoint does of a request."""
-
-    WHOLE = "whole"  # prefill and decode
-
-
 class Leg(Struct, frozen=True):
     """One endpoint's part in a request.
 
     Attributes:
-        index: the endpoint, among the decision's candidates.
+        index: the endpoint, among the decision's candidates, or the workers of its role that others have.
         fallbacks: indices of those that may take its place, in order.
         role: what it does.
         reservation: key of what is reserved there (`epp.signals.ledger`).
@@ -170,6 +163,14 @@ class Decision(Struct, frozen=True):
         """Indices of those that may answer in its place, in order."""
         return self.legs[-1].fallbacks
 
+    def seen(self, leg: Leg) -> Snapshot:
+        """Return the signals among which a leg's endpoint is."""
+        return self.snapshot.workers[leg.role] if leg.role in HELPERS else self.snapshot
+
+    def address(self, leg: Leg) -> str:
+        """Return the address of a leg's endpoint."""
+        return self.seen(leg).endpoints[leg.index]
+
     @property
     def upstream_model(self) -> str:
         """What the pick's engine calls the model, its public name unless told otherwise."""
@@ -215,12 +216,25 @@ class Decision(Struct, frozen=True):
         return round(float(self.snapshot.uncached_tokens[self.chosen]))
 
 
-def whole_leg(
-    request: RequestInfo, seen: Snapshot, chosen: int, fallbacks: tuple[int, ...]
+def legs_of(
+    request: RequestInfo,
+    seen: Snapshot,
+    chosen: int,
+    fallbacks: tuple[int, ...],
+    partners: Mapping[Role, Rows],
 ) -> tuple[Leg, ...]:
-    """Make the legs of a request that one endpoint serves alone."""
-    expected = predict_duration(request, seen, chosen)
-    return (Leg(chosen, fallbacks, Role.WHOLE, request.decision_id, expected),)
+    """Make the legs of a request that a candidate answers, with those who do a part for it before its own."""
+    legs: list[Leg] = []
+    for role in HELPERS:
+        for number, row in enumerate(partners[role][chosen].tolist() if role in partners else ()):
+            if row >= 0:
+                expected = predict_duration(request, seen.workers[role], row)
+                alone = Duration(expected.first_token_s, expected.first_token_s)
+                legs.append(Leg(row, (), role, f"{request.decision_id} {role} {number}", alone))
+    prefiller = next((leg.index for leg in legs if leg.role is Role.PREFILL), None)
+    expected = predict_duration(request, seen, chosen, prefiller)
+    role = Role.WHOLE if prefiller is None else Role.DECODE
+    return (*legs, Leg(chosen, fallbacks, role, request.decision_id, expected))
 
 
 def to_record(
@@ -496,7 +510,13 @@ def rerun(decision: Decision, policy: Policy, tolerance: float = 0.0) -> Decisio
         weights=weights,
         tolerance=band,
         ranking=ranking,
-        legs=whole_leg(decision.request, decision.snapshot, selection.chosen, selection.fallbacks),
+        legs=legs_of(
+            decision.request,
+            decision.snapshot,
+            selection.chosen,
+            selection.fallbacks,
+            ranking.partners,
+        ),
         tied=selection.tied,
         slow_start_excluded=selection.slow_start_excluded,
     )

@@ -14,13 +14,13 @@ from msgspec import Struct
 from epp.apis.usage import NO_USAGE, Usage
 from epp.schedule.decision import FAILED_ANSWER, FIRST_ERROR, Outcome, Source, usage_sources, with_itl
 from epp.signals.duration import prefills
-from epp.types import UPLOAD_ROUNDS, network_ms
+from epp.types import UPLOAD_ROUNDS, Role, network_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epp.apis.failure import AnswerFailure
-    from epp.schedule.decision import Decision, Leg
+    from epp.schedule.decision import Leg
     from epp.signals.datastore import Datastore
     from epp.signals.paths import ConnectionTiming
     from epp.types import RequestInfo, Signals, Snapshot
@@ -56,6 +56,7 @@ class SentLeg(Struct, frozen=True):
         cached_tokens: what was expected to be cached there.
         distance_tokens: what `PrefixIndex.insert` said of its prompt, NaN where nothing was inserted.
         state: of the endpoint.
+        role: what it does.
     """
 
     slot: int
@@ -64,6 +65,7 @@ class SentLeg(Struct, frozen=True):
     cached_tokens: float
     distance_tokens: float
     state: Sent
+    role: Role = Role.WHOLE
 
 
 @dataclass(slots=True)
@@ -139,10 +141,10 @@ def outcome_of(decision_id: str, entry: InFlight, cause: str, now_s: float) -> O
     return with_itl(outcome, (entry.last_chunk_s - entry.first_token_s) * 1e3, Source.STREAM)
 
 
-def sent_of(leg: Leg, decision: Decision, seen: Signals[float], idle: int) -> Sent:
+def sent_of(leg: Leg, among: Snapshot, seen: Signals[float], idle: int) -> Sent:
     """Record what stands before and beside a leg where it is sent."""
     return Sent(
-        rtt_ms=math.nan if _unknown(decision.snapshot, "rtt_ms", leg.index) else seen.rtt_ms,
+        rtt_ms=math.nan if _unknown(among, "rtt_ms", leg.index) else seen.rtt_ms,
         pending_requests=seen.running_requests - seen.decoding_requests,
         pending_uncached_tokens=seen.pending_uncached_tokens,
         running_requests=seen.running_requests,

@@ -16,6 +16,7 @@ from msgspec import Struct
 from epp.errors import NoEndpointError
 from epp.policies.base import Policy
 from epp.schedule.subset import hosts_of
+from epp.types import HELPERS, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,12 +37,14 @@ class Candidates(Struct, frozen=True):
         served_models: what each one's engine calls the model; empty when all of them call it by its public
             name.
         bound: another endpoint of the pool might answer wrongly: with another model, or where it may not.
+        workers: who may do a part of the request for these, by role.
     """
 
     slots: Slots
     excluded: Mapping[str, tuple[str, ...]]
     served_models: tuple[str, ...] = ()
     bound: bool = False
+    workers: Mapping[Role, Slots] = {}
 
 
 def allowed_regions(
@@ -89,6 +92,8 @@ class Filters:
         self._hosts: Hosts = {}
         #: Whether the model or the length of a request can matter.
         self.names_models = False
+        #: Whether an endpoint is there for a part of requests alone.
+        self.has_roles = False
         #: What a request is for that names no model: the only one of the pool, adapters aside; ``""`` where
         #: an endpoint serves any, None where there are several.
         self.only_model: str | None = ""
@@ -104,6 +109,7 @@ class Filters:
         """Take the pool as (slot, endpoint) pairs, in order."""
         self._pool = dict(endpoints)
         self._hosts = hosts_of(endpoint.address for endpoint in self._pool.values())
+        self.has_roles = any(endpoint.roles for endpoint in self._pool.values())
         self.names_models = any(
             endpoint.models or endpoint.context_tokens is not None for endpoint in self._pool.values()
         )
@@ -186,11 +192,8 @@ class Filters:
         asked_of_all = request.subset is None and holder is None
         if context is None and asked_of_all and healthy is None and retry_after is None and not unknown:
             return static.found
-        excluded = dict(static.found.excluded)
+        excluded, needed = dict(static.found.excluded), _context_tokens(request)
         if context is not None:
-            longest = request.context_tokens
-            needed = request.prompt_tokens if longest is None else longest
-            needed += request.max_output_tokens or 0
             fits = context >= needed
             if not fits.any():
                 needs = f"the request needs {needed} tokens of context"
@@ -216,7 +219,21 @@ class Filters:
             slots = self._keep(slots, free, "retry-after", excluded)
         names = tuple(served[slot] for slot in slots.tolist()) if served else ()
         bound = static.found.bound or not asked_of_all or "context" in excluded
-        return Candidates(slots, excluded, names, bound)
+
+        def helps(slot: int) -> bool:
+            endpoint = self._pool[slot]
+            return (
+                (healthy is None or bool(healthy[slot]))
+                and (retry_after is None or slot not in retry_after)
+                and (request.subset is None or endpoint.address in request.subset)
+                and (endpoint.context_tokens or needed) >= needed
+            )
+
+        workers = {
+            role: np.array([slot for slot in known.tolist() if helps(slot)], np.intp)
+            for role, known in static.found.workers.items()
+        }
+        return Candidates(slots, excluded, names, bound, workers)
 
     def _keep(
         self,
@@ -272,8 +289,16 @@ class Filters:
                 policy.admits,
                 "no endpoint has the labels that the policy's filters ask for",
             ),
+            (
+                "role",
+                lambda endpoint: answers(policy.roles(endpoint)),
+                "every endpoint that could serve the request is there to prefill or to encode",
+            ),
         )
+        workers: dict[Role, Slots] = {}
         for rule, passes, problem in rules:
+            if rule == "role" and policy.pairs:
+                workers = _workers({slot: policy.roles(endpoint) for slot, endpoint in left.items()})
             out = tuple(endpoint.address for endpoint in left.values() if not passes(endpoint))
             if out:
                 excluded[rule] = out
@@ -290,5 +315,24 @@ class Filters:
         bound = bool(excluded.keys() - {"draining"}) or (
             bool(model) and any(endpoint.models for endpoint in left.values())
         )
-        found = Candidates(np.array(list(left), np.intp), excluded, tuple(served.values()), bound)
+        slots = np.array(list(left), np.intp)
+        found = Candidates(slots, excluded, tuple(served.values()), bound, workers)
         return _Static(found, context, served)
+
+
+def answers(roles: frozenset[Role]) -> bool:
+    """Tell whether an endpoint of these roles may answer a request."""
+    return not roles or not roles.isdisjoint((Role.DECODE, Role.WHOLE))
+
+
+def _workers(roles: Mapping[int, frozenset[Role]]) -> dict[Role, Slots]:
+    """Return who is there for a part of requests alone, by role; empty where nobody is."""
+    found = {role: [slot for slot, own in roles.items() if role in own] for role in HELPERS}
+    return {role: np.array(slots, np.intp) for role, slots in found.items() if slots}
+
+
+def _context_tokens(request: RequestInfo) -> int:
+    """Return the tokens of context that a request needs."""
+    longest = request.context_tokens
+    needed = request.prompt_tokens if longest is None else longest
+    return needed + (request.max_output_tokens or 0)

@@ -20,6 +20,7 @@ from epp.signals.capability import Capability
 from epp.signals.engine_metrics import EngineMetrics
 from epp.signals.health import HealthTracker
 from epp.signals.ledger import RUNNING, LoadLedger
+from epp.signals.links import Links
 from epp.signals.model_means import AnswerLengths, FirstTokens, Popularity
 from epp.signals.paths import PathTable
 from epp.signals.rates import RateTable
@@ -190,7 +191,7 @@ class Datastore:
         eject_s: float = 5.0,
     ) -> None:
         self.index, self.prefixes = index, PrefixSources(index)
-        self.ledger = LoadLedger()
+        self.ledger, self.links = LoadLedger(), Links()
         self.rtt = RttTable(max(60.0, 10.0 * probe_interval_s))
         self.engine = EngineMetrics(stale_after_s)
         self.health = HealthTracker(eject_s, probe_interval_s)
@@ -221,7 +222,7 @@ class Datastore:
         self._names: dict[bytes, _Names] = {}
         self._named: tuple[Slots | None, _Names] = (None, ((), (), (), slice(0)))
         stores = self.ledger, self.rtt, self.engine, self.health, self.calibration, self.rates, self.paths
-        self._columns = (*stores, self.room)
+        self._columns = (*stores, self.room, self.links)
         self._slots = SlotMap(self._resize)
 
     def __len__(self) -> int:
@@ -241,6 +242,11 @@ class Datastore:
     def member(self, address: str) -> tuple[int, Endpoint] | None:
         """Return slot and endpoint of an address, None when it is not in the pool."""
         return self._members.get(address)
+
+    def endpoints(self, slots: Slots) -> list[Endpoint]:
+        """Return the endpoints of some slots."""
+        known = dict(self._members.values())
+        return [known[slot] for slot in slots.tolist()]
 
     def address_of(self, slot: int) -> str | None:
         """Return the address of the slot's endpoint, None when the slot is free."""
@@ -290,6 +296,7 @@ class Datastore:
         slot, endpoint = known
         self.index.forget(slot)
         self.ledger.forget(slot)
+        self.links.forget(slot)
         self.calibration.forget(slot)
         self.rates.assign(slot, endpoint.engine_class)
         self.paths.close(slot)

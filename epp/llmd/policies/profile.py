@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from epp.llmd.policies.plugins import Column, Plugin
     from epp.policies.base import Drawn, ExtraColumns, Weights
-    from epp.types import Endpoint, Flags, Floats, RequestInfo, Slots, Snapshot
+    from epp.types import Endpoint, Flags, Floats, RequestInfo, Role, Slots, Snapshot
 
 #: Where the picked engine may fetch the KV cache of the prompt from: llm-d's ``p2p-source-producer``.
 KV_SOURCE_HEADER = "x-kv-cache-source-host-port"
@@ -102,6 +102,10 @@ class LlmDProfile(Policy):
         """Return what makes these columns."""
         columns = self.required_columns
         return PluginColumns(columns) if columns else None
+
+    def roles(self, endpoint: Endpoint) -> frozenset[Role]:
+        """Leave to filters who serves what."""
+        return frozenset()
 
     def admits(self, endpoint: Endpoint) -> bool:
         """Ask the filters of labels."""
@@ -213,6 +217,10 @@ class LlmDProfiles(Policy):
         """Return what makes the columns that any profile reads."""
         columns = [each for one in self.profiles.values() for each in one.required_columns]
         return PluginColumns(frozenset(columns)) if columns else None
+
+    def roles(self, endpoint: Endpoint) -> frozenset[Role]:
+        """Leave to filters who serves what."""
+        return frozenset()
 
     def chosen(self, request: RequestInfo) -> Policy:
         """Return the profile that the header names, else the default."""

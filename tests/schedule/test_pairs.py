@@ -1,0 +1,193 @@
+"""Who prefills for whom: roles, legs, reservations and what ends them, in the real scheduler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epp.config.pool import EndpointSpec, roles_of
+from epp.errors import NoEndpointError
+from epp.request.disaggregation import worker_headers
+from epp.schedule.decision import rerun
+from epp.types import BACKLOG_MS, REVISION_LABEL, Endpoint, Role
+from tests.kit.records import picker_of, prompt_of
+from tests.kit.requests import asked
+
+if TYPE_CHECKING:
+    from epp.schedule.decision import Decision
+    from epp.schedule.scheduler import Scheduler
+    from epp.types import RequestInfo
+
+PREFILL, DECODE, ENCODE = (frozenset({role}) for role in (Role.PREFILL, Role.DECODE, Role.ENCODE))
+POOL = [
+    Endpoint("p1:1", roles=PREFILL),
+    Endpoint("p2:1", roles=PREFILL),
+    Endpoint("d1:1", roles=DECODE),
+    Endpoint("d2:1", roles=DECODE),
+]
+
+
+def build(pool: list[Endpoint] = POOL, policy: str = "gorgo-ms") -> Scheduler:
+    return picker_of(policy, pool=pool)
+
+
+def busy(scheduler: Scheduler, address: str, requests: int = 8) -> None:
+    """Let an endpoint decode so many requests."""
+    slot = scheduler.datastore.slot_of(address)
+    assert slot is not None
+    for number in range(requests):
+        scheduler.datastore.ledger.reserve(f"{address} {number}", slot, 100, 0, 0.0, answer_tokens=100.0)
+        scheduler.datastore.ledger.first_token(f"{address} {number}", 0.0)
+
+
+def long(seed: int = 1, blocks: int = 200, **fields: object) -> RequestInfo:
+    return asked(prompt=prompt_of(seed, blocks), **fields)
+
+
+def parts(decision: Decision) -> dict[str, str]:
+    return {leg.role.value: decision.address(leg) for leg in decision.legs}
+
+
+def load(scheduler: Scheduler, row: str) -> dict[str, float]:
+    """What is reserved where."""
+    values = getattr(scheduler.datastore.ledger, row)
+    found = {address: float(values[scheduler.datastore.slot_of(address)]) for address in names(scheduler)}
+    return {address: value for address, value in found.items() if value}
+
+
+def names(scheduler: Scheduler) -> list[str]:
+    return [endpoint.address for _, endpoint in scheduler.datastore.members]
+
+
+def backlog(decision: Decision) -> list[float]:
+    values: list[float] = decision.snapshot.extra[BACKLOG_MS].tolist()
+    return values
+
+
+def both_busy() -> Scheduler:
+    """Decoders that a prefill would stall."""
+    scheduler = build()
+    for address in ("d1:1", "d2:1"):
+        busy(scheduler, address)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("", ()),
+        ("prefill", ("prefill",)),
+        ("both", ("prefill", "decode")),
+        ("encode-prefill-decode", ("encode", "prefill", "decode")),
+        ("primary", ()),
+    ],
+)
+def test_a_role_names_parts_of_requests_and_another_word_none(name: str, roles: tuple[str, ...]) -> None:
+    assert roles_of(name) == frozenset(map(Role, roles))
+
+
+def test_the_endpoints_file_goes_before_a_label() -> None:
+    labels = {"llm-d.ai/role": "prefill"}
+    assert EndpointSpec("a:1", labels=labels).endpoint().roles == PREFILL
+    assert EndpointSpec("a:1", labels=labels, role="decode").endpoint().roles == DECODE
+
+
+def test_a_prefill_that_would_stall_many_goes_to_a_worker_for_it() -> None:
+    decision = both_busy().decide(long(), 0.0, 0.0)
+    assert [leg.role for leg in decision.legs] == [Role.PREFILL, Role.DECODE]
+    assert worker_headers(decision, str.upper) == {
+        "x-prefiller-host-port": parts(decision)["prefill"].upper()
+    }
+    prefill, decode = decision.legs
+    assert prefill.expected.first_token_s < decode.expected.first_token_s < decode.expected.end_s
+
+
+def test_what_the_decoder_has_cached_is_served_by_it_alone() -> None:
+    scheduler = both_busy()
+    first = scheduler.decide(long(), 0.0, 0.0)
+    scheduler.end(first.id, "completed", 1.0)
+    again = scheduler.decide(long(), 1.0, 1.0)
+    assert parts(again) == {"whole": first.endpoint}
+
+
+def test_each_part_reserves_its_own_and_the_first_token_ends_the_prefill() -> None:
+    scheduler = both_busy()
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    prefiller, decoder = parts(decision)["prefill"], decision.endpoint
+    assert load(scheduler, "pending_uncached_tokens") == {prefiller: 200 * 64}
+    assert load(scheduler, "running_requests")[decoder] == 9
+    other = scheduler.decide(long(2), 0.0, 0.0)
+    assert parts(other)["prefill"] != prefiller, "its prefill would wait"
+    assert any(backlog(other)), "the link is in use"
+    for each in (decision, other):
+        scheduler.first_token(each.id, 1.0)
+    assert load(scheduler, "pending_uncached_tokens") == {}
+    assert prefiller not in load(scheduler, "running_requests")
+    assert not any(backlog(scheduler.decide(long(3), 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("how", ["end", "headers", "prefilled"])
+def test_a_prefill_is_over_when_its_request_ends_or_is_answered(how: str) -> None:
+    scheduler = both_busy()
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    if how == "end":
+        scheduler.end(decision.id, "client-gone", 1.0)
+    elif how == "headers":
+        scheduler.response_started(decision.id, 200)
+    else:
+        scheduler.prefilled(decision.id)
+    assert parts(decision)["prefill"] not in load(scheduler, "running_requests")
+
+
+def test_revisions_are_not_mixed_in_a_pair() -> None:
+    pool = [
+        Endpoint("p1:1", roles=PREFILL, labels={REVISION_LABEL: "a"}),
+        Endpoint("d1:1", roles=DECODE, labels={REVISION_LABEL: "b"}),
+        Endpoint("d2:1", roles=DECODE, labels={REVISION_LABEL: "a"}),
+    ]
+    scheduler = build(pool)
+    busy(scheduler, "d1:1")
+    busy(scheduler, "d2:1", 20)
+    found = [parts(scheduler.decide(long(seed), 0.0, 0.0)) for seed in range(1, 20)]
+    assert {"whole": "d1:1"} in found
+    assert {"prefill": "p1:1", "decode": "d2:1"} in found
+    assert {"prefill": "p1:1", "decode": "d1:1"} not in found
+
+
+def test_media_go_to_an_encoder_and_text_does_not() -> None:
+    scheduler = build([*POOL, Endpoint("e1:1", roles=ENCODE)])
+    assert "encode" not in parts(scheduler.decide(long(), 0.0, 0.0))
+    decision = scheduler.decide(long(2, media=("image",)), 0.0, 0.0)
+    assert parts(decision)["encode"] == "e1:1"
+    assert worker_headers(decision, str)["x-encoder-hosts-ports"] == "e1:1"
+
+
+def test_a_policy_that_chooses_no_pairs_leaves_all_to_those_that_decode() -> None:
+    scheduler = build(policy="least-request")
+    assert {tuple(parts(scheduler.decide(long(), 0.0, 0.0)).items()) for _ in range(4)} == {
+        (("whole", "d1:1"),),
+        (("whole", "d2:1"),),
+    }
+
+
+def test_a_fleet_that_only_prefills_says_so() -> None:
+    with pytest.raises(NoEndpointError, match="there to prefill"):
+        build(POOL[:2]).decide(long(), 0.0, 0.0)
+
+
+def test_an_ejected_worker_prefills_nothing() -> None:
+    scheduler = both_busy()
+    for _ in range(5):
+        scheduler.datastore.health.failure(0, "outcome", 0.0, "dead")
+    assert {parts(scheduler.decide(long(seed), 0.1, 0.1)).get("prefill") for seed in range(1, 8)} <= {
+        None,
+        "p2:1",
+    }
+
+
+def test_a_decision_of_pairs_comes_out_the_same_again() -> None:
+    scheduler = both_busy()
+    decision = scheduler.decide(long(), 0.0, 0.0)
+    again = rerun(decision, scheduler.policy)
+    assert again.legs == decision.legs
