@@ -276,7 +276,9 @@ class _Stages(Parameters, frozen=True):
             raise ValueError("profiles and deciders, or the parameters that they replace, not both")
         order = _ORDERS.get(self.stage_order.lower().replace("-", "").replace("_", ""))
         if order is None:
-            raise ValueError(f"stageOrder {self.stage_order!r} is none of {DECODE_FIRST}, {PREFILL_FIRST}, {JOINT}")
+            raise ValueError(
+                f"stageOrder {self.stage_order!r} is none of {DECODE_FIRST}, {PREFILL_FIRST}, {JOINT}"
+            )
         told = dict(zip(("decode", "prefill", "encode"), old_profiles, strict=True)) | dict(self.profiles)
         deciders = dict(zip(("prefill", "encode"), old_deciders, strict=True)) | dict(self.deciders)
         if order == PREFILL_FIRST and deciders["prefill"]:

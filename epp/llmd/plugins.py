@@ -23,8 +23,8 @@ from epp.llmd.parameters import (
     ALTERNATIVES,
     BY_HEADER,
     FLOW_CONTROL,
-    KINDS,
     JOINT,
+    KINDS,
     KV_SOURCE,
     NOTED,
     PICKERS,
@@ -157,10 +157,14 @@ def _stages(
     """Say the policy of stages, by the policy that each profile would be."""
     if (name := found.profiles[Role.DECODE]) not in parts:
         known = ", ".join(parts)
-        raise ConfigError(source, "schedulingProfiles", f"none is named {name!r}, to decode", f"there: {known}")
+        raise ConfigError(
+            source, "schedulingProfiles", f"none is named {name!r}, to decode", f"there: {known}"
+        )
     fallbacks = parts[name]["fallbacks"]
     if found.order == JOINT:
-        meaning.warnings.append(f"stageOrder {JOINT}: {GorgoMs.name} chooses who does what; profiles decide nothing")
+        meaning.warnings.append(
+            f"stageOrder {JOINT}: {GorgoMs.name} chooses who does what; profiles decide nothing"
+        )
         return {"name": GorgoMs.name, "fallbacks": fallbacks}
     stages = {Role.DECODE: {"profile": parts[name]["params"]}}
     for role in HELPERS:

@@ -19,6 +19,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         "conditions": [{"metric": "waiting-queue", "maxValue": 100}],
         "fallbackOnEmpty": True,
     },
+    "by-label": {"label": "tier", "allowsNoLabel": True},
     "header-label-affinity-scorer": {"headerName": "x", "labelKey": "y"},
     "endpoint-attribute-filter": {
         "attribute": "GPUUtilization",

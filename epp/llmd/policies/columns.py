@@ -70,8 +70,10 @@ class PluginColumns(ExtraColumns):
                 asked, known = frozenset(request.media), self._media[column]
                 return _by_slot(
                     slots,
-                    lambda slot: len(asked & known.get(datastore.address_of(slot) or "", {}).keys())
-                    / max(len(asked), 1),
+                    lambda slot: (
+                        len(asked & known.get(datastore.address_of(slot) or "", {}).keys())
+                        / max(len(asked), 1)
+                    ),
                 )
             case Token() | Session():
                 address = self._address(column, request)

@@ -168,10 +168,10 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
 
 
 class MediaScorer(Scorer, frozen=True, tag="mm-embeddings-cache-scorer"):
-    """Score by the share of a request's media that an endpoint had of late: ``scheduling/scorer/mmcacheaffinity``.
+    """Score by the share of a request's media that an endpoint had of late, 0 without media.
 
-    What an endpoint has decoded last counts, a medium for 2 MiB of its encoder's cache:
-    ``requestcontrol/dataproducer/multimodal``. Nobody scores without media.
+    ``scheduling/scorer/mmcacheaffinity``. What it has decoded last counts, a medium for 2 MiB of its encoder's
+    cache: ``requestcontrol/dataproducer/multimodal``.
     """
 
     producer_name: str = ""

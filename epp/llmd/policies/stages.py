@@ -1,4 +1,4 @@
-"""llm-d's handler of stages: one scheduling profile finds who decodes, others who prefills and encodes for it.
+"""llm-d's handler of stages: one profile finds who decodes, others who prefills and encodes for it.
 
 Sources: ``scheduling/profilehandler/disagg`` (`epp.llmd.policies.plugins` says of what).
 """
@@ -175,5 +175,5 @@ def _picked(stage: Stage, request: RequestInfo, workers: Snapshot, kept: Flags, 
     except NoEndpointError:
         return []
     draws = [keyed_uniform(seed, request.decision_id, f"worker {name}") for name in seen.endpoints]
-    order = np.lexsort((draws, costs))[: stage.most]
+    order = np.lexsort((np.array(draws), costs))[: stage.most]
     return [int(rows[place]) for place in order if costs[place] < FILTERED]
