@@ -24,16 +24,13 @@ from epp.types import Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epp.llmd.policies.filters import Admitter
+    from epp.llmd.policies.filters import Admitter, RolloutScreener
 
 
 #: What to do instead -> plugin types that are refused.
 INSTEAD = {
     "leave it out: requests that run are not evicted": """
         priority-then-time-eviction-order-policy sheddable-eviction-filter
-    """,
-    "leave it out: pairs are of one revision, and take their share of requests by load": """
-        disaggregatedset-rollout-screener
     """,
     "state context_tokens of endpoints: what does not fit is not sent there": """
         context-length-aware
@@ -122,7 +119,7 @@ class Meaning:
         sections: section -> key -> value, to be laid over defaults.
         own: sections written by the operator as ours; they are laid over everything.
         warnings: sentences on what means something else here, one for each plugin or parameter.
-        admitters: by name; they come before a profile's filters.
+        screeners: admitters and others by name; they come before a profile's filters.
         profile: parameters of a profile that producers say.
         handler: how one of several profiles is chosen.
         stages: which profiles are stages of a request, where they are.
@@ -131,7 +128,7 @@ class Meaning:
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    admitters: dict[str, Admitter] = field(default_factory=dict)
+    screeners: dict[str, Admitter | RolloutScreener] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     handler: dict[str, str] = field(default_factory=dict)
     stages: Stages | None = None
@@ -451,6 +448,8 @@ _BY_METRICS = "an engine is recognised by the names of its metrics"
 #: Parameters, of one plugin or any, that are accepted, and the warning that says what they mean here.
 NOTED = {
     f"{GPU_SOURCE} interval": "GPU counters are read as often as engine metrics",
+    "revisionGating": "pairs are of one revision; each takes its share of requests by load",
+    "headerSelectors": "strict ones are read, and no answer is stamped",
     "pd-profile-handler primaryPort": "the destination is the rank's own port",
     "watchFile": "the file is always watched",
     "blockSize": "is in tokens, as in today's llm-d; in old files it was in characters",

@@ -39,7 +39,13 @@ from epp.llmd.parameters import (
     SessionId,
 )
 from epp.llmd.picker_config import FlowControl, Profile, Reference
-from epp.llmd.policies.filters import Admitter, ConcurrencyDetector, TopologyFilter, UtilizationDetector
+from epp.llmd.policies.filters import (
+    Admitter,
+    ConcurrencyDetector,
+    RolloutScreener,
+    TopologyFilter,
+    UtilizationDetector,
+)
 from epp.llmd.policies.plugins import Attribute, Bound, Filter, Scorer, SessionSource
 from epp.llmd.policies.profile import LlmDProfile, LlmDProfiles
 from epp.llmd.policies.scorers import MediaScorer, TopologyScorer
@@ -246,8 +252,8 @@ def _plugin(plugin: Plugin, key: str, source: str, meaning: Meaning) -> object:
             return _with_staleness(parameters, meaning)
         if isinstance(parameters, Parameters):
             parameters.put(meaning)
-        elif isinstance(parameters, Admitter):
-            meaning.admitters[plugin.known_as] = parameters
+        elif isinstance(parameters, Admitter | RolloutScreener):
+            meaning.screeners[plugin.known_as] = parameters
         elif isinstance(parameters, TopologyScorer | TopologyFilter):
             meaning.warnings.append(
                 f"{kind}: without effect: whether two endpoints are near each other is not read"
@@ -310,7 +316,7 @@ def _policy(entries: list[_Entry], key: str, source: str, meaning: Meaning, *, s
     ours = [(plugin, weight) for plugin, _, weight in entries if plugin.type in POLICIES]
     scorers = [entry for entry in entries if isinstance(entry[1], Scorer | Prefix)]
     filters = {plugin.known_as: part for plugin, part, _ in entries if isinstance(part, Filter)}
-    filters = {**meaning.admitters, **filters}
+    filters = {**meaning.screeners, **filters}
     pickers = {plugin.type: part for plugin, part, _ in entries if plugin.type in PICKERS}
     if len(pickers) > 1 or len({plugin.known_as for plugin, _, _ in scorers}) < len(scorers):
         raise ConfigError(source, key, "several pickers, or a scorer twice", "keep one")

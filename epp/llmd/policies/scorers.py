@@ -170,7 +170,7 @@ class HeaderLabelScorer(Scorer, frozen=True, tag="header-label-affinity-scorer")
 class MediaScorer(Scorer, frozen=True, tag="mm-embeddings-cache-scorer"):
     """Score by the share of a request's media that an endpoint had of late, 0 without media.
 
-    ``scheduling/scorer/mmcacheaffinity``. What it has decoded last counts, a medium for 2 MiB of its encoder's
+    ``scheduling/scorer/mmcacheaffinity``. What it decoded last counts, a medium for 2 MiB of its encoder's
     cache: ``requestcontrol/dataproducer/multimodal``.
     """
 

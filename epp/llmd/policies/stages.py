@@ -149,14 +149,13 @@ class LlmDStages(Policy):
         """Find who does a stage for each endpoint, as `Ranking.partners` has them."""
         stage, workers = self.stages[role], snapshot.workers[role]
         rows: Rows = np.full((len(snapshot), stage.most), -1, np.intp)
-        wanted, fit = stage.decider.wants(request, snapshot), fits(workers, snapshot)
+        itself = np.equal.outer(np.array(workers.endpoints), np.array(snapshot.endpoints))
+        wanted, fit = stage.decider.wants(request, snapshot), fits(workers, snapshot) | itself
         for kind in np.unique(fit[:, wanted], axis=1).T:
             of_kind = wanted & (fit == kind[:, None]).all(axis=0)
             found = _picked(stage, request, workers, kind, seed) if kind.any() else []
             rows[of_kind, : len(found)] = found
-        for row, address in enumerate(workers.endpoints):
-            own = [place for place, name in enumerate(snapshot.endpoints) if name == address]
-            rows[own] = np.where(rows[own] == row, -1, rows[own])
+        rows[itself[rows, np.arange(len(snapshot))[:, None]]] = -1
         return rows
 
     @staticmethod
