@@ -3,7 +3,7 @@
 `fixtures/llm_d_stages.jsonl.xz` was written by a Go program around llm-d/llm-d-router at the commit that its
 first line names: configurations loaded by that router's own loader, 5,000 snapshots drawn with a fixed seed,
 and what its scheduler scored, null for those that a filter removed, and picked at each stage that it ran.
-`fixtures/llm_d_media.json` is what its scorer of media said in 400 steps, and where each medium went.
+`fixtures/llm_d_media.jsonl` is what its scorer of media said in 400 steps, and where each medium went.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Slots:
 def test_the_memory_of_media_is_llm_ds_own() -> None:
     column = Media("media:4", most=4)
     columns, slots = PluginColumns([column]), np.arange(3)
-    steps = json.loads((FIXTURES / "llm_d_media.json").read_text())
+    steps = map(json.loads, (FIXTURES / "llm_d_media.jsonl").read_text().splitlines())
     for number, step in enumerate(steps):
         asked = request(media=tuple(f"h{name}" for name in step["media"] or ()))
         view = fleet_view(3)
