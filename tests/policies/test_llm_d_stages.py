@@ -13,6 +13,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -27,6 +28,8 @@ from epp.llmd.policies.stages import Always, LlmDStages, Stage, Uncached
 from epp.llmd.settings import translate
 from epp.policies.contract import breaches
 from epp.policies.registry import create
+from epp.records.schema import decision_of
+from epp.schedule.decision import rerun, to_record
 from epp.types import Endpoint, Role, Snapshot
 from tests.kit.fleets import fleet_view, request
 from tests.kit.records import picker_of
@@ -82,7 +85,7 @@ def test_it_keeps_the_contract_of_policies() -> None:
         LlmDStages({Role.PREFILL: Stage()})
 
 
-def test_a_scheduler_makes_a_leg_of_each_stage() -> None:
+def test_a_scheduler_makes_a_leg_of_each_stage_and_a_record_of_it_comes_out_the_same() -> None:
     pool = [Endpoint(f"{role}:1", labels={"llm-d.ai/role": role}) for role in ("prefill", "decode", "encode")]
     kinds = {Role.DECODE: "decode-filter", Role.PREFILL: "prefill-filter", Role.ENCODE: "encode-filter"}
     deciders = {
@@ -101,6 +104,11 @@ def test_a_scheduler_makes_a_leg_of_each_stage() -> None:
         decision = scheduler.decide(request("", prompt_tokens=100, media=media), 0.0, 0.0)
         assert [(leg.role.value, decision.address(leg)) for leg in decision.legs] == [
             (role, f"{role}:1") for role in roles
+        ]
+        recorded = decision_of(json.loads(msgspec.json.encode(to_record(decision))))
+        again = rerun(recorded, create(recorded.policy, recorded.params))
+        assert [(leg.role, leg.index) for leg in again.legs] == [
+            (leg.role, leg.index) for leg in decision.legs
         ]
 
 
