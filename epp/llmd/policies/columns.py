@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from epp.types import Floats, RequestInfo, Slots, Snapshot
 
 
+#: Endpoints whose media are remembered: more than a pool has, so that those that left are forgotten.
+_MOST_ENDPOINTS = 2000
+
+
 class PluginColumns(ExtraColumns):
     """Make the columns.
 
@@ -42,7 +46,7 @@ class PluginColumns(ExtraColumns):
         self._cold: dict[ColdPlace, dict[str, None]] = {
             each: {} for each in self._columns if isinstance(each, ColdPlace)
         }
-        #: Media that each endpoint decoded, the oldest first.
+        #: Media that each endpoint decoded, the oldest first, of endpoints and of media.
         self._media: dict[Media, dict[str, dict[str, None]]] = {
             each: {} for each in self._columns if isinstance(each, Media)
         }
@@ -104,12 +108,15 @@ class PluginColumns(ExtraColumns):
                 bound.pop(session, None)
                 bound[session] = (address, now_s)
         for media, known in self._media.items():
-            held = known.setdefault(address, {}) if request.media else {}
-            for name in request.media:
-                held.pop(name, None)
-                held[name] = None
-            while len(held) > media.most:
-                del held[next(iter(held))]
+            if request.media:
+                held = known[address] = known.pop(address, {})
+                for name in request.media:
+                    held.pop(name, None)
+                    held[name] = None
+                while len(held) > media.most:
+                    del held[next(iter(held))]
+                if len(known) > _MOST_ENDPOINTS:
+                    del known[next(iter(known))]
         if seen.cached_tokens.any():
             return
         for place, order in self._cold.items():
