@@ -183,8 +183,14 @@ def _stages(
             decider = None  # nobody decodes yet whose cache it could ask
         if decider is not None and (helper := parts.get(found.profiles.get(role, ""))):
             most = helper["fallbacks"] + 1 if role is Role.ENCODE else 1
-            stages[role] = {"profile": helper["params"], "decider": decider, "most": most}
+            parted = {**helper["params"], "filters": _without_admitters(helper["params"]["filters"])}
+            stages[role] = {"profile": parted, "decider": decider, "most": most}
     return {"name": LlmDStages.name, "fallbacks": fallbacks, "params": {"stages": stages}}
+
+
+def _without_admitters(filters: Mapping[str, Filter]) -> dict[str, Filter]:
+    """Leave out who admits requests, which is asked once."""
+    return {name: part for name, part in filters.items() if not isinstance(part, Admitter)}
 
 
 def _check_sections(

@@ -24,6 +24,7 @@ PROFILES = {
     "decode": [{"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer"}],
 }
 PLUGINS = [
+    {"type": "probabilistic-admitter"},
     {"type": "prefill-filter"}, {"type": "decode-filter"}, {"type": "encode-filter"}, {"type": "queue-scorer"},
     {"type": "mm-embeddings-cache-producer", "parameters": {"cacheSizeInMBPerServer": 20}},
     {"type": "mm-embeddings-cache-scorer", "name": "mm"},
@@ -63,7 +64,8 @@ def test_each_stage_has_its_profile_its_decider_and_its_endpoints() -> None:
         Role.ENCODE: (WithMedia(), 2),
     }
     assert found[Role.PREFILL].profile.scorer_weights == {"queue-scorer": 2.0}
-    assert found[Role.DECODE].profile.filters.keys() == {"decode-filter"}
+    assert found[Role.DECODE].profile.filters.keys() == {"probabilistic-admitter", "decode-filter"}
+    assert found[Role.PREFILL].profile.filters.keys() == {"prefill-filter"}, "requests are admitted once"
     assert found[Role.ENCODE].profile.scorers == {"mm": MediaScorer(cache_mib=20)}
     assert found[Role.ENCODE].profile.scorers["mm"].required_columns[0].name == "media:10"
     both = Endpoint("a:1", labels={"llm-d.ai/role": "both"})

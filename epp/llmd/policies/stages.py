@@ -75,7 +75,7 @@ class Stage:
 
     Attributes:
         profile: finds who does it.
-        decider: says of which requests.
+        decider: says of which requests; nobody asks that of ``decode``.
         most: how many endpoints share it at most.
     """
 
@@ -94,7 +94,7 @@ class LlmDStages(Policy):
     endpoint itself, that endpoint does it; there llm-d sends an endpoint to itself.
 
     Attributes:
-        stages: by role; ``decode`` has no decider.
+        stages: by role, ``decode`` among them.
     """
 
     name = "llm-d-stages"
