@@ -129,7 +129,7 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if any(record["regions"]):
         yield "region", record["regions"]
     # Scores of llm-d's plugins, by the names of its configuration, are 0..1.
-    scores, unit = record["policy"] == SCORES, unit_of(record["policy"])
+    scores, unit = record["policy"] in SCORES, unit_of(record["policy"])
     shape = "{:,.3f}" if scores else "{:,.1f}"
     costs = ["-" if scores and cost >= NO_CHANCE else shape.format(cost) for cost in record["costs"]]
     yield f"cost ({unit})" if unit else "cost", costs
