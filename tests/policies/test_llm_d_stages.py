@@ -87,19 +87,7 @@ def test_it_keeps_the_contract_of_policies() -> None:
 
 def test_a_scheduler_makes_a_leg_of_each_stage_and_a_record_of_it_comes_out_the_same() -> None:
     pool = [Endpoint(f"{role}:1", labels={"llm-d.ai/role": role}) for role in ("prefill", "decode", "encode")]
-    kinds = {Role.DECODE: "decode-filter", Role.PREFILL: "prefill-filter", Role.ENCODE: "encode-filter"}
-    deciders = {
-        Role.PREFILL: {"type": "always-disagg-pd-decider"},
-        Role.ENCODE: {"type": "always-disagg-multimodal-decider"},
-    }
-    stages = {
-        role: {
-            "profile": {"filters": {kind: {"type": kind}}},
-            "decider": deciders.get(role, deciders[Role.PREFILL]),
-        }
-        for role, kind in kinds.items()
-    }
-    scheduler = picker_of("llm-d-stages", pool=pool, params={"stages": stages})
+    scheduler = picker_of("llm-d-stages", pool=pool)
     for media, roles in (((), ["prefill", "decode"]), (("i",), ["encode", "prefill", "decode"])):
         decision = scheduler.decide(request("", prompt_tokens=100, media=media), 0.0, 0.0)
         assert [(leg.role.value, decision.address(leg)) for leg in decision.legs] == [

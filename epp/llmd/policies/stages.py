@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from epp.errors import NoEndpointError
 from epp.keyed_uniform import keyed_uniform
 from epp.llmd.policies.columns import PluginColumns
+from epp.llmd.policies.filters import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.llmd.policies.profile import FILTERED, LlmDProfile, among
 from epp.policies.base import Policy, PositiveCount
 from epp.policies.pairs import fits
@@ -23,6 +24,7 @@ from epp.types import HELPERS, Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epp.llmd.policies.filters import Filters
     from epp.policies.base import Drawn, ExtraColumns, Weights
     from epp.types import Endpoint, Flags, Ranking, RequestInfo, Rows, Snapshot
 
@@ -84,6 +86,19 @@ class Stage:
     most: PositiveCount = 1
 
 
+def _by_role() -> dict[Role, Stage]:
+    """Return every stage, by the label of roles and the scorers of the default profile."""
+    kinds: dict[Role, Filters] = {
+        Role.DECODE: DecodeFilter(),
+        Role.PREFILL: PrefillFilter(),
+        Role.ENCODE: EncodeFilter(),
+    }
+    return {
+        role: Stage(LlmDProfile(filters={role: kind}), WithMedia() if role is Role.ENCODE else Always())
+        for role, kind in kinds.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class LlmDStages(Policy):
     """Rank who decodes by one profile, and find by others who prefills and encodes for it.
@@ -94,14 +109,14 @@ class LlmDStages(Policy):
     endpoint itself, that endpoint does it; there llm-d sends an endpoint to itself.
 
     Attributes:
-        stages: by role, ``decode`` among them.
+        stages: by role, ``decode`` among them; by default all, by label, with a prefill for every request.
     """
 
     name = "llm-d-stages"
     unit = "score"
     needs = LlmDProfile.needs
     pairs = True
-    stages: dict[Role, Stage] = field(default_factory=lambda: {Role.DECODE: Stage()})
+    stages: dict[Role, Stage] = field(default_factory=_by_role)
 
     def __post_init__(self) -> None:
         """Check that somebody answers.
