@@ -9,6 +9,7 @@ import pytest
 from epp.envoy.settings import Variant
 from tests.e2e.test_refusals import refusing
 from tests.kit.sidecar import ENCODERS, PREFILLER, Decoder, PartedServing, Worker, decoded, prefilled
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -101,3 +102,17 @@ async def test_a_prefill_worker_that_refuses_costs_no_request_and_is_left_alone(
         assert before > 0
         assert len(prefillers[0].asked) == before
         await served.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
+
+
+async def test_engines_tell_their_roles_themselves(tmp_path: Path) -> None:
+    page = 'sglang:num_running_reqs{engine_type="%s"} 0\n'
+    prefiller = Worker(answer=prefilled, metrics=page % "prefill")
+    decoder = Decoder(answer=decoded, metrics=page % "decode", role="")
+    decoder.open.set()
+    async with PartedServing(tmp_path, [prefiller, decoder], scrape={"interval_s": 0.1}) as served:
+
+        async def apart() -> bool:
+            assert (await served.chat())[0] == 200
+            return PREFILLER in decoder.asked[-1].headers if decoder.asked else False
+
+        await until(apart)
