@@ -104,6 +104,21 @@ async def test_a_prefill_worker_that_refuses_costs_no_request_and_is_left_alone(
         await served.picker.until_metric("epp_requests_in_flight", lambda value: value == 0)
 
 
+async def test_media_are_encoded_apart_and_an_encoder_that_dies_costs_no_request(tmp_path: Path) -> None:
+    encoder, decoder = Worker(role="encode"), Decoder(answer=decoded)
+    picture: Any = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
+    decoder.open.set()
+    async with PartedServing(tmp_path, [encoder, decoder], **QUIET) as served:
+        assert (await served.chat())[0] == 200
+        assert not encoder.asked, "there is nothing to encode"
+        assert (await served.chat(picture))[0] == 200
+        assert decoder.asked[-1].headers[ENCODERS] == encoder.address
+        assert len(encoder.asked) == 1
+        await encoder.die()
+        assert (await served.chat(picture))[0] == 200
+        assert ENCODERS not in decoder.asked[-1].headers
+
+
 async def test_engines_tell_their_roles_themselves(tmp_path: Path) -> None:
     page = 'sglang:num_running_reqs{engine_type="%s"} 0\n'
     prefiller = Worker(answer=prefilled, metrics=page % "prefill")
