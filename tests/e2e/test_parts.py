@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,9 @@ async def test_engines_are_told_of_prefill_workers_and_nothing_of_what_clients_s
     local = [asked for decoder in decoders for asked in decoder.local]
     apart = [asked for asked in local if "kv_transfer_params" in asked.fields]
     assert len(local) == 8
+    eds = (tmp_path / "eds.json").read_text()
+    known = {int(port) for port in re.findall(r'"port_value": ?(\d+)', eds)}
+    assert known == {int(decoder.address.partition(":")[2]) for decoder in decoders}
     assert len(apart) == sum(len(worker.asked) for worker in prefillers) >= 2
     told = {asked.headers.get(PREFILLER) for asked in local}
     assert told <= {None, *(worker.address for worker in prefillers)}
