@@ -585,4 +585,4 @@ def _only(found: Candidates, slots: Collection[int], datastore: Datastore) -> Ca
     out = tuple(datastore.address_of(slot) or "" for slot in found.slots.tolist() if slot not in slots)
     models = tuple(found.served_models[row] for row in rows) if found.served_models else ()
     excluded = {**found.excluded, NO_ROOM: out}
-    return Candidates(found.slots[rows], excluded, models, found.bound)
+    return Candidates(found.slots[rows], excluded, models, found.bound, found.workers)

@@ -81,3 +81,37 @@ schedulingProfiles:
 - name: default
   plugins: [{{pluginRef: queue-scorer}}]
 """
+#: Values of llm-d's guide for prefill and decode.
+PARTED = """
+router:
+  extraServicePorts: [{name: http, port: 80, protocol: TCP, targetPort: 8081}]
+  epp:
+    replicas: 1
+    pluginsConfigFile: pd-config.yaml
+    pluginsCustomConfig:
+      pd-config.yaml: |
+        apiVersion: llm-d.ai/v1
+        kind: EndpointPickerConfig
+        plugins:
+        - type: always-disagg-pd-decider
+        - {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}
+        - type: prefill-filter
+        - type: decode-filter
+        - {type: approx-prefix-cache-producer, parameters: {maxPrefixTokensToMatch: 131072}}
+        - type: inflight-load-producer
+        - {type: prefix-cache-affinity-filter, parameters: {peakPrefillThroughput: 33821}}
+        - type: token-load-scorer
+        - type: active-request-scorer
+        - type: max-score-picker
+        schedulingProfiles:
+        - name: prefill
+          plugins:
+          - pluginRef: prefill-filter
+          - pluginRef: prefix-cache-affinity-filter
+          - pluginRef: token-load-scorer
+          - pluginRef: max-score-picker
+        - name: decode
+          plugins: [{pluginRef: decode-filter}, {pluginRef: active-request-scorer}, {pluginRef: max-score-picker}]
+  modelServers:
+    matchLabels: {llm-d.ai/guide: pd-disaggregation}
+"""
