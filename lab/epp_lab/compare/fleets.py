@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import msgspec
 
 from epp.errors import EppError
 from epp.records.files import DAMAGED
-from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, L40S_X2
+from epp.types import Role
+from epp_lab.sim.engine_class import ENGINE_CLASSES, H100, H100_8B, H100_70B, L40S_X2
 from epp_lab.sim.network import NetworkPath
 from epp_lab.sim.scenario import FleetSpec, Regions, ReplicaSpec, parse_fleet, regional_fleet
 
@@ -74,6 +77,30 @@ FLEETS: dict[str, tuple[str, FleetSpec]] = {
 }
 
 
+#: Models of `pd_fleet` and what serves them.
+PD_MODELS = {"8b": H100_8B, "70b": H100_70B}
+#: A fleet of prefill and decode workers, or of workers that do both.
+PD_NAMES = "pd-MODEL-NpMd-Gg or pd-MODEL-N (MODEL 8b or 70b, N prefill and M decode workers, links of G Gb/s)"
+_PD = re.compile(r"pd-(?P<model>8b|70b)-((?P<prefill>\d+)p(?P<decode>\d+)d-(?P<gbps>\d+)g|(?P<whole>\d+))")
+
+
+def pd_fleet(model: str, prefill: int, decode: int, gbps: float) -> FleetSpec:
+    """Return workers side by side, half a millisecond away; without any that prefill, all do both."""
+    roles = [Role.PREFILL] * prefill + [Role.DECODE if prefill else Role.WHOLE] * decode
+    return FleetSpec(
+        tuple(
+            ReplicaSpec(
+                f"{role}-{number}:8000",
+                PD_MODELS[model],
+                NetworkPath(0.5),
+                role=role,
+                link_gbps=gbps,
+            )
+            for number, role in enumerate(roles)
+        )
+    )
+
+
 def fleet_named(text: str) -> FleetSpec:
     """Return a named fleet, one of ``class@rtt_ms[*count]`` parts joined by commas, or that of a JSON file.
 
@@ -88,7 +115,11 @@ def fleet_named(text: str) -> FleetSpec:
             raise EppError(f"fleet {text}: {error}") from error
     if text in FLEETS:
         return FLEETS[text][1]
+    if found := _PD.fullmatch(text):
+        prefill, decode, gbps = (int(found[name] or 0) for name in ("prefill", "decode", "gbps"))
+        return pd_fleet(found["model"], prefill, decode or int(found["whole"]), gbps or inf)
     try:
         return parse_fleet(text)
     except ValueError as error:
-        raise EppError(f"fleet {text!r}: not one of {', '.join(FLEETS)}, and {error}") from error
+        known = ", ".join((*FLEETS, PD_NAMES))
+        raise EppError(f"fleet {text!r}: not one of {known}, and {error}") from error

@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping  # noqa: TC003  # fleets are read from files by their annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 from typing import Literal
 
 from msgspec import structs
 
 from epp.config.schema import Config
+from epp.types import Role
 from epp_lab.sim.engine_class import ENGINE_CLASSES, EngineClass
 from epp_lab.sim.network import NetworkPath
 
@@ -35,6 +37,8 @@ class ReplicaSpec:
         probe_factor: what probes measure, as a multiple of the true round trip.
         kv_report_factor: KV capacity that the engine reports, as a multiple of the true one.
         model: what its engine calls the model, where replicas of a fleet serve different ones.
+        role: what it does of a request.
+        link_gbps: rate at which it sends and receives KV caches, in Gb/s.
     """
 
     address: str
@@ -47,6 +51,8 @@ class ReplicaSpec:
     probe_factor: float = 1.0
     kv_report_factor: float = 1.0
     model: str = ""
+    role: Role = Role.WHOLE
+    link_gbps: float = inf
 
 
 class Happening(Enum):
